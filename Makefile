@@ -1,0 +1,31 @@
+# Every target sets up what it needs: a virtual environment in .venv, the package in it and the default model.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CHECKED := eventlm kernels policies replay tests benchmarks
+
+.PHONY: run test check install soak
+
+run: install
+	$(BIN)/eventlm serve --record runs
+
+test: install check
+	$(BIN)/python -m pytest -q -m "not soak"
+
+check: $(STAMP)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: install
+	$(BIN)/python -m pytest -q -m soak
+
+install: $(STAMP)
+	$(BIN)/eventlm pull smollm2
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)

@@ -1,0 +1,152 @@
+"""The configuration: one tree of structs, the only source of every default, TOML key and command-line flag.
+
+TOML sections are the fields of `Config`; a flag is the field's name in kebab case. Descriptions are the help text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+#: A plug-in and its parameters: `{"type": "edf", "multiplier": 2}`, on the command line `edf:multiplier=2`.
+PluginSpec = dict[str, Any]
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+
+class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the core knows of the machine and its limits. Part of the header: with the facts it determines a run.
+
+    Lengths are in tokens. `max_model_len` has been cut to (num_blocks - 1) x block_size before it gets here.
+    """
+
+    models: list[str]
+    block_size: PositiveInt = 16
+    num_blocks: PositiveInt
+    max_model_len: PositiveInt
+    num_replicas: PositiveInt = 1
+    max_num_seqs: PositiveInt = 256
+    max_num_batched_tokens: PositiveInt = 2048
+    #: Sequences that may wait; online groups that would not fit are rejected.
+    max_queue_len: Annotated[int, Meta(ge=0)] = 1024
+    max_steps_in_flight: PositiveInt = 2
+    max_decodes_in_flight_per_seq: PositiveInt = 2
+    #: Most tokens that one row may produce in one step; above 1 for speculation.
+    max_tokens_per_row: PositiveInt = 1
+    #: How often a sequence may be passed over by less urgent ones that fit before it blocks the line.
+    max_skips: Annotated[int, Meta(ge=0)] = 8
+    #: Evictions at admission that a sequence can suffer between two of its tokens.
+    max_evictions: Annotated[int, Meta(ge=0)] = 2
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[model]"""
+
+    model: Annotated[
+        str, Meta(description="checkpoint folder, `smollm2` (the default model) or `fake` (hash tokens, no weights)")
+    ] = "smollm2"
+    served_model_name: Annotated[
+        str, Meta(description="name that requests use; without it the folder's name, or `smollm2`")
+    ] = ""
+    dtype: Annotated[str, Meta(description="auto, bfloat16, float16 or float32", pattern="^(auto|bfloat16|float16|float32)$")] = (
+        "auto"
+    )
+    max_model_len: Annotated[
+        int, Meta(ge=0, description="longest context (prompt and output) in tokens; 0: the model's own")
+    ] = 0
+    fake: Annotated[
+        dict[str, Any], Meta(description="parameters of the fake worker, `--model fake` only")
+    ] = {}
+
+
+class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[cache]"""
+
+    block_size: Annotated[int, Meta(ge=1, le=512, description="tokens in one KV block")] = 16
+    num_blocks: Annotated[
+        int, Meta(ge=0, description="KV blocks of each replica; 0: as many as kv_memory holds")
+    ] = 0
+    kv_memory: Annotated[
+        str, Meta(description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is free, at most 4GiB")
+    ] = "auto"
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[scheduler]"""
+
+    policy: Annotated[PluginSpec, Meta(description="priority policy, such as edf:multiplier=2")] = field(
+        default_factory=lambda: {"type": "fcfs"}
+    )
+    batcher: Annotated[PluginSpec, Meta(description="how large prefill chunks are, such as dynamic:target_ms=50")] = field(
+        default_factory=lambda: {"type": "fixed"}
+    )
+    router: Annotated[PluginSpec, Meta(description="which replica gets a request")] = field(
+        default_factory=lambda: {"type": "pull"}
+    )
+    replicas: Annotated[int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")] = 1
+    max_num_seqs: Annotated[int, Meta(ge=1, description="most sequences that run on a replica at once")] = 256
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="most tokens in one step")] = 2048
+    max_queue_len: Annotated[
+        int, Meta(ge=0, description="most sequences that wait; a request beyond it gets a 429")
+    ] = 1024
+    max_steps_in_flight: Annotated[int, Meta(ge=1, le=16, description="steps shipped to a replica and not completed")] = 2
+    max_decodes_in_flight_per_seq: Annotated[
+        int, Meta(ge=1, le=16, description="of those, steps that decode the same sequence")
+    ] = 2
+    max_skips: Annotated[
+        int, Meta(ge=0, description="times a sequence that does not fit is passed over before it blocks the line")
+    ] = 8
+    max_evictions: Annotated[
+        int, Meta(ge=0, description="times a sequence can be evicted for a more urgent one between two of its tokens")
+    ] = 2
+    predictor: Annotated[
+        list[int], Meta(description="coefficients of the step-time model in ps; empty: measured in a warm-up")
+    ] = []
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[server]"""
+
+    host: Annotated[str, Meta(description="address to bind; anything but loopback exposes the server")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to bind; 0 takes a free one")] = 8000
+    api_key: Annotated[str, Meta(description="key that clients must send as a bearer token; empty: none")] = ""
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
+    drain_seconds: Annotated[
+        int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
+    ] = 30
+
+
+class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[worker]"""
+
+    threads: Annotated[int, Meta(ge=0, description="compute threads of a worker; 0: cores divided by replicas")] = 0
+    heartbeat_timeout_seconds: Annotated[
+        int, Meta(ge=1, description="silence after which a worker counts as lost and is killed")
+    ] = 20
+    step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
+    start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600
+    max_restarts: Annotated[
+        int, Meta(ge=0, description="restarts in a row without a completed step before the engine gives a replica up")
+    ] = 5
+
+
+class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[record]"""
+
+    record: Annotated[str, Meta(description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace")] = ""
+    checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = 1000
+    validate_every: Annotated[
+        int, Meta(ge=0, description="drains between two checks of the core's invariants; 0: never")
+    ] = 1024
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration of an engine and its server."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    server: ServerConfig = ServerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    record: RecordConfig = RecordConfig()

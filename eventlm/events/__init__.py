@@ -1,0 +1,105 @@
+"""The vocabulary of the log: facts, decisions and markers, and their codec."""
+
+from __future__ import annotations
+
+from eventlm.events.base import Decision, Event, Fact, Marker
+from eventlm.events.decisions import (
+    Admitted,
+    Closed,
+    Emitted,
+    Finished,
+    Launched,
+    PolicyFailed,
+    Preempted,
+    Rejected,
+    Routed,
+    TimerSet,
+)
+from eventlm.events.facts import (
+    Arrived,
+    Cancelled,
+    Desynced,
+    FrontEndLost,
+    GrammarReady,
+    Paused,
+    PolicySwapped,
+    PredictorSwapped,
+    Resumed,
+    StepCompleted,
+    TextEnded,
+    TimerDue,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.events.markers import Checkpoint, End, Gap, Header, PluginRecord, UserMark
+
+#: Every event by its tag's class; the order is that of the documentation and has no meaning.
+FACTS: tuple[type[Fact], ...] = (
+    Arrived,
+    Cancelled,
+    StepCompleted,
+    TextEnded,
+    WorkerUp,
+    WorkerLost,
+    Desynced,
+    TimerDue,
+    PredictorSwapped,
+    PolicySwapped,
+    FrontEndLost,
+    GrammarReady,
+    Paused,
+    Resumed,
+)
+DECISIONS: tuple[type[Decision], ...] = (
+    Admitted,
+    Rejected,
+    Routed,
+    Launched,
+    Preempted,
+    Emitted,
+    Closed,
+    Finished,
+    TimerSet,
+    PolicyFailed,
+)
+MARKERS: tuple[type[Marker], ...] = (Header, Checkpoint, Gap, UserMark, End)
+
+__all__ = [
+    "DECISIONS",
+    "FACTS",
+    "MARKERS",
+    "Admitted",
+    "Arrived",
+    "Cancelled",
+    "Checkpoint",
+    "Closed",
+    "Decision",
+    "Desynced",
+    "Emitted",
+    "End",
+    "Event",
+    "Fact",
+    "Finished",
+    "FrontEndLost",
+    "Gap",
+    "GrammarReady",
+    "Header",
+    "Launched",
+    "Marker",
+    "Paused",
+    "PluginRecord",
+    "PolicyFailed",
+    "PolicySwapped",
+    "PredictorSwapped",
+    "Preempted",
+    "Rejected",
+    "Resumed",
+    "Routed",
+    "StepCompleted",
+    "TextEnded",
+    "TimerDue",
+    "TimerSet",
+    "UserMark",
+    "WorkerLost",
+    "WorkerUp",
+]

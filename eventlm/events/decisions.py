@@ -1,0 +1,108 @@
+"""Decisions: what the core concluded. A replay computes each again and compares it byte for byte."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from eventlm.events.base import Decision
+from eventlm.types import FinishReason
+
+RejectReason = Literal["queue_full", "context_length"]
+PreemptReason = Literal["memory", "admission", "lost"]
+
+
+class Admitted(Decision, frozen=True, kw_only=True, tag="admit"):
+    """The request has its place in the queue."""
+
+    request: int
+
+
+class Rejected(Decision, frozen=True, kw_only=True, tag="reject"):
+    """The request was turned away; nothing of it remains."""
+
+    request: int
+    reason: RejectReason
+
+
+class Routed(Decision, frozen=True, kw_only=True, tag="route"):
+    """A sequence (or with index -1 all of a request's that had no replica) belongs to a replica now."""
+
+    request: int
+    index: int = -1
+    replica: int
+
+
+class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
+    """One step of one replica: everything its worker needs but the token ids, which travel beside it.
+
+    decodes: (request, index, confirmed tokens of the sequence, steps of it already in flight), most urgent first.
+    chunks: (request, index, position of the first token, tokens, 1 if the row samples), behind the decodes.
+    most: for each row the most tokens it may produce; empty where every sampling row may produce one.
+    blocks: (row, place in the block table, block numbers to write there).
+    forget: (request, index) that the worker must drop before it computes anything of this step.
+    """
+
+    replica: int
+    epoch: int
+    step: int
+    decodes: list[tuple[int, int, int, int]] = []
+    chunks: list[tuple[int, int, int, int, int]] = []
+    most: list[int] = []
+    blocks: list[tuple[int, int, list[int]]] = []
+    forget: list[tuple[int, int]] = []
+    num_tokens: int
+    predicted_ns: int
+
+
+class Preempted(Decision, frozen=True, kw_only=True, tag="preempt"):
+    """A running sequence lost its blocks and waits again; its emitted tokens stay. `by` is who needed the room."""
+
+    request: int
+    index: int
+    replica: int
+    reason: PreemptReason
+    by: tuple[int, int] | None = None
+
+
+class Emitted(Decision, frozen=True, kw_only=True, tag="emit"):
+    """The tokens of a completed step may be shown. Each row's are as the completion says, but for `dropped`.
+
+    dropped: (row, tokens) of rows whose sequence had ended, was closing, or had no room for all of them.
+    """
+
+    replica: int
+    step: int
+    num_tokens: int
+    dropped: list[tuple[int, int]] = []
+
+
+class Closed(Decision, frozen=True, kw_only=True, tag="closing"):
+    """First phase of a finish: an end was seen at `position`; the edge owes its `text_end`."""
+
+    request: int
+    index: int
+    reason: FinishReason
+    position: int
+
+
+class Finished(Decision, frozen=True, kw_only=True, tag="finish"):
+    """A sequence ended, with `position` output tokens."""
+
+    request: int
+    index: int
+    reason: FinishReason
+    position: int
+    cached_tokens: int = 0
+
+
+class TimerSet(Decision, frozen=True, kw_only=True, tag="set_timer"):
+    """The core wants a `timer` fact once the clock has passed `due_ns`."""
+
+    request: int
+    due_ns: int
+
+
+class PolicyFailed(Decision, frozen=True, kw_only=True, tag="policy_failed"):
+    """The policy raised or returned nonsense; this round was ordered by arrival."""
+
+    error: str

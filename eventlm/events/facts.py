@@ -1,0 +1,148 @@
+"""Facts: what the outside world told the engine. Lengths, block integers and reasons; never a token, never a text."""
+
+from __future__ import annotations
+
+from eventlm.events.base import Fact
+from eventlm.types import RequestKind, WorkerEnd
+
+
+class Arrived(Fact, frozen=True, kw_only=True, tag="arrive"):
+    """A request came in. Its `s` is the request's identity from here on.
+
+    Requests of one HTTP body or one offline call are a group: stamped one after the other in one drain, each with
+    the group's size and its own place in it, admitted or rejected as one.
+    """
+
+    model: str
+    kind: RequestKind = "generate"
+    n: int = 1
+    prompt_tokens: int
+    #: One integer for each full block of the prompt; it stands for the block's content and all that precedes it.
+    blocks: list[int] = []
+    #: Most tokens to produce; 0 for score and pool.
+    max_tokens: int
+    skip_cache_read: bool = False
+    adapter: str = ""
+    #: Lower goes first.
+    priority: int = 0
+    #: From arrival to the first token; 0 where the request brought none.
+    deadline_ns: int = 0
+    slo_ttft_ns: int = 0
+    slo_tpot_ns: int = 0
+    service_class: str = ""
+    drop_if_late: bool = False
+    #: Sessions and parents are integers that the engine gave out; 0 is none.
+    session: int = 0
+    parent: int = 0
+    #: When the socket accepted the request and when its prompt was tokenized.
+    received_ns: int = 0
+    ready_ns: int = 0
+    #: Whether the edge looks for ends in the text; then each sequence finishes in two phases.
+    has_text_ends: bool = False
+    waits_for_grammar: bool = False
+    #: An offline group is not bound by the queue's length.
+    offline: bool = False
+    group_size: int = 1
+    group_index: int = 0
+    front_end: int = 0
+    #: Seed of the sampling noise, unsigned 64 bit, as a string because JSON numbers end at 2^53.
+    seed: str = "0"
+
+
+class Cancelled(Fact, frozen=True, kw_only=True, tag="cancel"):
+    """The client left, or somebody asked for the end of a request."""
+
+    request: int
+    reason: str = "client"
+
+
+class StepCompleted(Fact, frozen=True, kw_only=True, tag="done"):
+    """A worker finished a step. Rows are those of the launch: its decodes, then its chunks.
+
+    `start_ns` and `end_ns` are the worker's own, on the run's time axis. `digest` is a keyed hash of the step's
+    tokens. `ends` and `filled` are sparse: (row, reason) and (row, block integers that the row's KV completed).
+    """
+
+    replica: int
+    epoch: int
+    step: int
+    start_ns: int
+    end_ns: int
+    digest: str = ""
+    produced: list[int]
+    ends: list[tuple[int, WorkerEnd]] = []
+    filled: list[tuple[int, list[int]]] = []
+
+
+class TextEnded(Fact, frozen=True, kw_only=True, tag="text_end"):
+    """The edge has looked at a sequence's text. `position` counts the output tokens that belong to it.
+
+    An empty `reason` is the answer to `closing` of an edge that found no end of its own.
+    """
+
+    request: int
+    index: int
+    position: int
+    reason: str = ""
+
+
+class WorkerUp(Fact, frozen=True, kw_only=True, tag="worker_up"):
+    """A worker is ready. Its epoch is larger than that of every worker this replica had before."""
+
+    replica: int
+    epoch: int
+
+
+class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
+    """A worker died or went silent. Its KV cache and its steps in flight are gone."""
+
+    replica: int
+    epoch: int
+    reason: str = ""
+
+
+class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):
+    """A worker's own length of a sequence differs from the launch's; it computes no more. Treated as lost."""
+
+    replica: int
+    epoch: int
+    step: int
+
+
+class TimerDue(Fact, frozen=True, kw_only=True, tag="timer"):
+    """The clock has passed `due_ns`. All timers of the core up to it fire."""
+
+    due_ns: int
+
+
+class PredictorSwapped(Fact, frozen=True, kw_only=True, tag="predictor"):
+    """New coefficients of the step-time model, in picoseconds a unit (see `eventlm.core.predictor`)."""
+
+    coefficients: list[int]
+
+
+class PolicySwapped(Fact, frozen=True, kw_only=True, tag="policy"):
+    """Another of the policies installed at start takes over."""
+
+    name: str
+
+
+class FrontEndLost(Fact, frozen=True, kw_only=True, tag="front_end_lost"):
+    """A front-end process died; its requests have no reader any more."""
+
+    front_end: int
+
+
+class GrammarReady(Fact, frozen=True, kw_only=True, tag="grammar"):
+    """The matcher of a request is built, or failed to build with `error`."""
+
+    request: int
+    error: str = ""
+
+
+class Paused(Fact, frozen=True, kw_only=True, tag="pause"):
+    """No more launches until resumed. Steps in flight complete."""
+
+
+class Resumed(Fact, frozen=True, kw_only=True, tag="resume"):
+    """Launches may go on."""

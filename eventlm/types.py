@@ -1,0 +1,55 @@
+"""Types and units that every layer shares."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Literal, NamedTuple
+
+NANOSECONDS_PER_MILLISECOND = 1_000_000
+NANOSECONDS_PER_SECOND = 1_000_000_000
+
+#: What a request wants: tokens, the log-probabilities of its prompt, or a pooled embedding.
+RequestKind = Literal["generate", "score", "pool"]
+
+#: Why a sequence ended. `eos`, `stop_token`, `grammar` come from the worker, `stop` and `tool_calls` from the text,
+#: `length`, `complete` (score, pool) and `deadline` from the core, `cancelled` and `front_end_lost` from outside.
+FinishReason = Literal[
+    "eos",
+    "stop_token",
+    "grammar",
+    "stop",
+    "tool_calls",
+    "length",
+    "complete",
+    "deadline",
+    "cancelled",
+    "front_end_lost",
+    "error",
+]
+
+#: Ends that a worker can see.
+WorkerEnd = Literal["eos", "stop_token", "grammar"]
+
+
+class SequenceId(NamedTuple):
+    """A sequence: the seq of its request's arrival event, and which of the request's `n` samples it is."""
+
+    request: int
+    index: int
+
+
+def parts_per_million(value: float | str) -> int:
+    """`value` as an integer number of millionths, exactly as its shortest decimal form reads.
+
+    Raises ValueError for what is not a finite decimal number.
+    """
+    try:
+        scaled = Decimal(str(value)) * 1_000_000
+        return int(scaled.to_integral_value())
+    except (InvalidOperation, OverflowError) as error:
+        raise ValueError(f"{value!r} is not a finite decimal number") from error
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """The smallest integer not below numerator / denominator, for a positive denominator."""
+    return -(-numerator // denominator)

@@ -1,0 +1,119 @@
+"""What travels between the engine and a worker process, as msgpack over ZMQ. No pickle, no code.
+
+The engine talks first (`WorkerSetup`), the worker answers `WorkerReady`, then the engine sends steps. A step is two
+frames: the launch event's line body, byte for byte as in the log, and a `StepPayload` with what the log does not
+hold. The worker answers each step with a `StepResult`, in order, or once with `WorkerDesync` or `WorkerFailed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import msgspec
+from msgspec import Struct
+
+from eventlm.sampling_params import SamplingParams
+from eventlm.types import WorkerEnd
+
+
+class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
+    """What a worker must know before it can start. `model` is a checkpoint folder, or `fake`."""
+
+    replica: int
+    epoch: int
+    model: str
+    dtype: str = "auto"
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    threads: int = 0
+    #: The worker sends a heartbeat this often, from a thread of its own.
+    heartbeat_ns: int = 1_000_000_000
+    #: Measure steps of several shapes before being ready, so that the engine can fit its predictor.
+    warm_up: bool = True
+    #: Parameters of the fake worker.
+    fake: dict[str, Any] = {}
+
+
+class NewSequence(Struct, frozen=True, kw_only=True):
+    """A sequence that the worker does not hold: its whole history, prompt first."""
+
+    request: int
+    index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+
+
+class StepPayload(Struct, frozen=True, kw_only=True, tag="step"):
+    """Beside a launch: the sequences among its rows that the worker does not hold."""
+
+    new: list[NewSequence] = []
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    """Leave cleanly."""
+
+
+class StepSample(Struct, frozen=True, kw_only=True):
+    """A measured step of the warm-up, in the features of `eventlm.core.predictor`."""
+
+    prefill_tokens: int
+    num_decodes: int
+    context_tokens: int
+    chunk_context: int
+    duration_ns: int
+
+
+class WorkerReady(Struct, frozen=True, kw_only=True, tag="ready"):
+    """The worker holds the model and takes steps."""
+
+    epoch: int
+    pid: int
+    model_fingerprint: str = ""
+    host: dict[str, Any] = {}
+    samples: list[StepSample] = []
+
+
+class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
+    """Tokens of one step. Times are this machine's monotonic clock. `tokens` has one list a row of the launch."""
+
+    epoch: int
+    step: int
+    start_ns: int
+    end_ns: int
+    tokens: list[list[int]]
+    ends: list[tuple[int, WorkerEnd]] = []
+
+
+class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):
+    """The launch and the worker disagree on a sequence; nothing of this step or later ones is computed."""
+
+    epoch: int
+    step: int
+    detail: str
+
+
+class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
+    """The worker cannot go on; `message` is for a person, `user_error` if the cause is the user's to mend."""
+
+    epoch: int
+    message: str
+    user_error: bool = False
+
+
+class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """Still there. `busy_ns` is how long the current step has been running, 0 between steps."""
+
+    epoch: int
+    busy_ns: int = 0
+
+
+ToWorker = Union[WorkerSetup, StepPayload, Shutdown]  # noqa: UP007
+FromWorker = Union[WorkerReady, StepResult, WorkerDesync, WorkerFailed, Heartbeat]  # noqa: UP007
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
