@@ -1,0 +1,180 @@
+"""What a worker holds of each sequence: tokens, block table, and how long it was after each of its steps.
+
+A launch names sequences, lengths and blocks; the ids of new sequences come beside it. `SequenceTable.apply`
+folds both in and returns the rows to compute, `SequenceTable.record` folds in what they produced. Launches
+arrive in order and may run ahead of what the engine has confirmed, so a launch says how long a sequence was
+when it was made and how many of its steps were under way then; the table looks up how long it was itself at
+that point. Any disagreement is a `DesyncError`, after which nothing that this table says may be trusted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+from eventlm.events.decisions import Launched
+from eventlm.sampling_params import SamplingParams
+from eventlm.types import SequenceId, WorkerEnd, ceil_div
+from eventlm.worker.protocol import NewSequence, StepPayload
+
+
+class DesyncError(Exception):
+    """The launch and the worker disagree on a sequence. `detail` names it and both views."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class Sequence:
+    """One sequence as its worker knows it: tokens that the engine has not confirmed yet are among
+    `token_ids`.
+    """
+
+    __slots__ = ("block_table", "id", "lengths", "num_prompt_tokens", "params", "token_ids")
+
+    def __init__(self, new: NewSequence) -> None:
+        self.id = SequenceId(new.request, new.index)
+        self.token_ids = list(new.token_ids)
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.params = new.params
+        #: Block numbers by place, 32-bit.
+        self.block_table = array("i")
+        #: Length at its start and after each executed step, less what no later launch can ask for.
+        self.lengths = [len(self.token_ids)]
+
+    @property
+    def position(self) -> int:
+        """Place in the output of the next token, from 0."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+class Row(NamedTuple):
+    """One row of a step: compute `token_ids[start : start + num_tokens]`, and sample behind the last if
+    `samples`.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+def end_of(params: SamplingParams, token_id: int) -> WorkerEnd | None:
+    """The end that a produced token is to its request, if it is one."""
+    if token_id in params.eos_token_ids and not params.ignore_eos:
+        return "eos"
+    if token_id in params.stop_token_ids:
+        return "stop_token"
+    return None
+
+
+class SequenceTable:
+    """The sequences that a worker holds. Block numbers are below `num_blocks`, blocks hold `block_size`
+    tokens.
+    """
+
+    def __init__(self, *, block_size: int, num_blocks: int) -> None:
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._sequences: dict[SequenceId, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def apply(self, launch: Launched, payload: StepPayload) -> list[Row]:
+        """The launch's rows, decodes first, once its `forget`, new sequences and blocks are folded in.
+
+        Raises DesyncError where the launch and the table disagree.
+        """
+        for request, index in launch.forget:
+            self._sequences.pop(SequenceId(request, index), None)
+        for new in payload.new:
+            self._add(new)
+        held = [self._held(row[0], row[1]) for row in launch.decodes]
+        held += [self._held(row[0], row[1]) for row in launch.chunks]
+        for row_number, place, numbers in launch.blocks:
+            if not 0 <= row_number < len(held):
+                raise DesyncError(f"step {launch.step}: blocks for row {row_number} of {len(held)}")
+            self._write_blocks(held[row_number], place, numbers)
+        rows = [
+            self._decode_row(sequence, confirmed, in_flight)
+            for sequence, (_, _, confirmed, in_flight) in zip(held, launch.decodes, strict=False)
+        ]
+        for sequence, chunk in zip(held[len(rows) :], launch.chunks, strict=True):
+            rows.append(self._chunk_row(sequence, chunk[2], chunk[3], samples=chunk[4] == 1))
+        return rows
+
+    def record(self, rows: list[Row], tokens: list[list[int]]) -> None:
+        """Append each row's produced tokens to its sequence and count the step as executed."""
+        for row, produced in zip(rows, tokens, strict=True):
+            sequence = row.sequence
+            sequence.token_ids.extend(produced)
+            sequence.lengths.append(len(sequence.token_ids))
+
+    def _add(self, new: NewSequence) -> None:
+        sequence = Sequence(new)
+        if sequence.id in self._sequences:
+            raise DesyncError(f"sequence {_name(sequence)} is new in the payload, but is held already")
+        if not sequence.token_ids or sequence.position < 0:
+            raise DesyncError(
+                f"sequence {_name(sequence)} comes with {len(sequence.token_ids)} tokens, "
+                f"{new.num_prompt_tokens} of them its prompt"
+            )
+        self._sequences[sequence.id] = sequence
+
+    def _held(self, request: int, index: int) -> Sequence:
+        sequence = self._sequences.get(SequenceId(request, index))
+        if sequence is None:
+            raise DesyncError(f"sequence {request}/{index} is not held and not in the payload")
+        return sequence
+
+    def _write_blocks(self, sequence: Sequence, place: int, numbers: list[int]) -> None:
+        table = sequence.block_table
+        if not 0 <= place <= len(table):
+            raise DesyncError(f"sequence {_name(sequence)}: blocks at place {place}, table has {len(table)}")
+        for number in numbers:
+            if not 0 <= number < self._num_blocks:
+                raise DesyncError(f"sequence {_name(sequence)}: block {number} of {self._num_blocks}")
+        table[place : place + len(numbers)] = array("i", numbers)
+
+    def _decode_row(self, sequence: Sequence, confirmed: int, in_flight: int) -> Row:
+        lengths = sequence.lengths
+        last_confirmed = len(lengths) - 1 - in_flight
+        if last_confirmed < 0:
+            raise DesyncError(
+                f"sequence {_name(sequence)}: {in_flight} steps in flight, but only {len(lengths) - 1} known"
+            )
+        if lengths[last_confirmed] != confirmed:
+            raise DesyncError(
+                f"sequence {_name(sequence)}: {confirmed} tokens confirmed with {in_flight} steps in flight, "
+                f"but it had {lengths[last_confirmed]} then"
+            )
+        # What is confirmed stays confirmed: no later launch asks for an earlier step.
+        del lengths[:last_confirmed]
+        length = len(sequence.token_ids)
+        self._check_blocks(sequence, length)
+        return Row(sequence, length - 1, 1, samples=True)
+
+    def _chunk_row(self, sequence: Sequence, start: int, num_tokens: int, *, samples: bool) -> Row:
+        length = len(sequence.token_ids)
+        end = start + num_tokens
+        if start < 0 or num_tokens < 1 or end > length or (samples and end != length):
+            raise DesyncError(
+                f"sequence {_name(sequence)}: chunk from {start} to {end}"
+                f"{', sampling' if samples else ''}, but it has {length} tokens"
+            )
+        self._check_blocks(sequence, end)
+        return Row(sequence, start, num_tokens, samples)
+
+    def _check_blocks(self, sequence: Sequence, length: int) -> None:
+        needed = ceil_div(length, self._block_size)
+        if needed > len(sequence.block_table):
+            raise DesyncError(
+                f"sequence {_name(sequence)}: {length} tokens need {needed} blocks, "
+                f"table has {len(sequence.block_table)}"
+            )
+
+
+def _name(sequence: Sequence) -> str:
+    return f"{sequence.id.request}/{sequence.id.index}"

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from eventlm.sampling_params import SamplingParams
+from eventlm.worker.sequence_table import DesyncError, SequenceTable, end_of
+from tests.worker.launches import launched, new_sequence, payload
+
+
+@pytest.fixture
+def table() -> SequenceTable:
+    return SequenceTable(block_size=4, num_blocks=16)
+
+
+def prefill(table: SequenceTable, length: int = 6) -> None:
+    """Sequence 1/0, its prompt computed in step 0, token 100 sampled."""
+    rows = table.apply(
+        launched(0, chunks=[(1, 0, 0, length, 1)], blocks=[(0, 0, [3, 5])]),
+        payload(new_sequence(1, list(range(length)))),
+    )
+    table.record(rows, [[100]])
+
+
+def test_rows_of_a_mixed_step(table: SequenceTable) -> None:
+    prefill(table)
+    launch = launched(1, decodes=[(1, 0, 7, 0)], chunks=[(2, 1, 4, 3, 0)], blocks=[(1, 0, [7, 8, 9])])
+    decode, chunk = table.apply(launch, payload(new_sequence(2, list(range(9)), index=1)))
+    assert (decode.start, decode.num_tokens, decode.samples) == (6, 1, True)
+    assert (chunk.start, chunk.num_tokens, chunk.samples) == (4, 3, False)
+    assert list(decode.sequence.block_table) == [3, 5]
+    assert list(chunk.sequence.block_table) == [7, 8, 9]
+
+
+def test_run_ahead_knows_unconfirmed_tokens(table: SequenceTable) -> None:
+    prefill(table)
+    for step, (confirmed, in_flight) in enumerate([(6, 1), (6, 2), (7, 2), (8, 2)], start=1):
+        rows = table.apply(
+            launched(step, decodes=[(1, 0, confirmed, in_flight)], blocks=[(0, 2, [9])]), payload()
+        )
+        table.record(rows, [[100 + step]])
+    assert rows[0].sequence.token_ids == [*range(6), 100, 101, 102, 103, 104]
+    assert rows[0].sequence.position == 5
+
+
+def test_steps_without_and_with_several_tokens_count(table: SequenceTable) -> None:
+    prefill(table)
+    for step, (confirmed, in_flight, produced) in enumerate(
+        [(7, 0, []), (7, 1, [8, 9]), (7, 1, [])], start=1
+    ):
+        rows = table.apply(
+            launched(step, decodes=[(1, 0, confirmed, in_flight)], blocks=[(0, 2, [9])]), payload()
+        )
+        table.record(rows, [produced])
+    table.apply(launched(9, decodes=[(1, 0, 9, 1)]), payload())
+
+
+@pytest.mark.parametrize(("confirmed", "in_flight"), [(6, 0), (8, 0), (7, 1), (5, 2), (6, 2)])
+def test_a_wrong_length_is_a_desync(table: SequenceTable, confirmed: int, in_flight: int) -> None:
+    prefill(table)
+    with pytest.raises(DesyncError, match="1/0"):
+        table.apply(launched(1, decodes=[(1, 0, confirmed, in_flight)]), payload())
+
+
+def test_forget_comes_before_new(table: SequenceTable) -> None:
+    prefill(table)
+    launch = launched(1, chunks=[(1, 0, 4, 3, 1)], blocks=[(0, 0, [0, 1])], forget=[(1, 0), (9, 0)])
+    (row,) = table.apply(launch, payload(new_sequence(1, [*range(6), 100], num_prompt_tokens=6)))
+    assert row.sequence.position == 1
+    assert list(row.sequence.block_table) == [0, 1]
+    assert len(table) == 1
+
+
+def test_a_block_can_be_exchanged(table: SequenceTable) -> None:
+    prefill(table)
+    (row,) = table.apply(
+        launched(1, decodes=[(1, 0, 7, 0)], blocks=[(0, 0, [11]), (0, 2, [12, 13])]), payload()
+    )
+    assert list(row.sequence.block_table) == [11, 5, 12, 13]
+
+
+@pytest.mark.parametrize(
+    ("launch", "new"),
+    [
+        (launched(1, decodes=[(2, 0, 7, 0)]), []),
+        (launched(1, decodes=[(1, 1, 7, 0)]), []),
+        (launched(1, decodes=[(1, 0, 7, 0)], blocks=[(1, 0, [1])]), []),
+        (launched(1, decodes=[(1, 0, 7, 0)], blocks=[(0, 3, [1])]), []),
+        (launched(1, decodes=[(1, 0, 7, 0)], blocks=[(0, 2, [16])]), []),
+        (launched(1, chunks=[(1, 0, 5, 3, 0)]), []),
+        (launched(1, chunks=[(1, 0, 5, 1, 1)]), []),
+        (launched(1, chunks=[(1, 0, 5, 0, 0)]), []),
+        (launched(1, chunks=[(2, 0, 0, 3, 1)]), [new_sequence(2, [1, 2, 3])]),
+        (launched(1), [new_sequence(1, [1, 2, 3])]),
+        (launched(1), [new_sequence(2, [])]),
+        (launched(1), [new_sequence(2, [1], num_prompt_tokens=2)]),
+    ],
+)
+def test_what_disagrees_is_a_desync(table: SequenceTable, launch, new) -> None:
+    prefill(table)
+    with pytest.raises(DesyncError):
+        table.apply(launch, payload(*new))
+
+
+def test_ends() -> None:
+    params = SamplingParams(eos_token_ids=(2,), stop_token_ids=(3, 2))
+    assert end_of(params, 1) is None
+    assert end_of(params, 2) == "eos"
+    assert end_of(params, 3) == "stop_token"
+    assert end_of(SamplingParams(eos_token_ids=(2,), ignore_eos=True), 2) is None
