@@ -1,11 +1,13 @@
 """The configuration: one tree of structs, the only source of every default, TOML key and command-line flag.
 
-TOML sections are the fields of `Config`; a flag is the field's name in kebab case. Descriptions are the help text.
+TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two sections.
+Descriptions are the help text. `Meta.extra` says what a type cannot: `secret` (never shown or recorded), `plugin`
+(the kind of plug-in that a spec names), `allowed` (a pattern in words).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -41,64 +43,87 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[model]"""
+    """What is served."""
 
     model: Annotated[
-        str, Meta(description="checkpoint folder, `smollm2` (the default model) or `fake` (hash tokens, no weights)")
+        str,
+        Meta(
+            description="checkpoint folder, `smollm2` (the default model) or `fake` (hash tokens, no weights)"
+        ),
     ] = "smollm2"
     served_model_name: Annotated[
-        str, Meta(description="name that requests use; without it the folder's name, or `smollm2`")
+        str, Meta(description="name that requests use; empty: the folder's name, or `smollm2`")
     ] = ""
-    dtype: Annotated[str, Meta(description="auto, bfloat16, float16 or float32", pattern="^(auto|bfloat16|float16|float32)$")] = (
-        "auto"
-    )
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"],
+        Meta(description="type of weights and KV cache; auto: the checkpoint's own"),
+    ] = "auto"
     max_model_len: Annotated[
         int, Meta(ge=0, description="longest context (prompt and output) in tokens; 0: the model's own")
     ] = 0
     fake: Annotated[
-        dict[str, Any], Meta(description="parameters of the fake worker, `--model fake` only")
+        dict[str, Any], Meta(description="parameters of the fake worker, with `--model fake` only")
     ] = {}
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[cache]"""
+    """KV cache."""
 
     block_size: Annotated[int, Meta(ge=1, le=512, description="tokens in one KV block")] = 16
     num_blocks: Annotated[
         int, Meta(ge=0, description="KV blocks of each replica; 0: as many as kv_memory holds")
     ] = 0
     kv_memory: Annotated[
-        str, Meta(description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is free, at most 4GiB")
+        str,
+        Meta(
+            pattern=r"^(auto|[0-9]+(\.[0-9]+)?(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB))$",
+            extra={"allowed": "auto, or a size such as 512MiB or 2GiB"},
+            description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is free, "
+            "at most 4GiB",
+        ),
     ] = "auto"
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[scheduler]"""
+    """Scheduling: plug-ins and limits."""
 
-    policy: Annotated[PluginSpec, Meta(description="priority policy, such as edf:multiplier=2")] = field(
-        default_factory=lambda: {"type": "fcfs"}
-    )
-    batcher: Annotated[PluginSpec, Meta(description="how large prefill chunks are, such as dynamic:target_ms=50")] = field(
-        default_factory=lambda: {"type": "fixed"}
-    )
-    router: Annotated[PluginSpec, Meta(description="which replica gets a request")] = field(
-        default_factory=lambda: {"type": "pull"}
-    )
-    replicas: Annotated[int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")] = 1
+    policy: Annotated[
+        PluginSpec, Meta(extra={"plugin": "policy"}, description="who goes first, such as edf:multiplier=2")
+    ] = field(default_factory=lambda: {"type": "fcfs"})
+    batcher: Annotated[
+        PluginSpec,
+        Meta(
+            extra={"plugin": "batcher"},
+            description="how large prefill chunks are, such as dynamic:target_ms=50",
+        ),
+    ] = field(default_factory=lambda: {"type": "fixed"})
+    router: Annotated[
+        PluginSpec, Meta(extra={"plugin": "router"}, description="which replica gets a request")
+    ] = field(default_factory=lambda: {"type": "pull"})
+    replicas: Annotated[
+        int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")
+    ] = 1
     max_num_seqs: Annotated[int, Meta(ge=1, description="most sequences that run on a replica at once")] = 256
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="most tokens in one step")] = 2048
     max_queue_len: Annotated[
         int, Meta(ge=0, description="most sequences that wait; a request beyond it gets a 429")
     ] = 1024
-    max_steps_in_flight: Annotated[int, Meta(ge=1, le=16, description="steps shipped to a replica and not completed")] = 2
+    max_steps_in_flight: Annotated[
+        int, Meta(ge=1, le=16, description="steps shipped to a replica and not completed")
+    ] = 2
     max_decodes_in_flight_per_seq: Annotated[
         int, Meta(ge=1, le=16, description="of those, steps that decode the same sequence")
     ] = 2
     max_skips: Annotated[
-        int, Meta(ge=0, description="times a sequence that does not fit is passed over before it blocks the line")
+        int,
+        Meta(ge=0, description="times a sequence that does not fit is passed over before it blocks the line"),
     ] = 8
     max_evictions: Annotated[
-        int, Meta(ge=0, description="times a sequence can be evicted for a more urgent one between two of its tokens")
+        int,
+        Meta(
+            ge=0,
+            description="times a sequence can be evicted for a more urgent one between two of its tokens",
+        ),
     ] = 2
     predictor: Annotated[
         list[int], Meta(description="coefficients of the step-time model in ps; empty: measured in a warm-up")
@@ -106,11 +131,19 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[server]"""
+    """HTTP server."""
 
-    host: Annotated[str, Meta(description="address to bind; anything but loopback exposes the server")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address to bind; anything but loopback exposes the server")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65535, description="port to bind; 0 takes a free one")] = 8000
-    api_key: Annotated[str, Meta(description="key that clients must send as a bearer token; empty: none")] = ""
+    api_key: Annotated[
+        str,
+        Meta(
+            extra={"secret": True},
+            description="key that clients must send as a bearer token, better given in EVENTLM_API_KEY; empty: none",
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
     drain_seconds: Annotated[
         int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
@@ -118,24 +151,36 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[worker]"""
+    """Worker processes."""
 
-    threads: Annotated[int, Meta(ge=0, description="compute threads of a worker; 0: cores divided by replicas")] = 0
+    threads: Annotated[
+        int, Meta(ge=0, description="compute threads of a worker; 0: cores divided by replicas")
+    ] = 0
     heartbeat_timeout_seconds: Annotated[
         int, Meta(ge=1, description="silence after which a worker counts as lost and is killed")
     ] = 20
-    step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
+    step_timeout_seconds: Annotated[
+        int, Meta(ge=1, description="longest step before a worker counts as hung")
+    ] = 600
     start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600
     max_restarts: Annotated[
-        int, Meta(ge=0, description="restarts in a row without a completed step before the engine gives a replica up")
+        int,
+        Meta(
+            ge=0,
+            description="restarts in a row without a completed step before the engine gives a replica up",
+        ),
     ] = 5
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[record]"""
+    """Recording."""
 
-    record: Annotated[str, Meta(description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace")] = ""
-    checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = 1000
+    record: Annotated[
+        str, Meta(description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace")
+    ] = ""
+    checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = (
+        1000
+    )
     validate_every: Annotated[
         int, Meta(ge=0, description="drains between two checks of the core's invariants; 0: never")
     ] = 1024

@@ -1,0 +1,27 @@
+"""The configuration of an engine and its server: structs here, TOML and flags in `eventlm.config.load`."""
+
+from __future__ import annotations
+
+from eventlm.config.structs import (
+    CacheConfig,
+    Config,
+    CoreConfig,
+    ModelConfig,
+    PluginSpec,
+    RecordConfig,
+    SchedulerConfig,
+    ServerConfig,
+    WorkerConfig,
+)
+
+__all__ = [
+    "CacheConfig",
+    "Config",
+    "CoreConfig",
+    "ModelConfig",
+    "PluginSpec",
+    "RecordConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "WorkerConfig",
+]

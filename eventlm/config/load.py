@@ -1,0 +1,198 @@
+"""From a TOML file, the environment and flags to one `Config`, or to an error that says what to change.
+
+A flag beats the environment, which beats the file, which beats the default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from eventlm.config.options import Option, nearest, options, sections
+from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
+from eventlm.config.structs import Config
+from eventlm.errors import UsageError
+
+API_KEY_VARIABLE = "EVENTLM_API_KEY"
+#: What stands for a secret wherever a configuration is shown or recorded.
+REDACTED = "***"
+
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
+_TOML_POSITION = re.compile(
+    r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$", re.S
+)
+
+
+def load_config(
+    toml_path: str | Path | None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration of the file under the overrides.
+
+    `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command line.
+    `environment` is `os.environ` if not given. Raises UsageError that names file, section, key, value and what is
+    allowed.
+    """
+    values: dict[str, Any] = {}
+    if toml_path is not None:
+        values.update(_file_values(Path(toml_path)))
+    api_key = (os.environ if environment is None else environment).get(API_KEY_VARIABLE)
+    if api_key:
+        values["api_key"] = api_key
+    for name, value in (overrides or {}).items():
+        option = options().get(name)
+        if option is None:
+            raise UsageError(f"unknown option {name!r}{_did_you_mean(name, options())}")
+        values[name] = _flag_value(option, value)
+    by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
+    for name, value in values.items():
+        by_section[options()[name].section][name] = value
+    return msgspec.convert(by_section, Config)
+
+
+def redacted(config: Config) -> dict[str, Any]:
+    """The configuration by section and key, as a trace's header shows it: secrets as `***`."""
+    tables: dict[str, Any] = msgspec.to_builtins(config)
+    for option in options().values():
+        if option.is_secret and tables[option.section][option.name]:
+            tables[option.section][option.name] = REDACTED
+    return tables
+
+
+def config_hash(tables: dict[str, Any]) -> str:
+    """16 hex digits that two configurations share exactly if all their values are equal."""
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(tables, order="deterministic"))
+
+
+def replace_fields(struct: _StructT, assignments: Mapping[str, Any], *, where: str) -> _StructT:
+    """A copy of a frozen struct with some fields changed, for `--set key=value`.
+
+    Raises UsageError that names the nearest field, or what the field must be.
+    """
+    fields = {field.name: field.type for field in msgspec.structs.fields(type(struct))}
+    changes = {}
+    for name, value in assignments.items():
+        if name not in fields:
+            raise UsageError(
+                f"{where}: unknown key {name!r}{_did_you_mean(name, fields)}; known: {', '.join(fields)}"
+            )
+        try:
+            changes[name] = msgspec.convert(value, fields[name])
+        except msgspec.ValidationError as error:
+            raise UsageError(f"{where}: {name}={value}: {lower_first(str(error))}") from None
+    return msgspec.structs.replace(struct, **changes)
+
+
+def lower_first(text: str) -> str:
+    """`text` as the continuation of a sentence."""
+    return text[:1].lower() + text[1:]
+
+
+def _file_values(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for section, table in _read_toml(path).items():
+        if section not in sections():
+            raise UsageError(f"{path}: {_unknown_top_level(section, table)}")
+        if not isinstance(table, dict):
+            raise UsageError(f"{path}: {section} = {table!r}: must be a table, [{section}]")
+        for name, value in table.items():
+            option = options().get(name)
+            if option is None or option.section != section:
+                raise UsageError(f"{path}, [{section}]: {_unknown_key(section, name)}")
+            try:
+                values[name] = _checked(option, _plugin_table(option, value))
+            except (msgspec.ValidationError, UsageError) as error:
+                reason = f" ({error})" if isinstance(error, UsageError) else ""
+                raise UsageError(
+                    f"{path}, [{section}]: {name} = {_shown(option, value)}: must be {option.allowed}{reason}"
+                ) from None
+    return values
+
+
+def _flag_value(option: Option, value: object) -> object:
+    try:
+        if not isinstance(value, str) or option.bare_type is str or option.choices:
+            return _checked(option, value)
+        if option.plugin_kind:
+            return parse_plugin_spec(value)
+        if option.bare_type == dict[str, Any]:
+            return parse_parameters(value)
+        if option.bare_type == list[int]:
+            return _checked(option, value.split(",") if value else [], strict=False)
+        return _checked(option, value, strict=False)
+    except msgspec.ValidationError:
+        raise UsageError(f"{option.flag} {_shown(option, value)}: must be {option.allowed}") from None
+    except UsageError as error:
+        raise UsageError(f"{option.flag}: {error}") from None
+
+
+def _checked(option: Option, value: object, *, strict: bool = True) -> object:
+    if option.plugin_kind and not (
+        isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"]
+    ):
+        raise UsageError("`type` is missing")
+    converted = msgspec.convert(value, option.type, strict=strict)
+    try:
+        msgspec.json.encode(converted)
+    except (OverflowError, TypeError) as error:  # an integer beyond 64 bits, a date
+        raise msgspec.ValidationError(str(error)) from error
+    return converted
+
+
+def _plugin_table(option: Option, value: object) -> object:
+    return parse_plugin_spec(value) if option.plugin_kind and isinstance(value, str) else value
+
+
+def _shown(option: Option, value: object) -> str:
+    return REDACTED if option.is_secret else repr(value)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        raise UsageError(f"{path}, line {line}, column {column}: not UTF-8") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        position = _TOML_POSITION.match(str(error))
+        if position is None:
+            raise UsageError(f"{path}: {lower_first(str(error))}") from error
+        line = int(position["line"] or text.count("\n") + 1)
+        column = int(position["column"] or len(text) - text.rfind("\n"))
+        raise UsageError(f"{path}, line {line}, column {column}: {lower_first(position['what'])}") from error
+
+
+def _unknown_top_level(name: str, value: object) -> str:
+    if not isinstance(value, dict):
+        return _unknown_key("", name)
+    return f"unknown section [{name}]{_did_you_mean(name, sections())}; known: {', '.join(sections())}"
+
+
+def _unknown_key(section: str, name: str) -> str:
+    if name in options():
+        return f"{name} belongs in the section [{options()[name].section}]"
+    guess = nearest(name, options())
+    if not guess:
+        known = [option.name for option in options().values() if option.section == section] or sections()
+        return f"unknown key {name!r}; known: {', '.join(known)}"
+    elsewhere = "" if options()[guess].section == section else f" in the section [{options()[guess].section}]"
+    return f"unknown key {name!r}; did you mean {guess}{elsewhere}?"
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    guess = nearest(name, known)
+    return f"; did you mean {guess}?" if guess else ""

@@ -1,0 +1,106 @@
+"""Every option of `Config` as data: where it stands, what it takes, what it says of itself.
+
+The TOML reader, the command line and `--print-config` all work from this table, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, Meta
+
+from eventlm.config.structs import Config
+
+
+class Option(NamedTuple):
+    """One field of one section. `type` is its annotation with constraints, `bare_type` the type alone."""
+
+    section: str
+    name: str
+    type: Any
+    bare_type: Any
+    default: Any
+    description: str
+    meta: Meta
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag, `--max-model-len` for max_model_len."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the value must never be shown or recorded."""
+        return bool((self.meta.extra or {}).get("secret"))
+
+    @property
+    def plugin_kind(self) -> str:
+        """Kind of the plug-in that the value names; empty for any other value."""
+        return str((self.meta.extra or {}).get("plugin", ""))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The only values allowed; empty if the type says it all."""
+        return get_args(self.bare_type) if get_origin(self.bare_type) is Literal else ()
+
+    @property
+    def allowed(self) -> str:
+        """What the option takes, in words that end a sentence: "an integer from 0 to 65535"."""
+        in_words = (self.meta.extra or {}).get("allowed")
+        if in_words:
+            return str(in_words)
+        if self.plugin_kind:
+            return "NAME, NAME:PARAMETER=VALUE,... or a table with `type` and parameters"
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.bare_type is int:
+            return "an integer" + _range(self.meta)
+        return {
+            str: "a string",
+            bool: "true or false",
+            list[int]: "a list of integers",
+            dict[str, Any]: "a table of parameters",
+        }[self.bare_type]
+
+
+@functools.cache
+def options() -> MappingProxyType[str, Option]:
+    """Every option by name, in the order of the sections and their fields."""
+    table = {}
+    for section in msgspec.structs.fields(Config):
+        for field in msgspec.structs.fields(section.type):
+            bare_type, *annotations = get_args(field.type)
+            meta = next(annotation for annotation in annotations if isinstance(annotation, Meta))
+            default = field.default if field.default is not NODEFAULT else field.default_factory()  # type: ignore[operator]
+            table[field.name] = Option(
+                section.name, field.name, field.type, bare_type, default, meta.description or "", meta
+            )
+    return MappingProxyType(table)
+
+
+@functools.cache
+def sections() -> MappingProxyType[str, str]:
+    """Every section of the TOML file and its title."""
+    fields = msgspec.structs.fields(Config)
+    return MappingProxyType(
+        {field.name: (field.type.__doc__ or "").split("\n")[0].rstrip(".") for field in fields}
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most like `word`, or '' if none is."""
+    import difflib  # 5 ms that only a mistake costs
+
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)), "")
+
+
+def _range(meta: Meta) -> str:
+    if meta.ge is not None and meta.le is not None:
+        return f" from {meta.ge} to {meta.le}"
+    if meta.ge is not None:
+        return f" of at least {meta.ge}"
+    return ""
