@@ -26,8 +26,12 @@ class PluginRecord(Struct, frozen=True, kw_only=True):
     source_hash: str = ""
 
 
-class Header(Marker, frozen=True, kw_only=True, tag="header"):
-    """First line of a trace: what is needed to build the same core, and what is needed to understand the run."""
+class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header"):
+    """First line of a trace: what is needed to build the same core, and what is needed to understand the run.
+
+    Its defaults are written out, unlike those of other events: a version left out because it is today's default
+    would read as tomorrow's.
+    """
 
     format: int = FORMAT_VERSION
     schema: int = SCHEMA_VERSION
