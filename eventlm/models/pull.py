@@ -111,6 +111,10 @@ def pull(
         with _locked(root, name):
             if (folder := cached(name, cache=cache, models=models)) is None:
                 folder = root / name
+                if folder.exists() and not (folder / MANIFEST).exists():
+                    raise PullError(
+                        f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere"
+                    )
                 with _staging(root, name) as staging:
                     checkpoint = _prepare(
                         artifact,
@@ -201,8 +205,6 @@ def _publish(checkpoint: Path, folder: Path, staging: Path) -> None:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
         _sync(path)
     if folder.exists():
-        if _read_manifest(folder) is None:
-            raise PullError(f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere")
         folder.rename(staging / "outdated")
     checkpoint.rename(folder)
     _sync(folder.parent)
