@@ -38,9 +38,9 @@ def load_config(
 ) -> Config:
     """The configuration of the file under the overrides.
 
-    `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command line.
-    `environment` is `os.environ` if not given. Raises UsageError that names file, section, key, value and what is
-    allowed.
+    `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
+    line. `environment` is `os.environ` if not given. Raises UsageError that names file, section, key, value
+    and what is allowed.
     """
     values: dict[str, Any] = {}
     if toml_path is not None:

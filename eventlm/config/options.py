@@ -38,6 +38,15 @@ class Option(NamedTuple):
         return bool((self.meta.extra or {}).get("secret"))
 
     @property
+    def metavar(self) -> str:
+        """What the flag's help calls the value."""
+        if self.choices:
+            return "{" + ",".join(self.choices) + "}"
+        if self.plugin_kind:
+            return "SPEC"
+        return "N" if self.bare_type is int else str((self.meta.extra or {}).get("metavar", "VALUE"))
+
+    @property
     def plugin_kind(self) -> str:
         """Kind of the plug-in that the value names; empty for any other value."""
         return str((self.meta.extra or {}).get("plugin", ""))

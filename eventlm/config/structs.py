@@ -1,8 +1,9 @@
 """The configuration: one tree of structs, the only source of every default, TOML key and command-line flag.
 
-TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two sections.
-Descriptions are the help text. `Meta.extra` says what a type cannot: `secret` (never shown or recorded), `plugin`
-(the kind of plug-in that a spec names), `allowed` (a pattern in words).
+TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two
+sections. Descriptions are the help text. `Meta.extra` says what a type cannot: `secret` (never shown nor
+recorded), `plugin` (the kind of plug-in that a spec names), `allowed` (a pattern in words), `metavar` (what
+help calls the value).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 
 
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core knows of the machine and its limits. Part of the header: with the facts it determines a run.
+    """What the core knows of the machine and its limits. Part of the header: it and the facts make a run.
 
     Lengths are in tokens. `max_model_len` has been cut to (num_blocks - 1) x block_size before it gets here.
     """
@@ -43,16 +44,21 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is served."""
+    """Model."""
 
     model: Annotated[
         str,
         Meta(
-            description="checkpoint folder, `smollm2` (the default model) or `fake` (hash tokens, no weights)"
+            extra={"metavar": "MODEL"},
+            description="checkpoint folder, smollm2 (the default model) or fake (hash tokens, no weights)",
         ),
     ] = "smollm2"
     served_model_name: Annotated[
-        str, Meta(description="name that requests use; empty: the folder's name, or `smollm2`")
+        str,
+        Meta(
+            extra={"metavar": "NAME"},
+            description="name that requests use; empty: the folder's name, or `smollm2`",
+        ),
     ] = ""
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
@@ -62,7 +68,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int, Meta(ge=0, description="longest context (prompt and output) in tokens; 0: the model's own")
     ] = 0
     fake: Annotated[
-        dict[str, Any], Meta(description="parameters of the fake worker, with `--model fake` only")
+        dict[str, Any],
+        Meta(
+            extra={"metavar": "KEY=VALUE,..."},
+            description="parameters of the fake worker, with `--model fake` only",
+        ),
     ] = {}
 
 
@@ -77,9 +87,9 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str,
         Meta(
             pattern=r"^(auto|[0-9]+(\.[0-9]+)?(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB))$",
-            extra={"allowed": "auto, or a size such as 512MiB or 2GiB"},
-            description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is free, "
-            "at most 4GiB",
+            extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
+            description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is "
+            "free, at most 4GiB",
         ),
     ] = "auto"
 
@@ -126,22 +136,30 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = 2
     predictor: Annotated[
-        list[int], Meta(description="coefficients of the step-time model in ps; empty: measured in a warm-up")
+        list[int],
+        Meta(
+            extra={"metavar": "N,..."},
+            description="coefficients of the step-time model in ps; empty: measured in a warm-up",
+        ),
     ] = []
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """HTTP server."""
 
-    host: Annotated[str, Meta(description="address to bind; anything but loopback exposes the server")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "ADDRESS"},
+            description="address to bind; anything but loopback exposes the server",
+        ),
+    ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to bind; 0 takes a free one")] = 8000
     api_key: Annotated[
         str,
         Meta(
-            extra={"secret": True},
-            description="key that clients must send as a bearer token, better given in EVENTLM_API_KEY; empty: none",
+            extra={"metavar": "KEY", "secret": True},
+            description="key that clients must send as a bearer token; better set EVENTLM_API_KEY",
         ),
     ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
@@ -176,7 +194,11 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Recording."""
 
     record: Annotated[
-        str, Meta(description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace")
+        str,
+        Meta(
+            extra={"metavar": "DIR"},
+            description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace",
+        ),
     ] = ""
     checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = (
         1000

@@ -15,7 +15,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(config: Config) -> str:
-    """All options, each under its description. A secret that is set appears as a comment, for it is not shown."""
+    """All options, each under its description. A secret that is set is not shown: it appears as a comment."""
     tables = msgspec.to_builtins(config)
     lines: list[str] = []
     for section, title in sections().items():
@@ -57,5 +57,5 @@ def _key(key: str) -> str:
 
 
 def _string(text: str) -> str:
-    # JSON's escapes are a subset of TOML's basic strings; DEL is the one character that only TOML forbids as it stands.
+    # JSON's escapes are a subset of TOML's; DEL is the one character that only TOML forbids as it stands.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,63 @@
+"""Command-line flags made from the configuration's own table of options, and the way back to a `Config`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from eventlm.config import Config
+from eventlm.config.load import load_config
+from eventlm.config.options import Option, options, sections
+from eventlm.config.plugin_spec import format_plugin_spec, format_value
+from eventlm.config.toml_text import to_toml
+
+#: Before an option's name in the parsed arguments, so that it meets no argument of the command's own.
+_PREFIX = "config."
+
+
+def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """Add `--config`, `--print-config` and a flag for each option but those of the sections `without`."""
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", metavar="FILE", help="TOML file with the options below; flags beat it")
+    group.add_argument(
+        "--print-config", action="store_true", help="print the resulting configuration as TOML and exit"
+    )
+    for section, title in sections().items():
+        if section in without:
+            continue
+        group = parser.add_argument_group(f"{title} ([{section}] in the TOML file)")
+        for option in options().values():
+            if option.section == section:
+                add_flag(group, option)
+
+
+def add_flag(group: argparse._ActionsContainer, option: Option) -> None:
+    """Add an option's flag, `--x` and `--no-x` for a boolean; if not given, it is absent from the result."""
+    keywords: dict[str, Any] = {"metavar": option.metavar}
+    if option.bare_type is bool:
+        keywords = {"action": argparse.BooleanOptionalAction}
+    group.add_argument(
+        option.flag, dest=_PREFIX + option.name, default=argparse.SUPPRESS, help=_help(option), **keywords
+    )
+
+
+def config_from_arguments(arguments: argparse.Namespace) -> Config:
+    """The configuration under `--config` and the flags given. Raises UsageError."""
+    overrides = {
+        name.removeprefix(_PREFIX): value
+        for name, value in vars(arguments).items()
+        if name.startswith(_PREFIX)
+    }
+    return load_config(arguments.config, overrides)
+
+
+def print_config(config: Config) -> int:
+    """What `--print-config` does; returns the exit code."""
+    print(to_toml(config), end="")
+    return 0
+
+
+def _help(option: Option) -> str:
+    default = format_plugin_spec(option.default) if option.plugin_kind else option.default
+    shown = f" (default: {format_value(default)})" if default not in ("", [], {}) else ""
+    return (option.description + shown).replace("%", "%%")

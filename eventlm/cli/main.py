@@ -1,0 +1,84 @@
+"""The program `eventlm`: find the command, load only its module, turn errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from eventlm._version import __version__
+from eventlm.cli.parser import Parser
+from eventlm.errors import EventLMError, UsageError
+
+#: Each command is the module `eventlm.cli.<name>` with a `configure(parser)` that sets `run`.
+COMMANDS = {
+    "serve": "serve a model over an OpenAI-compatible HTTP API",
+    "generate": "complete prompts here and now, without a server",
+    "pull": "fetch a model into the cache and print its folder",
+    "replay": "verify a recorded run: its facts must lead to its decisions again",
+    "trace": "look at, check or repair a trace file",
+    "policies": "list the installed policies, batchers and routers",
+    "version": "print versions of eventlm and what it runs on",
+}
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (`sys.argv` if none is given) and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except EventLMError as error:
+        print(f"eventlm: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # What read our output has gone; without this the interpreter's own flush would complain at exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _run(arguments: Sequence[str]) -> int:
+    for argument in arguments:
+        if any("\udc80" <= character <= "\udcff" for character in argument):
+            raise UsageError(f"the argument {argument!r} is not valid UTF-8")
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = _parser(command)
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help(sys.stderr)
+        return UsageError.exit_code
+    return int(options.run(options))
+
+
+def _parser(command: str | None) -> Parser:
+    """The program's parser, in which only `command` has its flags: the others' modules are not loaded."""
+    parser = Parser(
+        prog="eventlm",
+        description="An inference engine for large language models that can be rewound: every step of a\n"
+        "request is an event on one ordered log, which can be recorded, verified and replayed.",
+        epilog="""\
+examples:
+  eventlm serve --record runs                  serve the default model, record every run
+  eventlm generate "The capital of France is"  complete a prompt
+  eventlm replay runs/latest/trace.jsonl       verify the newest recorded run
+
+`eventlm COMMAND --help` explains a command.""",
+    )
+    parser.add_argument("--version", action="version", version=f"eventlm {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(
+            name, help=summary, description=summary[0].upper() + summary[1:] + "."
+        )
+        if name == command:
+            importlib.import_module(f"eventlm.cli.{name}").configure(subparser)
+    return parser

@@ -1,0 +1,43 @@
+"""An argparse parser whose errors are UsageErrors and name the nearest flag or choice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from eventlm.config.options import nearest
+from eventlm.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags are never abbreviated, help keeps its line breaks, and nothing but `--help` exits."""
+
+    def __init__(self, **keywords: Any) -> None:
+        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **keywords)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse; raises UsageError for what is not known, for each subcommand in its own words."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            kind = "flag" if word.startswith("-") else "argument"
+            guess = nearest(word, self._option_string_actions) if kind == "flag" else ""
+            self.error(f"unknown {kind} {word}" + (f"; did you mean {guess}?" if guess else ""))
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError that says where help is."""
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        guess = nearest(str(value), known)
+        suggestion = f"; did you mean {guess}?" if guess else ""
+        name = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
+        self.error(f"unknown {name} {value!r}{suggestion}; known: {', '.join(known)}")

@@ -1,0 +1,34 @@
+"""A progress bar on stderr for work on a file; silent where nobody watches and on files read at once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: A smaller file is read before a bar could be seen.
+MIN_BYTES = 8 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def file_progress(description: str, path: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback for (bytes done, bytes in all), or None where no bar is shown."""
+    try:
+        is_long = Path(path).stat().st_size >= MIN_BYTES
+    except OSError:
+        is_long = False
+    if not is_long or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=description, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=False
+    ) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield on_progress

@@ -1,0 +1,136 @@
+"""`eventlm trace info | check | repair`: what a trace holds, whether it is whole, and how to mend its end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from eventlm.cli.parser import Parser
+from eventlm.cli.progress import file_progress
+from eventlm.types import NANOSECONDS_PER_SECOND
+
+if TYPE_CHECKING:
+    from eventlm.bus.trace_info import TraceInfo
+
+END_IN_WORDS = {
+    "end": "a clean end",
+    "no_end": "no clean end",
+    "torn": "a torn last line",
+    "still_being_written": "still being written",
+}
+
+
+def configure(parser: Parser) -> None:
+    """Add the command's subcommands."""
+    parser.description = (
+        "Look at, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
+    )
+    parser.epilog = """\
+examples:
+  eventlm trace info runs/latest/trace.jsonl     the run in numbers
+  eventlm trace check runs/latest/trace.jsonl    every line against the hash chain
+  eventlm trace repair runs/latest/trace.jsonl   cut off a last line that a crash left half-written
+
+exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by another version"""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    info = actions.add_parser(
+        "info", help="the run in numbers", description="Print a trace's run in numbers."
+    )
+    info.add_argument("--json", action="store_true", help="print one JSON object, header included")
+    info.set_defaults(run=run_info)
+
+    check = actions.add_parser(
+        "check",
+        help="verify hashes, order and fields of every line",
+        description="Verify hashes, order and fields of every line. Damage is named by line and byte.",
+    )
+    check.set_defaults(run=run_check)
+
+    repair = actions.add_parser(
+        "repair",
+        help="cut off a half-written last line",
+        description="Cut off a half-written last line; the file as it was is kept beside it as *.broken.",
+    )
+    repair.set_defaults(run=run_repair)
+
+    for action in (info, check, repair):
+        action.add_argument("path", metavar="TRACE", help="the trace file")
+    for action in (info, check):
+        action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """Print the run in numbers."""
+    import msgspec
+
+    from eventlm.bus.trace_info import info
+
+    with file_progress("reading", arguments.path) as on_progress:
+        found = info(arguments.path, strict=arguments.strict, on_progress=on_progress)
+    if arguments.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        for name, value in _info_rows(found):
+            print(f"{name:<10}  {value}")
+    _warn(found.check.warnings)
+    return 0
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Print one line if the trace is sound; damage is an error with its own exit code."""
+    from eventlm.bus.trace_info import check
+
+    with file_progress("checking", arguments.path) as on_progress:
+        found = check(arguments.path, strict=arguments.strict, on_progress=on_progress)
+    end = END_IN_WORDS[found.end_state]
+    print(f"{found.path}: ok, {found.num_events} events, {found.num_bytes} bytes, {end}")
+    _warn(found.warnings)
+    return 0
+
+
+def run_repair(arguments: argparse.Namespace) -> int:
+    """Say what was cut off and where the old file is."""
+    from eventlm.bus.trace_repair import repair
+
+    result = repair(arguments.path)
+    if not result.copy:
+        print(f"{result.path}: {result.num_lines} lines, nothing to repair")
+    else:
+        print(
+            f"{result.path}: cut off {result.removed_bytes} bytes, {result.num_lines} lines left; "
+            f"the file as it was is {result.copy}"
+        )
+    return 0
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"eventlm: warning: {warning}", file=sys.stderr)
+
+
+def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
+    header, check, core = info.header, info.check, info.header.core
+    started = datetime.fromtimestamp(int(header.unix_start_ns) // NANOSECONDS_PER_SECOND, UTC).isoformat()
+    versions = f"format {header.format}, schema {header.schema}, behaviour {header.behaviour}"
+    kinds = f"{info.num_facts} facts, {info.num_decisions} decisions, {info.num_markers} markers"
+    num_finished = sum(info.finish_reasons.values())
+    return [
+        ("trace", f"{check.path}, {check.num_bytes} bytes, {END_IN_WORDS[check.end_state]}"),
+        ("run", f"{header.run}, started {started}, {info.duration_ns / NANOSECONDS_PER_SECOND:.3f} s"),
+        ("written by", f"eventlm {header.code_version} ({versions})"),
+        ("models", ", ".join(core.models)),
+        ("plug-ins", ", ".join(f"{plugin.kind} {plugin.name}" for plugin in header.plugins)),
+        ("replicas", f"{core.num_replicas}, each {core.num_blocks} blocks of {core.block_size} tokens"),
+        ("events", f"{check.num_events}: {kinds}"),
+        ("requests", f"{info.num_requests}, {info.num_rejected} rejected{_counts(info.reject_reasons)}"),
+        ("finished", f"{num_finished} sequences{_counts(info.finish_reasons)}"),
+        ("tokens", f"{info.num_prompt_tokens} prompt, {info.num_output_tokens} output"),
+        ("steps", f"{info.num_steps}, {info.num_preemptions} preemptions"),
+    ]
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ": " + ", ".join(f"{count} {name}" for name, count in counts.items()) if counts else ""
