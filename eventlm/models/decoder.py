@@ -1,0 +1,143 @@
+"""The decoder of the Llama and Qwen3 families: pre-norm attention and SwiGLU over a residual stream.
+
+Query, key and value are one matrix, so are gate and up. The model knows nothing of caches, batches or ranks:
+it runs over the tokens of a step in one flat dimension and hands each layer's query, key and value to the
+attention that it was called with.
+
+Shapes: T tokens, S rows that sample, H query heads, K key-value heads, D head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
+
+from eventlm.kernels.rms_norm import rms_norm
+from eventlm.kernels.rotary_embedding import rotary_embedding
+from eventlm.kernels.silu_mul import silu_mul
+from eventlm.models.config import DecoderConfig
+from eventlm.models.rope import RopeTable
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class Attention(Protocol):
+    """Stores the step's keys and values of a layer, then attends."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """The attention of each query over its sequence, [T, H, D]."""
+
+
+class Linear(nn.Module):
+    """A matrix [out, in] without values; a loader fills it."""
+
+    def __init__(self, num_in: int, num_out: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = _empty(num_out, num_in)
+        self.bias = _empty(num_out) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = _empty(size)
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self._eps)
+
+
+class AttentionLayer(nn.Module):
+    """Projections, the norms of Qwen3's heads, and rotation around an attention that is passed in."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self._layer = layer
+        self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
+        self._head_dim = config.head_dim
+        num_all_heads = config.num_heads + 2 * config.num_kv_heads
+        bias = config.attention_bias
+        self.qkv_proj = Linear(config.hidden_size, num_all_heads * config.head_dim, bias=bias)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        heads, num_qk_heads = self._num_heads, self._num_heads + self._num_kv_heads
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self._head_dim))
+        qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
+        qk = rotary_embedding(qk, *rotation)
+        out = attention(self._layer, qk[:, :heads], qk[:, heads:], v)
+        return self.o_proj(out.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu_mul(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """One layer over the residual stream."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = AttentionLayer(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, attention)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """The whole model, its weights uninitialized in the default dtype and device (see `loader.load_decoder`)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = _empty(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        tied = config.tie_word_embeddings
+        self.lm_head = self.embed_tokens if tied else _empty(config.vocab_size, config.hidden_size)
+
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        sampled_S: Tensor,
+        rope: RopeTable,
+        attention: Attention,
+    ) -> Tensor:
+        """Logits [S, V] of the tokens at the places `sampled_S` of the step; `positions_T` are in the
+        sequences.
+        """
+        rotation = rope.at(positions_T)
+        x = embedding(token_ids_T, self.embed_tokens)
+        for layer in self.layers:
+            x = layer(x, rotation, attention)
+        return linear(self.norm(x[sampled_S]), self.lm_head)
+
+
+def _empty(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape), requires_grad=False)

@@ -1,0 +1,52 @@
+"""Turns the rows of a step into the flat arrays that a decoder runs over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, plan_attention
+from eventlm.worker.sequence_table import Row
+
+
+class Batch(NamedTuple):
+    """A step's inputs: T tokens, row after row, S of them sampled behind.
+
+    token_ids_T, positions_T (in their sequences), slots_T (in the cache) and sampled_S (places of the last
+    tokens of the rows that sample, among the step's) are int64. `sampled_rows` are the numbers of those rows.
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    sampled_S: Tensor
+    sampled_rows: list[int]
+    groups: list[AttentionGroup]
+
+
+def build_batch(rows: list[Row], *, block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
+    """The arrays of a step. Every row's block table must cover its tokens."""
+    counts = np.array([row.num_tokens for row in rows])
+    ends = np.cumsum(counts)
+    token_ids = np.empty(ends[-1], dtype=np.int64)
+    positions = np.arange(ends[-1]) - np.repeat(ends - counts - [row.start for row in rows], counts)
+    slots = np.empty(ends[-1], dtype=np.int64)
+    attention_rows = []
+    for row, end in zip(rows, ends.tolist(), strict=True):
+        span = slice(end - row.num_tokens, end)
+        # A copy: an array that lends its memory cannot grow.
+        table = np.array(row.sequence.block_table, dtype=np.int32)
+        token_ids[span] = row.sequence.token_ids[row.start : row.start + row.num_tokens]
+        slots[span] = table[positions[span] // block_size]
+        attention_rows.append(AttentionRow(row.start, row.num_tokens, table))
+    slots = slots * block_size + positions % block_size
+    sampled_rows = [number for number, row in enumerate(rows) if row.samples]
+    arrays = (token_ids, positions, slots, ends[sampled_rows] - 1)
+    return Batch(
+        *(torch.from_numpy(array).to(device) for array in arrays),
+        sampled_rows=sampled_rows,
+        groups=plan_attention(attention_rows, block_size=block_size, dtype=dtype, device=device),
+    )

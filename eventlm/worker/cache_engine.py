@@ -1,0 +1,64 @@
+"""The keys and values of all sequences on a worker, in blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eventlm.errors import EventLMError
+from eventlm.kernels.kv_store import kv_store
+from eventlm.kernels.paged_attention import AttentionGroup, paged_attention
+from eventlm.models.config import DecoderConfig, kv_bytes_per_token
+
+
+class CacheMemoryError(EventLMError):
+    """The KV cache does not fit into memory."""
+
+
+class CacheEngine:
+    """The cache tensor [layers, 2, num_blocks, block_size, kv_heads, head_dim], keys first."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        block_size: int,
+        num_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        try:
+            # Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN.
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            name = str(dtype).removeprefix("torch.")
+            mebibytes = num_blocks * block_size * kv_bytes_per_token(config, name) >> 20
+            raise CacheMemoryError(
+                f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {mebibytes} MiB, "
+                "more than this machine gives; lower --num-blocks or --kv-memory"
+            ) from error
+        self._scale = config.head_dim**-0.5
+
+    def attention(self, slots_T: Tensor, groups: list[AttentionGroup]) -> StepAttention:
+        """The attention of one step, whose tokens' keys and values go into `slots_T`."""
+        return StepAttention(self.kv, slots_T, groups, self._scale)
+
+    def clear(self, num_blocks: int) -> None:
+        """Zero the first `num_blocks` blocks."""
+        self.kv[:, :, :num_blocks].zero_()
+
+
+class StepAttention:
+    """Called by each layer of the decoder: stores the step's keys and values, all rows', then attends."""
+
+    def __init__(self, kv: Tensor, slots_T: Tensor, groups: list[AttentionGroup], scale: float) -> None:
+        self._kv = kv
+        self._slots = slots_T
+        self._groups = groups
+        self._scale = scale
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        kv_cache = self._kv[layer]
+        kv_store(kv_cache, k_TKD, v_TKD, self._slots)
+        return paged_attention(q_THD, kv_cache, self._groups, scale=self._scale)

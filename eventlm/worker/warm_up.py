@@ -1,0 +1,130 @@
+"""Measures steps of several shapes before a worker is ready, so that the engine can predict step times."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from eventlm.events.decisions import Launched
+from eventlm.sampling_params import SamplingParams
+from eventlm.types import ceil_div
+from eventlm.worker.model_runner import ModelRunner
+from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, WorkerSetup
+
+_BUDGET_NS = 2_000_000_000
+#: Of the warm-up's sequences; no request has it, since the seq of an arrival is never negative.
+_REQUEST = -1
+
+
+class _Shape(NamedTuple):
+    """A step of `num_rows` sequences that compute `num_tokens` tokens each behind `context` others."""
+
+    num_rows: int
+    num_tokens: int
+    context: int
+
+
+#: From cheap to dear; the dear ones are left out where time is short. Decodes and prompts take turns.
+_SHAPES = (
+    _Shape(1, 1, 32),
+    _Shape(1, 16, 0),
+    _Shape(4, 1, 128),
+    _Shape(1, 64, 0),
+    _Shape(16, 1, 64),
+    _Shape(1, 64, 256),
+    _Shape(1, 128, 0),
+    _Shape(16, 1, 512),
+    _Shape(1, 128, 1024),
+    _Shape(32, 1, 128),
+    _Shape(1, 256, 0),
+    _Shape(1, 256, 512),
+    _Shape(32, 1, 1024),
+    _Shape(1, 512, 0),
+    _Shape(1, 512, 1024),
+    _Shape(64, 1, 256),
+    _Shape(1, 1024, 0),
+    _Shape(1, 2048, 0),
+)
+
+
+def warm_up(runner: ModelRunner) -> list[StepSample]:
+    """Times of the steps that fit into the worker's limits and two seconds.
+
+    The runner is afterwards as before.
+    """
+    started_ns = time.perf_counter_ns()
+    samples: list[StepSample] = []
+    num_blocks = 0
+    ns_per_token = 0
+    for shape in (shape for shape in _SHAPES if _fits(shape, runner.setup)):
+        spent_ns = time.perf_counter_ns() - started_ns
+        if spent_ns + 2 * shape.num_rows * shape.num_tokens * ns_per_token > _BUDGET_NS:
+            break
+        num_blocks = max(num_blocks, _num_blocks(shape, runner.setup))
+        # The first of a shape pays for memory and for kernels that are built on demand.
+        _measure(runner, shape)
+        samples.append(_measure(runner, shape))
+        ns_per_token = samples[-1].duration_ns // (shape.num_rows * shape.num_tokens)
+    runner.cache.clear(num_blocks)
+    return samples
+
+
+def _fits(shape: _Shape, setup: WorkerSetup) -> bool:
+    return (
+        shape.num_rows <= setup.max_num_seqs
+        and shape.num_rows * shape.num_tokens <= setup.max_num_batched_tokens
+        and shape.context + shape.num_tokens <= setup.max_model_len
+        and _num_blocks(shape, setup) <= setup.num_blocks
+    )
+
+
+def _num_blocks(shape: _Shape, setup: WorkerSetup) -> int:
+    """All rows share their blocks: what is in them does not matter here."""
+    return ceil_div(shape.context + shape.num_tokens, setup.block_size)
+
+
+def _measure(runner: ModelRunner, shape: _Shape) -> StepSample:
+    num_rows, num_tokens, context = shape
+    length = context + num_tokens
+    numbers = list(range(_num_blocks(shape, runner.setup)))
+    is_decode = num_tokens == 1
+    launch = Launched(
+        replica=runner.setup.replica,
+        epoch=runner.setup.epoch,
+        step=0,
+        decodes=[(_REQUEST, index, length, 0) for index in range(num_rows)] if is_decode else [],
+        chunks=[] if is_decode else [(_REQUEST, index, context, num_tokens, 1) for index in range(num_rows)],
+        blocks=[(row, 0, numbers) for row in range(num_rows)],
+        num_tokens=num_rows * num_tokens,
+        predicted_ns=0,
+    )
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    new = [
+        NewSequence(
+            request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params
+        )
+        for index in range(num_rows)
+    ]
+    start_ns = time.perf_counter_ns()
+    runner.execute(launch, StepPayload(new=new))
+    duration_ns = time.perf_counter_ns() - start_ns
+    _forget(runner, num_rows)
+    return StepSample(
+        prefill_tokens=0 if is_decode else num_rows * num_tokens,
+        num_decodes=num_rows if is_decode else 0,
+        context_tokens=num_rows * length,
+        chunk_context=0 if is_decode else num_rows * num_tokens * (context + num_tokens // 2),
+        duration_ns=duration_ns,
+    )
+
+
+def _forget(runner: ModelRunner, num_rows: int) -> None:
+    launch = Launched(
+        replica=runner.setup.replica,
+        epoch=runner.setup.epoch,
+        step=0,
+        forget=[(_REQUEST, index) for index in range(num_rows)],
+        num_tokens=0,
+        predicted_ns=0,
+    )
+    runner.execute(launch, StepPayload())

@@ -1,0 +1,152 @@
+"""Attention of a ragged batch over keys and values in blocks.
+
+A step mixes decodes (one query token over a long context) with prefill chunks (many over whatever precedes
+them). `plan_attention` sorts its rows into groups of similar shape, once a step; `paged_attention` then runs
+one padded scaled-dot-product call a group and layer. The keys and values of the step itself must be in the
+cache before (see `kv_store`), those of all rows before any attention, since a row may read blocks that
+another row of its step fills.
+
+Shapes: T tokens of the step, B rows of a group, N query tokens and L context tokens a row (padded to the
+group's longest), H query heads, K key-value heads, G = H / K, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class AttentionRow(NamedTuple):
+    """Query tokens at `start` to `start + num_tokens` of a sequence whose blocks are `block_table`, 32-bit."""
+
+    start: int
+    num_tokens: int
+    block_table: np.ndarray
+
+
+class AttentionGroup(NamedTuple):
+    """Rows that are computed together.
+
+    queries: [B * N] int64, the place in the step's tokens of each query; padding repeats token 0.
+    valid, outputs: where the real queries lie in [B * N], and their places in the step's tokens; None if all
+    of `queries` is real.
+    blocks: [B * blocks] int64, padding repeats the row's first block.
+    mask: added to the scores, [B, 1, N, L]; None if every row starts at 0, or all are decodes of equal
+    length.
+    """
+
+    num_rows: int
+    num_queries: int
+    num_context: int
+    queries: Tensor
+    valid: Tensor | None
+    outputs: Tensor | None
+    blocks: Tensor
+    mask: Tensor | None
+
+
+def plan_attention(
+    rows: Sequence[AttentionRow], *, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[AttentionGroup]:
+    """Group the rows of a step, whose tokens lie one row after the other.
+
+    Rows share a group if their numbers of query tokens and of context blocks have the same power of two above
+    them, so padding at most doubles either.
+    """
+    groups: dict[tuple[int, int], list[tuple[int, AttentionRow]]] = {}
+    offset = 0
+    for row in rows:
+        num_blocks = -(-(row.start + row.num_tokens) // block_size)
+        shape = ((row.num_tokens - 1).bit_length(), (num_blocks - 1).bit_length())
+        groups.setdefault(shape, []).append((offset, row))
+        offset += row.num_tokens
+    return [_plan_group(members, block_size, dtype, device) for members in groups.values()]
+
+
+def paged_attention(
+    q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], *, scale: float
+) -> Tensor:
+    """Causal attention of each row's queries over its blocks.
+
+    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, block_size, K, D]. Returns [T, H, D].
+    """
+    if len(groups) == 1 and groups[0].valid is None:
+        return _attend(q_THD, kv_cache, groups[0], scale)
+    out_THD = torch.empty_like(q_THD)
+    for group in groups:
+        out = _attend(q_THD[group.queries], kv_cache, group, scale)
+        if group.valid is None:
+            out_THD.index_copy_(0, group.queries, out)
+        else:
+            out_THD.index_copy_(0, group.outputs, out[group.valid])
+    return out_THD
+
+
+def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+    """q: [B * N, H, D] in the group's order; returns the same."""
+    num_rows, num_queries, num_context = group.num_rows, group.num_queries, group.num_context
+    _, _, _, num_kv_heads, head_dim = kv_cache.shape
+    num_heads = q.shape[1]
+    keys, values = (
+        cache.index_select(0, group.blocks)
+        .view(num_rows, -1, num_kv_heads, head_dim)[:, :num_context]
+        .transpose(1, 2)
+        for cache in kv_cache
+    )
+    if num_queries == 1:
+        # The heads that share a key stand in for query tokens, so that no key is copied.
+        q = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        out = scaled_dot_product_attention(q, keys, values, group.mask, scale=scale)
+        return out.reshape(num_rows, num_heads, head_dim)
+    q = q.view(num_rows, num_queries, num_heads, head_dim).transpose(1, 2)
+    out = scaled_dot_product_attention(
+        q, keys, values, group.mask, is_causal=group.mask is None, scale=scale, enable_gqa=True
+    )
+    return out.transpose(1, 2).reshape(num_rows * num_queries, num_heads, head_dim)
+
+
+def _plan_group(
+    members: list[tuple[int, AttentionRow]], block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
+    num_rows = len(members)
+    offsets = np.array([offset for offset, _ in members])
+    starts = np.array([row.start for _, row in members])
+    counts = np.array([row.num_tokens for _, row in members])
+    num_queries, num_context = int(counts.max()), int((starts + counts).max())
+    places = np.arange(num_queries)
+    is_real = places < counts[:, None]
+    queries = np.where(is_real, offsets[:, None] + places, 0).ravel()
+    blocks = np.empty((num_rows, -(-num_context // block_size)), dtype=np.int64)
+    for number, (_, row) in enumerate(members):
+        own = row.block_table[: -(-(row.start + row.num_tokens) // block_size)]
+        blocks[number, : len(own)] = own
+        blocks[number, len(own) :] = own[0]
+    valid = None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real)).to(device)
+    outputs = None if valid is None else torch.from_numpy(queries[is_real.ravel()]).to(device)
+    return AttentionGroup(
+        num_rows=num_rows,
+        num_queries=num_queries,
+        num_context=num_context,
+        queries=torch.from_numpy(queries).to(device),
+        valid=valid,
+        outputs=outputs,
+        blocks=torch.from_numpy(blocks.ravel()).to(device),
+        mask=_mask(starts, num_queries, num_context, dtype, device),
+    )
+
+
+def _mask(
+    starts: np.ndarray, num_queries: int, num_context: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """0 where query i of a row sees context j, that is j <= start + i, else minus infinity."""
+    if not starts.any() or (num_queries == 1 and (starts == starts[0]).all()):
+        return None
+    last_seen = torch.from_numpy(starts).to(device)[:, None] + torch.arange(num_queries, device=device)
+    hidden = torch.arange(num_context, device=device) > last_seen[:, :, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
