@@ -23,7 +23,7 @@ class ModelSource(NamedTuple):
 
 
 def find_model(config: ModelConfig) -> ModelSource:
-    """The model that the configuration names; a known one that is not cached is fetched, with notice.
+    """The model that the configuration names; a known one that is not cached is fetched first.
 
     Raises CheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
     model.

@@ -140,12 +140,7 @@ def _checked(option: Option, value: object, *, strict: bool = True) -> object:
         isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"]
     ):
         raise UsageError("`type` is missing")
-    converted = msgspec.convert(value, option.type, strict=strict)
-    try:
-        msgspec.json.encode(converted)
-    except (OverflowError, TypeError) as error:  # an integer beyond 64 bits, a date
-        raise msgspec.ValidationError(str(error)) from error
-    return converted
+    return msgspec.convert(value, option.type, strict=strict)
 
 
 def _plugin_table(option: Option, value: object) -> object:
