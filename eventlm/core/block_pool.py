@@ -1,0 +1,151 @@
+"""Blocks of one replica: reference counts, the free list and the radix tree of content that can be hit.
+
+A block is free (in no table, holds nothing), held (in `references` tables), or idle: in no table, but in the tree and
+still to be hit. Idle blocks are taken back least recently used first. Block integers are chained hashes at heart, so
+a name stands for its whole path from the root and one dictionary holds the tree; each node knows its parent's name.
+
+Why a leaf is always taken before its parent: a sequence holds a path of the tree from the root (it inserts and hits
+only at the end of what it holds there), so a parent is held as long as its child is, and a release goes from the
+deepest block up. Hence the order in which blocks fall idle is both least recently used and leaf first. "Used" is by
+position in the log: blocks fall idle while an event is applied, in the order of events.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eventlm.core.digest import MASK, weight
+
+#: Parent of a first block.
+ROOT = 0
+
+
+class Node(NamedTuple):
+    """A block of the tree."""
+
+    block: int
+    parent: int
+
+
+class BlockPool:
+    """Block numbers 0 to num_blocks - 1 of one KV group."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._weights = [weight(block) for block in range(num_blocks)]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as a worker does that starts anew."""
+        self.references = [0] * self.num_blocks
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self.tree: dict[int, Node] = {}
+        #: Name of a block in the tree; 0 where it is not.
+        self._name = [0] * self.num_blocks
+        #: Idle blocks, least recently used first.
+        self._idle: dict[int, None] = {}
+        self.digest = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation can get: free and idle ones."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks in the tree that no table holds."""
+        return len(self._idle)
+
+    def lookup(self, names: list[int], max_blocks: int) -> list[int]:
+        """Blocks of the longest path in the tree that spells the first of `names`, at most `max_blocks` long."""
+        tree = self.tree
+        blocks = []
+        for name in names[:max_blocks]:
+            node = tree.get(name)
+            if node is None:
+                break
+            blocks.append(node.block)
+        return blocks
+
+    def num_idle_among(self, blocks: list[int]) -> int:
+        """How many of `blocks` are idle, so that holding them leaves fewer for allocations."""
+        references = self.references
+        return sum(1 for block in blocks if references[block] == 0)
+
+    def hold(self, block: int) -> None:
+        """One more table holds `block`, which is in the tree."""
+        if self.references[block] == 0:
+            del self._idle[block]
+        self.references[block] += 1
+        self.digest += self._weights[block]
+
+    def allocate(self) -> int:
+        """A block with one reference. The caller has checked `num_available`."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block = next(iter(self._idle))
+            del self._idle[block]
+            self._remove_from_tree(block)
+        self.references[block] = 1
+        self.digest += self._weights[block]
+        return block
+
+    def release(self, block: int) -> None:
+        """One table less holds `block`."""
+        self.references[block] -= 1
+        self.digest -= self._weights[block]
+        if self.references[block] == 0:
+            if self._name[block]:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def release_all(self, table: list[int]) -> None:
+        """Release a whole table, deepest block first."""
+        for block in reversed(table):
+            self.release(block)
+
+    def insert(self, name: int, parent: int, block: int) -> None:
+        """Make a held block's content hittable under a name that the tree lacks."""
+        self.tree[name] = Node(block, parent)
+        self._name[block] = name
+        self.digest += weight(name) * (block + 1)
+
+    def _remove_from_tree(self, block: int) -> None:
+        name = self._name[block]
+        del self.tree[name]
+        self._name[block] = 0
+        self.digest -= weight(name) * (block + 1)
+
+    def checked_digest(self) -> int:
+        """The incremental digest, 64 bits."""
+        return self.digest & MASK
+
+    def problems(self, tables: list[list[int]]) -> list[str]:
+        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is."""
+        counts = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counts[block] += 1
+        found = []
+        if counts != self.references:
+            wrong = [block for block in range(self.num_blocks) if counts[block] != self.references[block]]
+            found.append(f"references of blocks {wrong[:8]} differ from the tables'")
+        idle = [block for block in range(self.num_blocks) if counts[block] == 0 and self._name[block]]
+        free = [block for block in range(self.num_blocks) if counts[block] == 0 and not self._name[block]]
+        if sorted(self._idle) != idle or sorted(self._free) != free:
+            found.append("free or idle blocks are not those without a reference")
+        for name, node in self.tree.items():
+            if self._name[node.block] != name:
+                found.append(f"block {node.block} is not the one that the tree names {name}")
+            parent = self.tree.get(node.parent)
+            if node.parent != ROOT and parent is None:
+                found.append(f"block {node.block} ({name}) has lost its parent {node.parent}")
+            if parent is not None and self.references[parent.block] < self.references[node.block]:
+                found.append(f"block {node.block} is held more often than its parent {parent.block}")
+        expected = sum(self._weights[block] * counts[block] for block in range(self.num_blocks))
+        expected += sum(weight(name) * (node.block + 1) for name, node in self.tree.items())
+        if (expected & MASK) != self.checked_digest():
+            found.append("the incremental digest differs from the full one")
+        return found

@@ -1,0 +1,177 @@
+"""What a plug-in sees and answers: policies order, batchers size chunks, routers choose replicas.
+
+A plug-in is a frozen msgspec struct; its fields are its parameters. It is pure: the same arguments give the same
+answer, in this process and in any other. It may read the views it is given and must not keep or change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import ClassVar
+
+from msgspec import Struct
+
+from eventlm.core.predictor import Predictor
+from eventlm.types import parts_per_million
+
+#: Slack under a policy that has no deadlines of its own is measured against EDF's defaults.
+DEFAULT_DEADLINE_MULTIPLIER_PPM = 1_500_000
+DEFAULT_MIN_DEADLINE_NS = 500_000_000
+
+
+class SequenceView:
+    """A waiting sequence or a partial prefill, as plug-ins see it. Never its true output length.
+
+    Times are nanoseconds since the run started; `deadline_ns` counts from the arrival and is 0 if the request has
+    none. `prompt_tokens` includes, after a preemption, the kept output; `done_tokens` of them are computed or under way.
+    `prefill_ns` is the predicted time of the whole prompt, `remaining_ns` of what is left.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "cached_tokens",
+        "deadline_ns",
+        "done_tokens",
+        "index",
+        "output_tokens",
+        "prefill_ns",
+        "priority",
+        "prompt_tokens",
+        "remaining_ns",
+        "request",
+        "service_class",
+        "session",
+    )
+
+    def __init__(
+        self,
+        *,
+        request: int,
+        index: int,
+        priority: int,
+        arrival_ns: int,
+        deadline_ns: int,
+        prompt_tokens: int,
+        prefill_ns: int,
+        service_class: str,
+        session: int,
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.priority = priority
+        self.arrival_ns = arrival_ns
+        self.deadline_ns = deadline_ns
+        self.prompt_tokens = prompt_tokens
+        self.done_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.prefill_ns = prefill_ns
+        self.remaining_ns = prefill_ns
+        self.service_class = service_class
+        self.session = session
+
+    def relative_deadline_ns(
+        self,
+        multiplier_ppm: int = DEFAULT_DEADLINE_MULTIPLIER_PPM,
+        min_deadline_ns: int = DEFAULT_MIN_DEADLINE_NS,
+    ) -> int:
+        """The request's own deadline, else a multiple of its predicted prefill time, at least `min_deadline_ns`."""
+        if self.deadline_ns:
+            return self.deadline_ns
+        return max(multiplier_ppm * self.prefill_ns // 1_000_000, min_deadline_ns)
+
+    def slack_ns(self, now_ns: int) -> int:
+        """Time to spare if its prefill started now; negative if the deadline will be missed."""
+        return self.arrival_ns + self.relative_deadline_ns() - now_ns - self.remaining_ns
+
+
+class StepLoad:
+    """What the step being formed holds so far, in the predictor's features."""
+
+    __slots__ = ("chunk_context", "context_tokens", "num_decodes", "num_tokens", "prefill_tokens")
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_decodes = 0
+        self.prefill_tokens = 0
+        self.context_tokens = 0
+        self.chunk_context = 0
+
+    def add_chunk(self, start: int, num_tokens: int) -> None:
+        """Account for a prefill chunk of `num_tokens` behind `start` tokens of context."""
+        self.num_tokens += num_tokens
+        self.prefill_tokens += num_tokens
+        self.context_tokens += start + num_tokens
+        self.chunk_context += num_tokens * (start + num_tokens // 2)
+
+    def predicted_ns(self, predictor: Predictor) -> int:
+        """Predicted duration of the step as it stands."""
+        return predictor.step_ns(
+            prefill_tokens=self.prefill_tokens,
+            num_decodes=self.num_decodes,
+            context_tokens=self.context_tokens,
+            chunk_context=self.chunk_context,
+        )
+
+
+class RequestView(Struct, frozen=True):
+    """A request that needs a replica. `ordinal` counts the requests routed before it."""
+
+    request: int
+    ordinal: int
+    num_sequences: int
+    num_tokens: int
+
+
+class ReplicaView(Struct, frozen=True):
+    """A replica whose worker is up. Tokens are prompt tokens, with kept output after a preemption."""
+
+    index: int
+    num_waiting: int
+    num_running: int
+    waiting_tokens: int
+    admitted_tokens: int
+    available_blocks: int
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """Orders sequences: a smaller key is more urgent, within one `priority`; ties go to the earlier arrival.
+
+    `static` says that a sequence's key never changes; then it is asked for once.
+    """
+
+    static: ClassVar[bool] = False
+    version: ClassVar[str] = "1"
+
+    def keys(self, sequences: Seq[SequenceView], now_ns: int) -> list[int]:
+        """One integer for each sequence. By default the arrival."""
+        return [sequence.arrival_ns for sequence in sequences]
+
+    def eviction_margin(self) -> int | None:
+        """By how much a waiting sequence's key must undercut a running one's to evict it; None: never."""
+        return None
+
+
+class Batcher(Struct, frozen=True, kw_only=True):
+    """Sizes prefill chunks."""
+
+    version: ClassVar[str] = "1"
+
+    def chunk_tokens(self, load: StepLoad, sequence: SequenceView, max_tokens: int, predictor: Predictor) -> int:
+        """Tokens of the sequence's next chunk, from 0 (not in this step) to `max_tokens`. By default all of them."""
+        return max_tokens
+
+
+class Router(Struct, frozen=True, kw_only=True):
+    """Chooses a replica for a request."""
+
+    version: ClassVar[str] = "1"
+
+    def route(self, request: RequestView, replicas: Seq[ReplicaView]) -> int | None:
+        """The index of one of `replicas` (never empty), or None to leave it to the first replica with room."""
+        return None
+
+
+def milliseconds_to_ns(milliseconds: float) -> int:
+    """A parameter in milliseconds as integer nanoseconds, by its shortest decimal form."""
+    return parts_per_million(milliseconds)

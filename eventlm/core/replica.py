@@ -1,0 +1,135 @@
+"""One replica: who is resident on it, what is in flight, and what its worker must forget.
+
+Residents hold blocks and a slot. `running` is kept in order of the urgency each had at its admission, so that a step
+is formed without sorting.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+from eventlm.core.block_pool import ROOT, BlockPool
+from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.waiting_queue import WaitingQueue
+
+
+class ChunkRow(NamedTuple):
+    """A prefill chunk in flight. `final` is the last chunk of its prefill."""
+
+    sequence: Sequence
+    num_tokens: int
+    final: bool
+
+
+class StepInFlight(NamedTuple):
+    """A launched step. Rows are `decodes`, then `chunks`; `residencies` and `most` have one entry a row.
+
+    An empty `most` says that every sampling row may produce one token.
+    """
+
+    step: int
+    seq: int
+    decodes: list[Sequence]
+    chunks: list[ChunkRow]
+    residencies: list[int]
+    most: list[int]
+
+
+class Replica:
+    """State of one replica. `queue` holds the sequences that a router sent here."""
+
+    def __init__(self, index: int, num_blocks: int, *, static: bool) -> None:
+        self.index = index
+        self.up = False
+        self.epoch = 0
+        self.next_step = 0
+        self.pool = BlockPool(num_blocks)
+        self.queue = WaitingQueue(static=static)
+        self.running: list[Sequence] = []
+        self._ranks: list[Urgency] = []
+        self.num_partial = 0
+        self.in_flight: deque[StepInFlight] = deque()
+        self.forget: list[tuple[int, int]] = []
+        #: Tokens that the residents had when they were admitted.
+        self.admitted_tokens = 0
+
+    def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
+        """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.
+
+        The caller has checked that the blocks are available.
+        """
+        for block in hits:
+            self.pool.hold(block)
+        num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
+        sequence.table = hits + [self.pool.allocate() for _ in range(num_fresh)]
+        sequence.num_tree_blocks = len(hits)
+        sequence.shipped_blocks = 0
+        sequence.transition(State.PREFILL)
+        sequence.replica = self.index
+        sequence.residency += 1
+        sequence.target = sequence.total
+        sequence.launched = len(hits) * block_size
+        sequence.skips = 0
+        place = bisect_left(self._ranks, sequence.urgency)
+        self._ranks.insert(place, sequence.urgency)
+        self.running.insert(place, sequence)
+        self.num_partial += 1
+        self.admitted_tokens += sequence.target
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Take a resident's blocks and slot. Its worker is told to forget it with the next launch."""
+        place = bisect_left(self._ranks, sequence.urgency)
+        del self._ranks[place], self.running[place]
+        self.num_partial -= sequence.state is State.PREFILL
+        self.admitted_tokens -= sequence.target
+        self.pool.release_all(sequence.table)
+        self.forget.append((sequence.request, sequence.index))
+        sequence.table = []
+        sequence.num_tree_blocks = 0
+        sequence.launched = 0
+        sequence.view.done_tokens = 0
+
+    def exchange_hits(self, sequence: Sequence, block_size: int) -> None:
+        """Swap reserved blocks whose content has become hittable for those that hold it; skip past them."""
+        place = sequence.launched // block_size
+        last = sequence.max_hit_blocks(block_size)
+        while place < last and place == sequence.num_tree_blocks and not sequence.arrival.skip_cache_read:
+            node = self.pool.tree.get(sequence.names[place])
+            if node is None:
+                break
+            self.pool.hold(node.block)
+            self.pool.release(sequence.table[place])
+            sequence.table[place] = node.block
+            sequence.shipped_blocks = min(sequence.shipped_blocks, place)
+            place += 1
+            sequence.num_tree_blocks = place
+            sequence.launched = place * block_size
+
+    def publish(self, sequence: Sequence, num_blocks: int) -> None:
+        """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""
+        names, tree = sequence.names, self.pool.tree
+        place = sequence.num_tree_blocks
+        while place < num_blocks and names[place] not in tree:
+            parent = names[place - 1] if place else ROOT
+            self.pool.insert(names[place], parent, sequence.table[place])
+            place += 1
+        sequence.num_tree_blocks = place
+
+    def lose_worker(self) -> list[Sequence]:
+        """The worker is gone with its cache and its steps. Returns all whose rows were in flight, each once."""
+        self.up = False
+        dropped: dict[tuple[int, int], Sequence] = {}
+        for step in self.in_flight:
+            for sequence in step.decodes:
+                dropped[(sequence.request, sequence.index)] = sequence
+            for row in step.chunks:
+                dropped[(row.sequence.request, row.sequence.index)] = row.sequence
+        self.in_flight.clear()
+        return list(dropped.values())
+
+    def start_anew(self) -> None:
+        """After everything resident has vacated: an empty cache and a worker that knows nothing."""
+        self.pool.reset()
+        self.forget.clear()

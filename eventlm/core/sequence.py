@@ -1,0 +1,181 @@
+"""A sequence, its states and the table of legal transitions.
+
+    WAITING ──admit──► PREFILL ──last chunk launched──► DECODE
+       ▲  ▲               │                               │
+       │  └───preempt─────┴────────────preempt────────────┘
+       │
+    HELD (its grammar is being built)
+
+From any of them an end leads to FINISHED, or first to CLOSING where the edge looks for ends in the text.
+A preempted sequence waits, and is not in a queue until its steps in flight have completed.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from eventlm.core.plugin import SequenceView
+from eventlm.errors import InvariantError
+from eventlm.events import Arrived
+from eventlm.types import FinishReason, SequenceId, ceil_div
+
+#: (priority, key, arrival seq, index): a total order, smaller is more urgent.
+Urgency = tuple[int, int, int, int]
+
+
+class State(IntEnum):
+    """Where a sequence is. The first four are alive: they take tokens."""
+
+    HELD = 0
+    WAITING = 1
+    PREFILL = 2
+    DECODE = 3
+    CLOSING = 4
+    FINISHED = 5
+
+
+#: States below this one take tokens.
+FIRST_ENDED = State.CLOSING
+
+TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
+    {
+        (State.HELD, State.WAITING),
+        (State.HELD, State.FINISHED),
+        (State.WAITING, State.PREFILL),
+        (State.WAITING, State.CLOSING),
+        (State.WAITING, State.FINISHED),
+        (State.PREFILL, State.DECODE),
+        (State.PREFILL, State.WAITING),
+        (State.PREFILL, State.CLOSING),
+        (State.PREFILL, State.FINISHED),
+        (State.DECODE, State.WAITING),
+        (State.DECODE, State.CLOSING),
+        (State.DECODE, State.FINISHED),
+        (State.CLOSING, State.FINISHED),
+    }
+)
+
+
+class IllegalTransitionError(InvariantError):
+    """A sequence was asked to go where its state does not lead."""
+
+
+class Sequence:
+    """One sample of a request. Lengths in tokens, `table` and `names` in blocks.
+
+    total: prompt and confirmed output. target: what the current prefill computes. launched: how much of it has been
+    launched or hit. limit: prompt and max_tokens. pending: most tokens that rows in flight may still produce.
+    shipped_blocks: leading blocks of the table that its worker has as they are.
+    names: integers of the leading full blocks. num_tree_blocks: leading blocks of the table that the tree holds too.
+    residency: counts admissions, so that a row knows whether its sequence has been preempted since its launch.
+    """
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "closing_reason",
+        "contribution",
+        "evictions",
+        "home",
+        "in_flight",
+        "index",
+        "launched",
+        "limit",
+        "names",
+        "num_tree_blocks",
+        "pending",
+        "prompt_tokens",
+        "replica",
+        "request",
+        "residency",
+        "sampling_in_flight",
+        "shipped_blocks",
+        "skips",
+        "state",
+        "table",
+        "target",
+        "ticket",
+        "total",
+        "urgency",
+        "view",
+    )
+
+    def __init__(self, arrival: Arrived, index: int, view: SequenceView) -> None:
+        self.arrival = arrival
+        self.request = arrival.s
+        self.index = index
+        self.view = view
+        self.state = State.HELD if arrival.waits_for_grammar else State.WAITING
+        self.prompt_tokens = arrival.prompt_tokens
+        self.total = arrival.prompt_tokens
+        self.limit = arrival.prompt_tokens + arrival.max_tokens
+        self.target = arrival.prompt_tokens
+        self.launched = 0
+        self.pending = 0
+        self.in_flight = 0
+        self.sampling_in_flight = 0
+        self.names = list(arrival.blocks)
+        self.table: list[int] = []
+        self.num_tree_blocks = 0
+        self.shipped_blocks = 0
+        self.residency = 0
+        #: Where it is resident or has rows in flight, and whose queue it waits in; -1 is nobody's and everybody's.
+        self.replica = -1
+        self.home = -1
+        self.urgency: Urgency = (arrival.priority, 0, arrival.s, index)
+        self.evictions = 0
+        self.skips = 0
+        self.cached_tokens = 0
+        self.closing_reason: FinishReason | None = None
+        #: Validity of its entry in a waiting queue; 0 where it is in none.
+        self.ticket = 0
+        #: Its share of the digest, as last computed.
+        self.contribution = 0
+
+    @property
+    def id(self) -> SequenceId:
+        """(request, index)."""
+        return (self.request, self.index)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Confirmed output."""
+        return self.total - self.prompt_tokens
+
+    @property
+    def resident(self) -> bool:
+        """Whether it holds blocks and a slot on a replica."""
+        return self.state is State.PREFILL or self.state is State.DECODE
+
+    def transition(self, state: State) -> None:
+        """Go to `state`. Raises IllegalTransitionError if the table has no such step."""
+        if (self.state, state) not in TRANSITIONS:
+            raise IllegalTransitionError(
+                f"sequence {self.request}.{self.index} cannot go from {self.state.name} to {state.name}"
+            )
+        self.state = state
+
+    def max_hit_blocks(self, block_size: int) -> int:
+        """Leading blocks that may be hit: whole ones with a name, ending before the last token to compute."""
+        return min((self.total - 1) // block_size, len(self.names))
+
+    def blocks_to_admit(self, block_size: int) -> int:
+        """Blocks it reserves at admission: all of prompt and kept output plus one, never beyond its limit."""
+        return min(ceil_div(self.total, block_size) + 1, ceil_div(self.limit, block_size))
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.request}.{self.index} {self.state.name} {self.total}/{self.limit} tokens, launched "
+            f"{self.launched}/{self.target}, {len(self.table)} blocks, {self.in_flight} in flight>"
+        )
+
+
+class Request:
+    """An admitted request: its arrival and its sequences, by index."""
+
+    __slots__ = ("arrival", "num_unfinished", "sequences")
+
+    def __init__(self, arrival: Arrived, sequences: list[Sequence]) -> None:
+        self.arrival = arrival
+        self.sequences = sequences
+        self.num_unfinished = len(sequences)

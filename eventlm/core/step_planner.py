@@ -1,0 +1,233 @@
+"""Forms one step of one replica.
+
+Order: evictions for the head of the queue; decodes, most urgent first; then the more urgent of the waiting head and
+the head of the partial prefills. A row is never taken back. Every sequence that is passed over because it does not
+fit remembers how often that happened; one that was passed over `max_skips` times blocks the line until it fits.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop
+
+from eventlm.core.plugin import StepLoad
+from eventlm.core.replica import ChunkRow, Replica, StepInFlight
+from eventlm.core.residency import admit, evict_for, make_room, measure, note_progress
+from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.state import CoreState
+from eventlm.core.waiting_queue import Candidate, WaitingQueue
+from eventlm.events import Launched, PolicyFailed
+from eventlm.types import ceil_div
+
+#: Keys of the partial prefills for this round, by (request, index); empty under a static policy.
+RoundKeys = dict[tuple[int, int], int]
+
+
+class StepPlan:
+    """The step being formed, row by row, in the shape of its launch event."""
+
+    def __init__(self) -> None:
+        self.load = StepLoad()
+        self.decoding: list[Sequence] = []
+        self.decodes: list[tuple[int, int, int, int]] = []
+        self.chunk_rows: list[ChunkRow] = []
+        self.chunks: list[tuple[int, int, int, int, int]] = []
+        self.most: list[int] = []
+        self.blocks: list[tuple[int, int, list[int]]] = []
+
+
+def plan_step(state: CoreState, replica: Replica, round_keys: RoundKeys) -> bool:
+    """Form and launch a step; False if there is nothing to run."""
+    queues = [replica.queue, state.shared_queue]
+    plan = StepPlan()
+    head = _waiting_head(queues)
+    if head is not None:
+        evict_for(state, replica, head)
+    _add_decodes(state, replica, plan)
+    if replica.num_partial or head is not None:
+        _add_prefills(state, replica, plan, queues, round_keys)
+        for queue in queues:
+            queue.end_plan()
+    if not plan.decodes and not plan.chunks:
+        return False
+    _launch(state, replica, plan)
+    return True
+
+
+def _waiting_head(queues: list[WaitingQueue]) -> Candidate | None:
+    own, shared = queues[0].peek(), queues[1].peek()
+    if own is None or (shared is not None and shared.urgency < own.urgency):
+        return shared
+    return own
+
+
+def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
+    """One row for each decode that may run, most urgent first, as far as the token budget goes.
+
+    This loop runs once for every sequence and step: it is written for speed.
+    """
+    config = state.config
+    block_size = config.block_size
+    max_in_flight = config.max_decodes_in_flight_per_seq
+    per_row = config.max_tokens_per_row
+    budget = config.max_num_batched_tokens
+    decoding, decodes, row_most = plan.decoding, plan.decodes, plan.most
+    context_tokens = num_tokens = 0
+    decode_state = State.DECODE
+    for sequence in replica.running[:]:
+        if sequence.state is not decode_state or sequence.sampling_in_flight >= max_in_flight:
+            continue
+        ahead = sequence.total + sequence.pending
+        most = sequence.limit - ahead
+        if most <= 0:
+            continue
+        if most > per_row:
+            most = per_row
+        if num_tokens + most > budget:
+            break
+        table = sequence.table
+        if ahead + most - 1 > len(table) * block_size and not _grow(state, replica, plan, sequence, ahead + most - 1):
+            continue
+        decodes.append((sequence.request, sequence.index, sequence.total, sequence.in_flight))
+        decoding.append(sequence)
+        row_most.append(most)
+        sequence.in_flight += 1
+        sequence.sampling_in_flight += 1
+        sequence.pending += most
+        num_tokens += most
+        context_tokens += ahead
+    load = plan.load
+    load.num_tokens = num_tokens
+    load.num_decodes = len(decodes)
+    load.context_tokens = context_tokens
+
+
+def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, num_tokens: int) -> bool:
+    """Blocks for `num_tokens` tokens of a decode; False if it was preempted for want of them."""
+    first = len(sequence.table)
+    fresh: list[int] = []
+    for _ in range(ceil_div(num_tokens, state.config.block_size) - first):
+        if not replica.pool.num_available and not make_room(state, replica, sequence):
+            replica.pool.release_all(fresh)
+            return False
+        fresh.append(replica.pool.allocate())
+    sequence.table += fresh
+    plan.blocks.append((len(plan.decodes), first, fresh))
+    sequence.shipped_blocks = len(sequence.table)
+    return True
+
+
+def _add_prefills(
+    state: CoreState, replica: Replica, plan: StepPlan, queues: list[WaitingQueue], round_keys: RoundKeys
+) -> None:
+    """Chunks of partial prefills and of newly admitted sequences, more urgent ones first."""
+    config = state.config
+    partials = _partial_heap(replica, round_keys)
+    passed: list[Sequence] = []
+    line_open = True
+    while plan.load.num_tokens < config.max_num_batched_tokens:
+        head = None
+        if line_open and len(replica.running) < config.max_num_seqs:
+            head = _waiting_head(queues)
+        if partials and (head is None or partials[0][0] < head.urgency):
+            sequence = heappop(partials)[1]
+            _add_chunk(state, replica, plan, sequence)
+        elif head is None:
+            return
+        elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0:
+            for skipped in passed:
+                skipped.skips += 1
+                state.touch(skipped)
+            admit(state, replica, head, fit)
+            _add_chunk(state, replica, plan, head.sequence)
+        else:
+            line_open = head.sequence.skips < config.max_skips and len(passed) < config.max_skips
+            passed.append(head.sequence)
+            (queues[0] if head.sequence.home >= 0 else queues[1]).pass_over()
+
+
+def _partial_heap(replica: Replica, round_keys: RoundKeys) -> list[tuple[Urgency, Sequence]]:
+    """Partial prefills by this round's keys (urgencies are unique, so sequences are never compared)."""
+    heap = []
+    if replica.num_partial:
+        for sequence in replica.running:
+            if sequence.state is State.PREFILL:
+                priority, key, request, index = sequence.urgency
+                heap.append(((priority, round_keys.get((request, index), key), request, index), sequence))
+        heapify(heap)
+    return heap
+
+
+def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
+    """The next chunk of a partial prefill, behind what can be hit by now; none if the batcher wants none."""
+    config = state.config
+    before = sequence.launched
+    replica.exchange_hits(sequence, config.block_size)
+    if sequence.residency == 1:
+        sequence.cached_tokens += sequence.launched - before
+    note_progress(state, sequence)
+    start = sequence.launched
+    max_tokens = min(sequence.target - start, config.max_num_batched_tokens - plan.load.num_tokens)
+    num_tokens = _ask_batcher(state, replica, plan, sequence, max_tokens)
+    if not num_tokens:
+        return
+    row = len(plan.decodes) + len(plan.chunks)
+    if sequence.shipped_blocks < len(sequence.table):
+        plan.blocks.append((row, sequence.shipped_blocks, sequence.table[sequence.shipped_blocks :]))
+        sequence.shipped_blocks = len(sequence.table)
+    sequence.launched = start + num_tokens
+    replica.publish(sequence, min(sequence.launched // config.block_size, len(sequence.names)))
+    final = sequence.launched == sequence.target
+    samples = final and sequence.arrival.kind == "generate"
+    most = 0
+    if samples:
+        room = len(sequence.table) * config.block_size - sequence.target + 1
+        most = min(config.max_tokens_per_row, sequence.limit - sequence.target, room)
+        sequence.sampling_in_flight += 1
+        sequence.pending += most
+    sequence.in_flight += 1
+    plan.most.append(most)
+    plan.chunks.append((sequence.request, sequence.index, start, num_tokens, int(samples)))
+    plan.chunk_rows.append(ChunkRow(sequence, num_tokens, final))
+    plan.load.add_chunk(start, num_tokens)
+    if final:
+        sequence.transition(State.DECODE)
+        replica.num_partial -= 1
+    note_progress(state, sequence)
+
+
+def _ask_batcher(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, max_tokens: int) -> int:
+    """The batcher's answer if it makes sense. One that would leave a replica idle for ever does not."""
+    idle = not plan.decodes and not plan.chunks and not replica.in_flight
+    try:
+        num_tokens = state.plugins.batcher.chunk_tokens(plan.load, sequence.view, max_tokens, state.predictor)
+        if type(num_tokens) is int and (1 if idle else 0) <= num_tokens <= max_tokens:
+            return num_tokens
+        error = f"the batcher answered something else than {int(idle)} to {max_tokens} tokens"
+    except Exception as raised:  # a plug-in may raise anything; it must not stop the engine
+        error = f"the batcher raised {type(raised).__name__}"
+    state.decide(PolicyFailed, error=error)
+    return max_tokens
+
+
+def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
+    """Put the step in flight and decide its launch."""
+    sequences = plan.decoding + [row.sequence for row in plan.chunk_rows]
+    most = plan.most if state.config.max_tokens_per_row > 1 else []
+    launched = state.decide(
+        Launched,
+        replica=replica.index,
+        epoch=replica.epoch,
+        step=replica.next_step,
+        decodes=plan.decodes,
+        chunks=plan.chunks,
+        most=most,
+        blocks=plan.blocks,
+        forget=replica.forget,
+        num_tokens=plan.load.num_tokens,
+        predicted_ns=plan.load.predicted_ns(state.predictor),
+    )
+    residencies = [sequence.residency for sequence in sequences]
+    step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, residencies, plan.most)
+    replica.in_flight.append(step)
+    replica.next_step += 1
+    replica.forget = []

@@ -1,0 +1,136 @@
+"""Sequences that can be launched once there is room, in order of urgency.
+
+Under a static policy an entry's key never changes and a heap keeps the order; entries that have left are skipped by
+their ticket. Under any other policy the keys of a round are set by `order_by`, and since most rounds look at the
+head alone, the head is found by one pass and the heap is built only when somebody looks behind it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from eventlm.core.digest import weight
+from eventlm.core.plugin import SequenceView
+from eventlm.core.sequence import Sequence, Urgency
+
+
+class Candidate(NamedTuple):
+    """The head of a queue."""
+
+    urgency: Urgency
+    sequence: Sequence
+
+
+#: (priority, key, request, index, ticket, sequence); the ticket is unique, so sequences are never compared.
+_Entry = tuple[int, int, int, int, int, Sequence]
+
+
+class WaitingQueue:
+    """One queue. `members` is in order of (request, index), `views` beside it for the policy."""
+
+    def __init__(self, *, static: bool) -> None:
+        self.static = static
+        self.members: list[Sequence] = []
+        self.views: list[SequenceView] = []
+        self.num_tokens = 0
+        self.digest = 0
+        self._ids: list[tuple[int, int]] = []
+        self._next_ticket = 1
+        self._heap: list[_Entry] | None = [] if static else None
+        self._keys: list[int] = []
+        self._head: Candidate | None = None
+        self._passed: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def add(self, sequence: Sequence, key: int) -> None:
+        """Put a sequence in line. Under a policy that is not static `key` counts until the next round."""
+        identity = (sequence.request, sequence.index)
+        place = bisect_left(self._ids, identity)
+        self._ids.insert(place, identity)
+        self.members.insert(place, sequence)
+        self.views.insert(place, sequence.view)
+        sequence.ticket = self._next_ticket
+        self._next_ticket += 1
+        self.num_tokens += sequence.total
+        self.digest += _share(sequence)
+        if self._heap is not None:
+            heappush(self._heap, _entry(sequence, key))
+        else:
+            self._keys.insert(place, key)
+            self._head = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of line."""
+        if self._heap is None:
+            self._build_heap()
+        place = bisect_left(self._ids, (sequence.request, sequence.index))
+        del self._ids[place], self.members[place], self.views[place]
+        sequence.ticket = 0
+        self.num_tokens -= sequence.total
+        self.digest -= _share(sequence)
+
+    def order_by(self, keys: list[int]) -> None:
+        """Set the keys of this round, one for each of `members`. Not for a static policy."""
+        self._heap = None
+        self._head = None
+        self._keys = keys
+
+    def rebuild(self, keys: list[int], *, static: bool) -> None:
+        """Another policy: order everything anew by its keys, one for each of `members`."""
+        self.static = static
+        self.order_by(keys)
+        if static:
+            self._build_heap()
+
+    def peek(self) -> Candidate | None:
+        """The most urgent sequence that has not been passed over in this plan."""
+        if not self.members:
+            return None
+        if self._heap is None:
+            if self._head is None:
+                self._head = self._find_head()
+            return self._head
+        while self._heap:
+            entry = self._heap[0]
+            if entry[5].ticket == entry[4]:
+                return Candidate(entry[:4], entry[5])
+            heappop(self._heap)
+        return None
+
+    def pass_over(self) -> None:
+        """Look behind the head until `end_plan`."""
+        if self._heap is None:
+            self._build_heap()
+        assert self._heap is not None
+        self._passed.append(heappop(self._heap))
+
+    def end_plan(self) -> None:
+        """Those that were passed over are back in line."""
+        if self._passed:
+            assert self._heap is not None
+            for entry in self._passed:
+                heappush(self._heap, entry)
+            self._passed.clear()
+
+    def _find_head(self) -> Candidate:
+        ranks = [(sequence.view.priority, key) for sequence, key in zip(self.members, self._keys, strict=True)]
+        place = ranks.index(min(ranks))
+        sequence = self.members[place]
+        return Candidate((*ranks[place], sequence.request, sequence.index), sequence)
+
+    def _build_heap(self) -> None:
+        self._heap = [_entry(sequence, key) for sequence, key in zip(self.members, self._keys, strict=True)]
+        heapify(self._heap)
+        self._head = None
+
+
+def _entry(sequence: Sequence, key: int) -> _Entry:
+    return (sequence.view.priority, key, sequence.request, sequence.index, sequence.ticket, sequence)
+
+
+def _share(sequence: Sequence) -> int:
+    return weight(weight(sequence.request) + sequence.index) ^ sequence.total

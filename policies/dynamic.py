@@ -1,0 +1,36 @@
+"""Chunks sized so that a step meets a target time (Medha's adaptive chunking, 2024)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from eventlm.core.plugin import Batcher, SequenceView, StepLoad, milliseconds_to_ns
+from eventlm.core.predictor import Predictor
+
+
+class Dynamic(Batcher, frozen=True, kw_only=True):
+    """The largest chunk whose predicted step time meets a target; never less than `min_chunk_tokens`."""
+
+    target_ms: Annotated[float, Meta(gt=0)] = 100
+    #: Progress that a prompt makes in each step it is in, however long decodes alone take.
+    min_chunk_tokens: Annotated[int, Meta(ge=1)] = 16
+
+    def chunk_tokens(self, load: StepLoad, sequence: SequenceView, max_tokens: int, predictor: Predictor) -> int:
+        target_ns = milliseconds_to_ns(self.target_ms)
+        start = sequence.done_tokens
+        fits, too_long = 0, max_tokens + 1
+        while too_long - fits > 1:
+            tokens = (fits + too_long) // 2
+            predicted = predictor.step_ns(
+                prefill_tokens=load.prefill_tokens + tokens,
+                num_decodes=load.num_decodes,
+                context_tokens=load.context_tokens + start + tokens,
+                chunk_context=load.chunk_context + tokens * (start + tokens // 2),
+            )
+            if predicted <= target_ns:
+                fits = tokens
+            else:
+                too_long = tokens
+        return min(max(fits, self.min_chunk_tokens), max_tokens)
