@@ -282,7 +282,7 @@ def test_fields_of_the_core_are_replaced_by_name() -> None:
     core = CoreConfig(models=["m"], num_blocks=8, max_model_len=64)
     changed = replace_fields(core, parse_parameters("num_blocks=16,max_num_seqs=4"), where="--set")
     assert (changed.num_blocks, changed.max_num_seqs, changed.max_model_len) == (16, 4, 64)
-    with pytest.raises(UsageError, match="--set: unknown key 'num_block'; did you mean num_blocks?"):
+    with pytest.raises(UsageError, match="--set: unknown key 'num_block'; did you mean num_blocks"):
         replace_fields(core, {"num_block": 1}, where="--set")
     with pytest.raises(UsageError, match="--set: num_blocks=0: expected `int` >= 1"):
         replace_fields(core, {"num_blocks": 0}, where="--set")

@@ -136,9 +136,7 @@ def _find(kind: PluginKind, name: str) -> _Source:
             raise UsageError(f"{name} is a {other}, not a {kind}; choose it with --{other} {name}")
     module, colon, attribute = name.partition(":")
     if colon and module in BUILT_IN[kind]:
-        raise UsageError(
-            f"{kind} {name!r}: parameters are written {module}:PARAMETER=VALUE; {attribute!r} is not"
-        )
+        raise UsageError(f"{kind} {name!r}: parameters are written {module}:PARAMETER=VALUE; {attribute!r} is not")
     if colon:
         return _Source(name, module, "")
     points = [point for point in _entry_points() if point.name == name]
@@ -147,9 +145,7 @@ def _find(kind: PluginKind, name: str) -> _Source:
     sources = sorted({_entry_point_source(point) for point in points})
     if len(sources) > 1:
         origins = " and ".join(source.origin for source in sources)
-        raise UsageError(
-            f"{kind} {name!r} is ambiguous: {origins} both have it; name it as module:Class instead"
-        )
+        raise UsageError(f"{kind} {name!r} is ambiguous: {origins} both have it; name it as module:Class instead")
     return sources[0]
 
 
@@ -165,9 +161,7 @@ def _entry_point_source(point: metadata.EntryPoint) -> _Source:
 
 
 def _unknown_name(kind: PluginKind, name: str) -> str:
-    third_party = [
-        info.name for info in list_plugins() if info.origin != "built-in" and info.kind in (kind, "?")
-    ]
+    third_party = [info.name for info in list_plugins() if info.origin != "built-in" and info.kind in (kind, "?")]
     known = [*BUILT_IN[kind], *third_party]
     guess = nearest(name, known)
     suggestion = f"; did you mean {guess}?" if guess else ""
@@ -191,10 +185,8 @@ def _load_class(name: str, reference: str) -> type[msgspec.Struct]:
             f"plug-in {name!r}: no module {error.name!r} in {os.getcwd()} or among the installed packages"
         ) from error
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
-            f"plug-in {name!r}: importing {module_name} failed at {place.filename}:{place.lineno}: "
-            f"{type(error).__name__}: {error}"
+            f"plug-in {name!r}: importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"
         ) from error
     plugin_class = getattr(module, attribute, None)
     if plugin_class is None:
@@ -202,6 +194,14 @@ def _load_class(name: str, reference: str) -> type[msgspec.Struct]:
         suggestion = f"; did you mean {guess}?" if guess else ""
         raise UsageError(f"plug-in {name!r}: {module_name} has no class {attribute!r}{suggestion}")
     return plugin_class  # type: ignore[no-any-return]
+
+
+def _place(error: Exception) -> str:
+    """File and line where an import failed."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _kind_of(plugin_class: object) -> PluginKind | None:
@@ -215,16 +215,13 @@ def _check_kind(kind: PluginKind, name: str, plugin_class: object) -> None:
     if actual is None:
         base = BASES[kind]
         raise UsageError(
-            f"plug-in {name!r} is not a {kind}: it must be a class derived from "
-            f"{base.__module__}.{base.__name__}"
+            f"plug-in {name!r} is not a {kind}: it must be a class derived from {base.__module__}.{base.__name__}"
         )
     if actual != kind:
         raise UsageError(f"{name} is a {actual}, not a {kind}; choose it with --{actual} {name}")
 
 
-def _instantiate(
-    kind: PluginKind, name: str, plugin_class: type[msgspec.Struct], parameters: dict[str, Any]
-) -> Any:
+def _instantiate(kind: PluginKind, name: str, plugin_class: type[msgspec.Struct], parameters: dict[str, Any]) -> Any:
     fields = {field.name: field for field in msgspec.structs.fields(plugin_class)}
     for key in parameters:
         if key not in fields:
@@ -241,9 +238,7 @@ def _instantiate(
                 raise msgspec.ValidationError("Expected a finite number")
             msgspec.convert(value, fields[key].type, strict=True)
         except msgspec.ValidationError as error:
-            raise UsageError(
-                f"{kind} {name}: {key}={format_value(value)}: {lower_first(str(error))}"
-            ) from error
+            raise UsageError(f"{kind} {name}: {key}={format_value(value)}: {lower_first(str(error))}") from error
     try:
         return msgspec.convert(parameters, plugin_class, strict=True)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
