@@ -59,8 +59,7 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
         ("[cache]\nzzzzzz = 1", ", [cache]: unknown key 'zzzzzz'; known: block_size, num_blocks, kv_memory"),
         (
             "[servr]\nport = 1",
-            ": unknown section [servr]; did you mean server?; "
-            "known: model, cache, scheduler, server, worker, record",
+            ": unknown section [servr]; did you mean server?; known: model, cache, scheduler, server, worker, record",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         ("prot = 1", ": unknown key 'prot'; did you mean port in the section [server]?"),
@@ -147,9 +146,7 @@ def test_flags_are_converted_by_their_type() -> None:
 
 def test_a_plugin_in_a_file_is_a_table_or_a_spec(tmp_path: Path) -> None:
     path = tmp_path / "eventlm.toml"
-    path.write_text(
-        '[scheduler]\npolicy = "edf:multiplier=2"\n[scheduler.batcher]\ntype = "dynamic"\ntarget_ms = 50\n'
-    )
+    path.write_text('[scheduler]\npolicy = "edf:multiplier=2"\n[scheduler.batcher]\ntype = "dynamic"\ntarget_ms = 50\n')
     scheduler = load_config(path, environment=NO_ENVIRONMENT).scheduler
     assert scheduler.policy == {"type": "edf", "multiplier": 2}
     assert scheduler.batcher == {"type": "dynamic", "target_ms": 50}
@@ -175,9 +172,7 @@ def test_the_hash_depends_on_values_and_not_on_order_or_secrets() -> None:
 
 
 def test_every_option_says_what_it_is_and_what_it_takes() -> None:
-    assert len(options()) == sum(
-        len(msgspec.structs.fields(type(getattr(default_config(), s)))) for s in sections()
-    )
+    assert len(options()) == sum(len(msgspec.structs.fields(type(getattr(default_config(), s)))) for s in sections())
     for option in options().values():
         assert option.description
         assert option.allowed
@@ -227,9 +222,7 @@ def test_the_printed_configuration_loads_back_to_the_same(
 def test_a_secret_is_all_that_a_printed_configuration_lacks(tmp_path: Path) -> None:
     path = tmp_path / "printed.toml"
     path.write_text(to_toml(load_config(None, {"api_key": "k", "port": 1}, environment=NO_ENVIRONMENT)))
-    assert load_config(path, environment=NO_ENVIRONMENT) == load_config(
-        None, {"port": 1}, environment=NO_ENVIRONMENT
-    )
+    assert load_config(path, environment=NO_ENVIRONMENT) == load_config(None, {"port": 1}, environment=NO_ENVIRONMENT)
 
 
 @pytest.mark.parametrize(

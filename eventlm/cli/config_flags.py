@@ -19,9 +19,7 @@ def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...
     """Add `--config`, `--print-config` and a flag for each option but those of the sections `without`."""
     group = parser.add_argument_group("configuration")
     group.add_argument("--config", metavar="FILE", help="TOML file with the options below; flags beat it")
-    group.add_argument(
-        "--print-config", action="store_true", help="print the resulting configuration as TOML and exit"
-    )
+    group.add_argument("--print-config", action="store_true", help="print the resulting configuration as TOML and exit")
     for section, title in sections().items():
         if section in without:
             continue
@@ -44,9 +42,7 @@ def add_flag(group: argparse._ActionsContainer, option: Option) -> None:
 def config_from_arguments(arguments: argparse.Namespace) -> Config:
     """The configuration under `--config` and the flags given. Raises UsageError."""
     overrides = {
-        name.removeprefix(_PREFIX): value
-        for name, value in vars(arguments).items()
-        if name.startswith(_PREFIX)
+        name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)
     }
     return load_config(arguments.config, overrides)
 

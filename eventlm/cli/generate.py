@@ -22,28 +22,18 @@ examples:
   eventlm generate --chat "What is the capital of France?"
   eventlm generate - < prompt.txt
   eventlm generate "One" "Two" --record runs && eventlm replay runs/latest/trace.jsonl"""
-    parser.add_argument(
-        "prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input"
-    )
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input")
     group = parser.add_argument_group("sampling")
     group.add_argument("--chat", action="store_true", help="send each prompt through the chat template")
-    group.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most new tokens (default: 256)"
-    )
-    group.add_argument(
-        "--temperature", type=float, metavar="X", help="0 is greedy (default: the model's own)"
-    )
+    group.add_argument("--max-tokens", type=int, default=256, metavar="N", help="most new tokens (default: 256)")
+    group.add_argument("--temperature", type=float, metavar="X", help="0 is greedy (default: the model's own)")
     group.add_argument("--top-p", type=float, metavar="X", help="nucleus sampling (default: the model's own)")
-    group.add_argument(
-        "--top-k", type=int, metavar="N", help="0 is the whole vocabulary (default: the model's own)"
-    )
+    group.add_argument("--top-k", type=int, metavar="N", help="0 is the whole vocabulary (default: the model's own)")
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
     )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="go on to --max-tokens whatever the model says"
-    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens whatever the model says")
     add_config_flags(parser, without=("server",))
     parser.set_defaults(run=run)
 

@@ -76,9 +76,7 @@ examples:
     parser.add_argument("--version", action="version", version=f"eventlm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(
-            name, help=summary, description=summary[0].upper() + summary[1:] + "."
-        )
+        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == command:
             importlib.import_module(f"eventlm.cli.{name}").configure(subparser)
     return parser

@@ -31,9 +31,7 @@ def find_model(config: ModelConfig) -> ModelSource:
     if config.model == FAKE_MODEL:
         return ModelSource(None, config.served_model_name or FAKE_MODEL)
     if config.fake:
-        raise UsageError(
-            f"--fake has parameters of the fake worker, but --model is {config.model!r}, not {FAKE_MODEL!r}"
-        )
+        raise UsageError(f"--fake is for the fake worker, but --model is {config.model!r}, not {FAKE_MODEL!r}")
     if config.model in KNOWN_MODELS:
         return ModelSource(_cached_or_pulled(config.model), config.served_model_name or config.model)
     folder = Path(config.model).expanduser()

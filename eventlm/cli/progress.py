@@ -23,9 +23,7 @@ def file_progress(description: str, path: str) -> Iterator[Callable[[int, int], 
         return
     from tqdm import tqdm
 
-    with tqdm(
-        desc=description, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=False
-    ) as bar:
+    with tqdm(desc=description, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=False) as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.total = total

@@ -28,16 +28,10 @@ examples:
 
 exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 10 divergence, 11 safety invariant,
             12 liveness, 13 written by another version, 14 gap"""
-    parser.add_argument(
-        "trace", metavar="TRACE", help="the trace file, DIR/<run>/trace.jsonl of `--record DIR`"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="verify under the changes given by the flags below"
-    )
+    parser.add_argument("trace", metavar="TRACE", help="the trace file, DIR/<run>/trace.jsonl of `--record DIR`")
+    parser.add_argument("--verify", action="store_true", help="verify under the changes given by the flags below")
     for kind in PLUGIN_KINDS:
-        parser.add_argument(
-            f"--{kind}", metavar="SPEC", help=f"another {kind}, such as `eventlm policies` lists"
-        )
+        parser.add_argument(f"--{kind}", metavar="SPEC", help=f"another {kind}, such as `eventlm policies` lists")
     parser.add_argument(
         "--set",
         action="append",

@@ -24,9 +24,7 @@ END_IN_WORDS = {
 
 def configure(parser: Parser) -> None:
     """Add the command's subcommands."""
-    parser.description = (
-        "Look at, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
-    )
+    parser.description = "Look at, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
     parser.epilog = """\
 examples:
   eventlm trace info runs/latest/trace.jsonl     the run in numbers
@@ -36,9 +34,7 @@ examples:
 exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by another version"""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    info = actions.add_parser(
-        "info", help="the run in numbers", description="Print a trace's run in numbers."
-    )
+    info = actions.add_parser("info", help="the run in numbers", description="Print a trace's run in numbers.")
     info.add_argument("--json", action="store_true", help="print one JSON object, header included")
     info.set_defaults(run=run_info)
 

@@ -82,9 +82,7 @@ def replace_fields(struct: _StructT, assignments: Mapping[str, Any], *, where: s
     changes = {}
     for name, value in assignments.items():
         if name not in fields:
-            raise UsageError(
-                f"{where}: unknown key {name!r}{_did_you_mean(name, fields)}; known: {', '.join(fields)}"
-            )
+            raise UsageError(f"{where}: unknown key {name!r}{_did_you_mean(name, fields)}; known: {', '.join(fields)}")
         try:
             changes[name] = msgspec.convert(value, fields[name])
         except msgspec.ValidationError as error:
@@ -136,9 +134,7 @@ def _flag_value(option: Option, value: object) -> object:
 
 
 def _checked(option: Option, value: object, *, strict: bool = True) -> object:
-    if option.plugin_kind and not (
-        isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"]
-    ):
+    if option.plugin_kind and not (isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"]):
         raise UsageError("`type` is missing")
     return msgspec.convert(value, option.type, strict=strict)
 

@@ -95,9 +95,7 @@ def options() -> MappingProxyType[str, Option]:
 def sections() -> MappingProxyType[str, str]:
     """Every section of the TOML file and its title."""
     fields = msgspec.structs.fields(Config)
-    return MappingProxyType(
-        {field.name: (field.type.__doc__ or "").split("\n")[0].rstrip(".") for field in fields}
-    )
+    return MappingProxyType({field.name: (field.type.__doc__ or "").split("\n")[0].rstrip(".") for field in fields})
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -80,9 +80,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """KV cache."""
 
     block_size: Annotated[int, Meta(ge=1, le=512, description="tokens in one KV block")] = 16
-    num_blocks: Annotated[
-        int, Meta(ge=0, description="KV blocks of each replica; 0: as many as kv_memory holds")
-    ] = 0
+    num_blocks: Annotated[int, Meta(ge=0, description="KV blocks of each replica; 0: as many as kv_memory holds")] = 0
     kv_memory: Annotated[
         str,
         Meta(
@@ -107,9 +105,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="how large prefill chunks are, such as dynamic:target_ms=50",
         ),
     ] = field(default_factory=lambda: {"type": "fixed"})
-    router: Annotated[
-        PluginSpec, Meta(extra={"plugin": "router"}, description="which replica gets a request")
-    ] = field(default_factory=lambda: {"type": "pull"})
+    router: Annotated[PluginSpec, Meta(extra={"plugin": "router"}, description="which replica gets a request")] = field(
+        default_factory=lambda: {"type": "pull"}
+    )
     replicas: Annotated[
         int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")
     ] = 1
@@ -171,15 +169,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Worker processes."""
 
-    threads: Annotated[
-        int, Meta(ge=0, description="compute threads of a worker; 0: cores divided by replicas")
-    ] = 0
+    threads: Annotated[int, Meta(ge=0, description="compute threads of a worker; 0: cores divided by replicas")] = 0
     heartbeat_timeout_seconds: Annotated[
         int, Meta(ge=1, description="silence after which a worker counts as lost and is killed")
     ] = 20
-    step_timeout_seconds: Annotated[
-        int, Meta(ge=1, description="longest step before a worker counts as hung")
-    ] = 600
+    step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
     start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600
     max_restarts: Annotated[
         int,
@@ -200,9 +194,7 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace",
         ),
     ] = ""
-    checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = (
-        1000
-    )
+    checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = 1000
     validate_every: Annotated[
         int, Meta(ge=0, description="drains between two checks of the core's invariants; 0: never")
     ] = 1024

@@ -26,9 +26,7 @@ def to_toml(config: Config) -> str:
             value = tables[section][option.name]
             lines.append(f"# {option.description}")
             if option.is_secret and value:
-                lines.append(
-                    f'# {option.name} = "{REDACTED}"  (set but not shown; give it in {API_KEY_VARIABLE})'
-                )
+                lines.append(f'# {option.name} = "{REDACTED}"  (set but not shown; give it in {API_KEY_VARIABLE})')
             else:
                 lines.append(f"{option.name} = {_value(value)}")
     return "\n".join(lines[1:]) + "\n"

@@ -1,0 +1,149 @@
+"""The program as a whole: exit codes, messages, and what it loads to say them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventlm import __version__
+from eventlm.cli import main as program
+from eventlm.cli.main import COMMANDS, main
+
+HEAVY = ("torch", "transformers", "aiohttp", "numpy", "zmq")
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("eventlm: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("eventlm: error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sreve"], "unknown command 'sreve'; did you mean serve?"),
+        (["--verison"], "unknown flag --verison; did you mean --version?"),
+        (["serve", "--max-model-length", "4"], "unknown flag --max-model-length; did you mean --max-model-len?"),
+        (["serve", "--max-model", "4"], "unknown flag --max-model; did you mean --max-model-len?"),
+        (["serve", "--prot=4"], "unknown flag --prot; did you mean --port?"),
+        (["serve", "extra"], "unknown argument extra"),
+        (["serve", "--port"], "argument --port: expected one argument"),
+        (["serve", "--port", "x", "--print-config"], "--port 'x': must be an integer from 0 to 65535"),
+        (["serve", "--config", "/nowhere.toml"], "cannot read the configuration /nowhere.toml: No such file"),
+        (["trace"], "the following arguments are required: ACTION"),
+        (["trace", "chek", "x"], "unknown action 'chek'; did you mean check?"),
+        (["trace", "check", "--strickt", "x"], "unknown flag --strickt; did you mean --strict?"),
+        (["trace", "check", "/nowhere.jsonl"], "cannot read the trace /nowhere.jsonl: No such file or directory"),
+        (["replay"], "the following arguments are required: TRACE"),
+        (["generate", "--port", "1", "x"], "unknown flag --port"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert message in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_describes_and_gives_examples(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: eventlm {command}")
+    assert text.partition("examples:")[2].count("eventlm") >= 2
+
+
+def test_without_a_command_help_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert all(command in captured.err for command in COMMANDS)
+
+
+def test_version_is_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"eventlm {__version__}"
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "_run", interrupt)
+    assert main([]) == 128 + signal.SIGINT
+
+
+def test_a_defect_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(program, "_run", fail)
+    with pytest.raises(ZeroDivisionError):
+        main([])
+
+
+def run(*arguments: str | bytes, **keywords: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "eventlm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **keywords)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_reader_that_leaves_early_is_not_complained_of() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "eventlm", "policies"], stdout=stdout, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_an_argument_that_is_not_utf8_is_an_error() -> None:
+    done = run("serve", b"--model=\xff", env=os.environ | {"PYTHONUTF8": "1"})
+    assert done.returncode == 2
+    assert "is not valid UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["policies"], ["replay", "--help"], ["trace", "info", "/nowhere"], ["--help"]])
+def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom eventlm.cli.main import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        f"print(sorted({set(HEAVY)!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_third_partys_policy_is_listed_like_a_built_in(tmp_path: Path) -> None:
+    package = tmp_path / "site"
+    (package / "slow_first").mkdir(parents=True)
+    (package / "slow_first" / "__init__.py").write_text(
+        "from eventlm.core.plugin import Policy\n\n\n"
+        "class SlowFirst(Policy, frozen=True, kw_only=True):\n"
+        '    """The longest prompt goes first."""\n\n'
+        "    patience_ms: int = 250\n\n"
+        "    def keys(self, sequences, now_ns):\n"
+        "        return [-sequence.prompt_tokens for sequence in sequences]\n"
+    )
+    info = package / "slow_first-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-first\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text("[eventlm.policies]\nslow_first = slow_first:SlowFirst\n")
+    done = run("policies", env=os.environ | {"PYTHONPATH": str(package)})
+    assert done.returncode == 0
+    line = next(line for line in done.stdout.splitlines() if "slow_first" in line)
+    assert [cell.strip() for cell in line.split("  ") if cell.strip()] == [
+        "policy",
+        "slow_first",
+        "patience_ms=250",
+        "The longest prompt goes first.",
+        "slow-first",
+    ]
