@@ -84,7 +84,7 @@ def options() -> MappingProxyType[str, Option]:
         for field in msgspec.structs.fields(section.type):
             bare_type, *annotations = get_args(field.type)
             meta = next(annotation for annotation in annotations if isinstance(annotation, Meta))
-            default = field.default if field.default is not NODEFAULT else field.default_factory()  # type: ignore[operator]
+            default = field.default if field.default is not NODEFAULT else field.default_factory()
             table[field.name] = Option(
                 section.name, field.name, field.type, bare_type, default, meta.description or "", meta
             )

@@ -273,5 +273,5 @@ def _describe(kind: str, name: str, source: _Source) -> PluginInfo:
 def _parameter_text(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return field.name
-    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[operator]
+    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return f"{field.name}={format_value(default)}"
