@@ -27,9 +27,7 @@ class Bus:
     `next_s`.
     """
 
-    def __init__(
-        self, *, next_s: int = 0, history: History | None = None, on_broken: OnBroken | None = None
-    ) -> None:
+    def __init__(self, *, next_s: int = 0, history: History | None = None, on_broken: OnBroken | None = None) -> None:
         self.next_s = next_s
         self.closed = False
         self._history = history
@@ -75,8 +73,7 @@ class Bus:
         from_seq: int | None = None,
         capacity: int = 1024,
     ) -> Subscription:
-        """Iterate (`async for`) over events of `kinds` (classes, all if None) from `from_seq` on (None:
-        from now).
+        """Iterate over the events of `kinds` (classes; None: all) from `from_seq` (None: now) on.
 
         What lies before now is read from the history; where there is none, the first item is a Lagged. At
         most `capacity` events wait for the subscriber, then the oldest are dropped and a Lagged stands in

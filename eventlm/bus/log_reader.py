@@ -1,5 +1,4 @@
-"""Reading a trace: line by line in bounded memory, each line checked against the chain before it is handed
-out.
+"""Reading a trace: line by line, in bounded memory, each line checked against the chain before it is used.
 
 A trace is whole (it ends in `end`), without a clean end (its writer died between two lines), torn (its
 writer died within a line) or still being written (its writer holds the lock). All four can be read. A
@@ -59,9 +58,8 @@ class LogLine(Struct, frozen=True, gc=False):
         try:
             return decode_body(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _corrupt(
-                self.path, self.number, self.byte_offset, f"it is not an event: {error}"
-            ) from error
+            what = f"it is not an event: {error}"
+            raise _corrupt(self.path, self.number, self.byte_offset, what) from error
 
 
 class _HeaderStart(Struct):
@@ -86,7 +84,7 @@ class LogReader:
     size_bytes, position: the file's size at opening, and how much of it was read; lines added later are left.
     num_lines, torn, clean_end: how far the latest iteration came, and how it ended.
 
-    Raises UsageError if there is no such file, TraceVersionError for a trace of another version,
+    Raises UsageError if there is nothing to read, TraceVersionError for a trace of another version,
     TraceCorruptError for damage (at opening for the first line, else while iterating), and with `strict`
     TornTraceError behind the last complete line of a torn trace.
     """
@@ -120,12 +118,9 @@ class LogReader:
     def _read_header(self) -> Header:
         line = self._file.readline(MAX_LINE_BYTES)
         if not line.endswith(b"\n"):
-            hint = (
-                "the run has only begun, try again"
-                if self.still_being_written
-                else "nothing of it can be used"
-            )
-            raise _corrupt(self.path, 1, 0, f"it has no complete header; {hint}")
+            if self.still_being_written:
+                raise UsageError(f"{self.path} has no header yet: the run has only begun, try again")
+            raise _corrupt(self.path, 1, 0, "it has no complete header; nothing of it can be used")
         body = line[: -SUFFIX_BYTES - 1]
         if split_line(line[:-1]) is None or not body.startswith(b'{"t":"header",'):
             raise _corrupt(self.path, 1, 0, "its first line is not the header of a trace")
@@ -141,25 +136,21 @@ class LogReader:
         return event
 
     def _check_versions(self, found: _HeaderStart) -> None:
-        if (found.format, found.schema, found.behaviour) == (
-            FORMAT_VERSION,
-            SCHEMA_VERSION,
-            BEHAVIOUR_VERSION,
-        ):
+        known = (FORMAT_VERSION, SCHEMA_VERSION, BEHAVIOUR_VERSION)
+        if (found.format, found.schema, found.behaviour) == known:
             return
         raise TraceVersionError(
             f"{self.path} has format {found.format}, schema {found.schema}, behaviour {found.behaviour} "
             f"and was written by eventlm {found.code_version or 'of an unknown version'}; this is eventlm "
-            f"{__version__}, which reads format {FORMAT_VERSION}, schema {SCHEMA_VERSION}, behaviour {BEHAVIOUR_VERSION}: "
-            "read it with the version that wrote it"
+            f"{__version__}, which reads format {FORMAT_VERSION}, schema {SCHEMA_VERSION}, behaviour "
+            f"{BEHAVIOUR_VERSION}: read it with the version that wrote it"
         )
 
     def __iter__(self) -> Iterator[LogLine]:
         return self._lines(0, 1, self.header.s, self.header.previous_h)
 
     def lines_from(self, s: int) -> Iterator[LogLine]:
-        """The lines from the event with this `s` on, found by bisection; the lines before it are not
-        checked."""
+        """The lines from event `s` on, found by bisection; the lines before it are not checked."""
         before = self._find(s - 1) if s > self.header.s else None
         if before is None:
             return (line for line in self if line.s >= s)
@@ -196,24 +187,20 @@ class LogReader:
         if after_end:
             raise _corrupt(self.path, line_number, byte_offset, f"{num_bytes} bytes follow the end record")
         if num_bytes == MAX_LINE_BYTES:
-            raise _corrupt(
-                self.path, line_number, byte_offset, f"the line is longer than {MAX_LINE_BYTES} bytes"
-            )
+            what = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            raise _corrupt(self.path, line_number, byte_offset, what)
         if self.still_being_written:
             return
         num_bytes = self.size_bytes - byte_offset
         self.torn = TornTail(line_number, byte_offset, num_bytes)
         if self._strict:
             raise TornTraceError(
-                f"{self.path} is torn at line {line_number}, byte {byte_offset}: {num_bytes} bytes of an incomplete line; "
-                f"`eventlm trace repair {self.path}` removes them"
+                f"{self.path} is torn at line {line_number}, byte {byte_offset}: {num_bytes} bytes of "
+                f"an incomplete line; `eventlm trace repair {self.path}` removes them"
             )
 
-    def _refuse(
-        self, line: bytes, line_number: int, byte_offset: int, s: int, h: str, *, after_end: bool
-    ) -> NoReturn:
-        """Say what is wrong with a complete line that cannot stand here: h is the hash that it should
-        carry."""
+    def _refuse(self, line: bytes, line_number: int, byte_offset: int, s: int, h: str, *, after_end: bool) -> NoReturn:
+        """Say what is wrong with a complete line that cannot stand here; h is the hash that fits."""
         split, head = split_line(line[:-1]), _HEAD.match(line)
         found_s = int(head[2]) if head else s
         if after_end:

@@ -47,9 +47,7 @@ class LogWriter:
         try:
             self._fd = self._create()
         except OSError as error:
-            raise LogWriteError(
-                f"cannot record to {self.path}: {error.strerror}; choose another folder"
-            ) from error
+            raise LogWriteError(f"cannot record to {self.path}: {error.strerror}; choose another folder") from error
 
     def _create(self) -> int:
         self.run_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

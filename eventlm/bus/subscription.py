@@ -100,9 +100,7 @@ class Subscription:
 
     _buffer: LiveBuffer | None = None
 
-    def __init__(
-        self, bus: Bus, *, kinds: tuple[type[Event], ...] | None, from_seq: int, capacity: int
-    ) -> None:
+    def __init__(self, bus: Bus, *, kinds: tuple[type[Event], ...] | None, from_seq: int, capacity: int) -> None:
         if from_seq < 0 or capacity < 1:
             raise ValueError(f"from_seq {from_seq} must be at least 0 and capacity {capacity} at least 1")
         self._bus = bus
