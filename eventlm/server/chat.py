@@ -1,0 +1,112 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplateError
+from eventlm.server.context import CONTEXT, ServerContext, read_body
+from eventlm.server.errors import invalid_value
+from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, decode_request
+from eventlm.server.replies import (
+    ApiFinishReason,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatReplyMessage,
+    Usage,
+)
+from eventlm.server.stream import answer
+from eventlm.server.validation import chat_messages, check_request, engine_request
+
+
+class ChatReplies:
+    """The shapes of chat replies."""
+
+    prompt_param = "messages"
+
+    def __init__(self, model: str, *, with_usage: bool) -> None:
+        self._model = model
+        self._id = f"chatcmpl-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        #: Chunks of a stream that will report its usage carry a null until then.
+        self._no_usage: UnsetType | None = None if with_usage else UNSET
+
+    def opening(self, choice: int) -> ChatCompletionChunk:
+        return self._chunk([ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))])
+
+    def delta(self, choice: int, text: str) -> ChatCompletionChunk:
+        return self._chunk([ChatChunkChoice(choice, ChatDelta(content=text))])
+
+    def finish(self, choice: int, reason: ApiFinishReason) -> ChatCompletionChunk:
+        return self._chunk([ChatChunkChoice(choice, ChatDelta(), finish_reason=reason)])
+
+    def usage(self, usage: Usage) -> ChatCompletionChunk:
+        return self._chunk([], usage)
+
+    def whole(self, texts: list[str], reasons: list[ApiFinishReason], usage: Usage) -> ChatCompletion:
+        choices = [
+            ChatChoice(index, ChatReplyMessage(text), reason)
+            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        ]
+        return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=self._no_usage if usage is None else usage,
+        )
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    context = request.app[CONTEXT]
+    received_ns = context.engine.now_ns()
+    body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+    limits = context.limits
+    check_request(body, limits)
+    prompt_token_ids = await _encode(context, body)
+    group = [
+        engine_request(
+            body,
+            prompt_token_ids,
+            defaults=context.defaults,
+            limits=limits,
+            prompt_param=ChatReplies.prompt_param,
+            received_ns=received_ns,
+            ready_ns=context.engine.now_ns(),
+        )
+    ]
+    generation = await context.submit(group, prompt_param=ChatReplies.prompt_param)
+    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return await answer(request, body, generation, ChatReplies(body.model, with_usage=with_usage))
+
+
+async def _encode(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
+    template = context.tokenizer.chat_template
+    if template is None:
+        raise invalid_value(
+            "messages", "This model has no chat template; use /v1/completions, or a model that was made for chat."
+        )
+    messages = chat_messages(body)
+    variables = body.chat_template_kwargs or {}
+    for name in variables:
+        if name in RESERVED_NAMES:
+            param = f"chat_template_kwargs.{name}"
+            raise invalid_value(param, f"Invalid value for '{param}': the server sets this variable itself.")
+    add_generation_prompt = body.add_generation_prompt is not False
+    try:
+        return await context.encoder.encode_chat(
+            template, messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+    except ChatTemplateError as error:
+        raise invalid_value("messages", f"Invalid value for 'messages': {error}.") from error

@@ -1,0 +1,145 @@
+"""What every handler needs: the engine, the tokenizer, the configuration and the requests under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from eventlm.config import ServerConfig
+from eventlm.control.request import EngineRequest
+from eventlm.errors import EventLMError
+from eventlm.server import generation as generations
+from eventlm.server.engine_protocol import Engine
+from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, unavailable
+from eventlm.server.generation import Generation
+from eventlm.server.generation_config import GenerationDefaults
+from eventlm.server.prompt_encoder import PromptEncoder
+from eventlm.server.tokenizer import Tokenizer
+from eventlm.server.validation import Limits
+
+#: How long the remaining handlers have for their last words once their requests were cancelled.
+LAST_WORDS_SECONDS = 5.0
+
+
+class ServerContext:
+    """One server's state. `vocab_size` is the model's: prompts of token ids must lie below it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+        *,
+        defaults: GenerationDefaults | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.config = config
+        self.defaults = defaults or GenerationDefaults()
+        self.vocab_size = vocab_size or tokenizer.vocab_size
+        self.encoder = PromptEncoder(tokenizer)
+        self.created = int(time.time())
+        self.draining = False
+        self._cut = False
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._live: dict[int, Generation] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """What the model allows."""
+        return Limits(self.engine.model_names, self.engine.max_model_len, self.vocab_size)
+
+    def check_available(self) -> None:
+        """Raise ApiError (503) unless requests can be taken."""
+        if self.draining:
+            raise unavailable("The server is shutting down; try another one or try again.")
+        match self.engine.state:
+            case "ready":
+                return
+            case "loading":
+                raise unavailable("The model is still loading; try again.")
+            case "draining":
+                raise unavailable("The engine is shutting down; try another server or try again.")
+            case "dead":
+                raise unavailable("The engine has died; see the server's log.")
+
+    async def submit(self, group: list[EngineRequest], *, prompt_param: str) -> Generation:
+        """Hand a group to the engine. Raises ApiError. `release` the generation in the end."""
+        try:
+            generation = await generations.submit(self.engine, self.tokenizer, group)
+        except EventLMError as error:
+            raise from_engine_error(error, prompt_param=prompt_param) from error
+        self._live[id(generation)] = generation
+        if self._cut:
+            generation.cancel("shutdown")
+        return generation
+
+    def release(self, generation: Generation) -> None:
+        """A handler is done with its generation, for whatever reason."""
+        del self._live[id(generation)]
+        generation.cancel()
+
+    def enter(self) -> None:
+        """A request that generates has begun."""
+        self._num_running += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        """And is over."""
+        self._num_running -= 1
+        if not self._num_running:
+            self._idle.set()
+
+    async def drain(self, cut: asyncio.Event) -> None:
+        """Refuse new requests; wait for those that run until drain_seconds are over or `cut` is set, end the rest."""
+        self.draining = True
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, cut)]
+        try:
+            await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._cut = True
+        for generation in list(self._live.values()):
+            generation.cancel("shutdown")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), LAST_WORDS_SECONDS)
+
+
+CONTEXT = web.AppKey("context", ServerContext)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The JSON body's bytes. Raises ApiError for another content type and for a body over the limit.
+
+    A body that is too large is refused by its announced length, else as soon as the limit is passed.
+    """
+    limit = request.app[CONTEXT].config.max_body_bytes
+    if request.content_type != "application/json":
+        raise ApiError(
+            415, f"The Content-Type must be application/json, got '{request.headers.get('Content-Type', '')}'."
+        )
+    if request.content_length is not None and request.content_length > limit:
+        raise body_too_large(limit)
+    body = bytearray()
+    try:
+        async for chunk in request.content.iter_any():
+            if len(body) + len(chunk) > limit:
+                raise body_too_large(limit)
+            body += chunk
+    except web.RequestPayloadError as error:
+        raise invalid_json("its transfer or content encoding is broken") from error
+    return bytes(body)
+
+
+def json_response(reply: Any) -> web.Response:
+    """A struct as a 200 reply."""
+    return web.Response(body=msgspec.json.encode(reply), content_type="application/json")

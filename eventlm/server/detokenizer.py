@@ -1,0 +1,92 @@
+"""From tokens to text, one sequence at a time.
+
+Tokens stand for bytes, and a character may span several tokens, so bytes go through an incremental UTF-8 decoder: a
+character is given out when its last byte has come. Bytes that can never become a character turn into U+FFFD, as in
+`bytes.decode(errors="replace")`, and so does an incomplete character at the end.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable
+
+from eventlm.server.stop_strings import StopMatcher, StopStrings
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Incremental detokenizing. The joined pieces do not depend on how the tokens were cut into calls."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = _new_decoder(errors="replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+        return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
+
+    def flush(self) -> str:
+        """The rest: U+FFFD if the last character is incomplete, else nothing."""
+        return self._decoder.decode(b"", final=True)
+
+
+class SequenceText:
+    """The text of one sequence, from its tokens to what a client may see.
+
+    Tokens of `end_token_ids` (end of sequence, stop tokens) count but give no text. With stop strings, text ends
+    before the first one; `stop_position` is then the number of tokens up to and including the one that completed
+    it. Streamed and whole replies both come from here, so they are equal.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        *,
+        stops: StopStrings | None = None,
+        end_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = Detokenizer(token_bytes)
+        self._matcher = StopMatcher(stops) if stops is not None else None
+        self._end_token_ids = end_token_ids
+        self._closed = False
+        self.num_tokens = 0
+        self.stop_position: int | None = None
+
+    def push(self, token_ids: list[int]) -> str:
+        """The text that these tokens make safe to send; tokens after an end are ignored."""
+        if self._closed:
+            return ""
+        if self._matcher is None:
+            self.num_tokens += len(token_ids)
+            return self._detokenizer.push(self._visible(token_ids))
+        pieces = []
+        for token_id in token_ids:
+            self.num_tokens += 1
+            pieces.append(self._matcher.push(self._detokenizer.push(self._visible([token_id]))))
+            if self._matcher.found:
+                self._stop()
+                break
+        return "".join(pieces)
+
+    def close(self) -> str:
+        """The text that was held back, once no more tokens come. A second call gives nothing."""
+        if self._closed:
+            return ""
+        tail = self._detokenizer.flush()
+        if self._matcher is None:
+            self._closed = True
+            return tail
+        text = self._matcher.push(tail)
+        if self._matcher.found:
+            self._stop()
+            return text
+        self._closed = True
+        return text + self._matcher.release()
+
+    def _visible(self, token_ids: list[int]) -> Iterable[int]:
+        return (token_id for token_id in token_ids if token_id not in self._end_token_ids)
+
+    def _stop(self) -> None:
+        self.stop_position = self.num_tokens
+        self._closed = True

@@ -1,0 +1,72 @@
+"""What a model's authors recommend for sampling, and its end tokens: generation_config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from eventlm.errors import CheckpointError
+from eventlm.server.tokenizer import Tokenizer
+
+_log = structlog.get_logger("eventlm.server")
+
+#: Recommendations that cannot be followed, with the values that ask for nothing.
+_UNSUPPORTED = {"repetition_penalty": (None, 1.0), "min_p": (None, 0.0)}
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling of requests that leave it open. `top_k` 0 keeps the whole vocabulary. Used as vLLM uses them."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class _GenerationConfig(msgspec.Struct):
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    eos_token_id: int | list[int] | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+
+
+class _ModelConfig(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+def load_generation_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDefaults:
+    """The defaults of a checkpoint folder.
+
+    A sequence ends at the tokenizer's end token and at those of generation_config.json, or of config.json where the
+    former names none. Raises CheckpointError for a file that cannot be read.
+    """
+    config = _read(folder / "generation_config.json", _GenerationConfig)
+    ends = config.eos_token_id
+    if ends is None:
+        ends = _read(folder / "config.json", _ModelConfig).eos_token_id
+    eos_token_ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if tokenizer.eos_token_id is not None:
+        eos_token_ids = [*eos_token_ids, tokenizer.eos_token_id]
+    for name, neutral in _UNSUPPORTED.items():
+        if getattr(config, name) not in neutral:
+            _log.warning("generation_config.json asks for what is not supported; ignored", parameter=name)
+    return GenerationDefaults(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        top_k=max(config.top_k or 0, 0),
+        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
+    )
+
+
+def _read(path: Path, type_: type[Any]) -> Any:
+    if not path.is_file():
+        return type_()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

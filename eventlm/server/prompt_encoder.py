@@ -1,0 +1,55 @@
+"""Prompts to token ids without stalling the loop: short texts at once, long ones in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from eventlm.server.chat_template import ChatTemplate
+from eventlm.server.tokenizer import Tokenizer
+
+#: Texts up to this many characters take well under a millisecond.
+INLINE_CHARACTERS = 2048
+
+T = TypeVar("T")
+
+
+class PromptEncoder:
+    """Encodes and renders prompts; at most two long ones at a time, the others wait their turn."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text."""
+        return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(
+        self,
+        template: ChatTemplate,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> list[int]:
+        """The token ids of rendered messages. The template writes the special tokens itself."""
+
+        def work() -> list[int]:
+            text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
+        # A variable may be of any size, and so may what a template makes of it.
+        return await self._run(INLINE_CHARACTERS + 1 if variables else size, work)
+
+    def close(self) -> None:
+        """Give the threads back; texts that wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

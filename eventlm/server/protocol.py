@@ -1,0 +1,203 @@
+"""Requests as they come in: structs for what is understood, and the errors for what is not.
+
+Unknown fields are ignored. Fields that would change the output but are not supported are errors unless they hold a
+value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is never silently dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 4096
+#: Sequences that one body can ask for: prompts times n.
+MAX_GROUP_SEQUENCES = 2048
+
+#: Integers in the log stay below 2^53 ns, so times are bounded well below that.
+Milliseconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+class StreamOptions(Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class LatencyObjective(Struct):
+    """`slo`: wished-for times to the first token and between tokens."""
+
+    ttft_ms: Milliseconds | None = None
+    tpot_ms: Milliseconds | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both endpoints take. Absent and null mean the default."""
+
+    model: str
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    deadline_ms: Milliseconds | None = None
+    drop_if_late: bool | None = None
+    slo: LatencyObjective | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class ContentPart(Struct):
+    """One part of a message's content; only text parts are supported."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of `POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+#: Fields without support, each with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "kv_transfer_params": (),
+    "echo": (False,),
+}
+UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
+    **UNSUPPORTED,
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": ([],),
+}
+UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    **UNSUPPORTED,
+    "logprobs": (),
+    "suffix": ("",),
+    "best_of": (1,),
+    "prompt_embeds": (),
+}
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+_MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
+
+
+def decode_request(body: bytes, type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
+    """The request in `body`. Raises ApiError (400) that names the field at fault."""
+    raw = _decode_json(body)
+    if not isinstance(raw, dict):
+        raise invalid_type(None, "The request body must be a JSON object.")
+    try:
+        request = msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        raise _validation_error(str(error)) from error
+    except RecursionError as error:
+        raise invalid_json("it is nested too deeply") from error
+    for name, neutral in unsupported.items():
+        value = raw.get(name)
+        if value is not None and value not in neutral:
+            remedy = f"leave it out or set it to {_to_json(neutral[0])}" if neutral else "leave it out"
+            raise invalid_value(name, f"'{name}' is not supported yet; {remedy}.")
+    return request
+
+
+def _decode_json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise invalid_json("it is not UTF-8") from error
+    except RecursionError as error:
+        raise invalid_json("it is nested too deeply") from error
+    except msgspec.DecodeError as error:
+        raise invalid_json(str(error).partition(" - at ")[0]) from error
+
+
+def _validation_error(text: str) -> ApiError:
+    """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`"."""
+    problem, _, place = text.partition(" - at ")
+    path = place.strip("`").removeprefix("$").removeprefix(".")
+    if missing := _MISSING_FIELD.match(problem):
+        return missing_parameter(f"{path}.{missing[1]}" if path else missing[1])
+    param = path or None
+    if ", got `" in problem:
+        return invalid_type(param, f"Invalid type for '{path}': {_lower_first(problem)}.")
+    return invalid_value(param, f"Invalid value for '{path}': {_lower_first(problem)}.")
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

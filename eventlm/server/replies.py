@@ -1,0 +1,126 @@
+"""Replies in OpenAI's shapes. Fields that are `UNSET` do not appear, those that are None appear as null."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from eventlm.types import FinishReason
+
+ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
+    """OpenAI's name for the ordinary end of a sequence."""
+    return reason if reason in ("length", "tool_calls") else "stop"  # type: ignore[return-value]
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    """How many of the prompt's tokens came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True):
+    """Token counts of one reply. A prompt counts once, whatever `n` is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ChatReplyMessage(Struct, frozen=True):
+    """What the assistant said."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    """One of the `n` answers."""
+
+    index: int
+    message: ChatReplyMessage
+    finish_reason: ApiFinishReason
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, frozen=True, kw_only=True):
+    """Reply of `/v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: None = None
+
+
+class ChatDelta(Struct, frozen=True, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    """A chunk's part of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: ApiFinishReason | None = None
+
+
+class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
+    """One event of a chat stream. `usage` is absent unless the client asked for it, then null except in the last."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: None = None
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionChoice(Struct, frozen=True):
+    """One completed text, or a chunk's part of it."""
+
+    index: int
+    text: str
+    finish_reason: ApiFinishReason | None = None
+    logprobs: None = None
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """Reply of `/v1/completions`, and one event of its stream."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: None = None
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """One entry of `/v1/models`."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "eventlm"
+    max_model_len: int
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """Reply of `/v1/models`."""
+
+    object: str = "list"
+    data: list[Model]

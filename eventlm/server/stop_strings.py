@@ -1,0 +1,85 @@
+"""Stop strings in a growing text.
+
+All stop strings are matched at once, character by character, with the Knuth-Morris-Pratt automaton of each. The stop
+that is complete first wins; of several complete at the same character, the longest. So the result depends on the text
+alone, never on how it was cut into tokens or outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class _Pattern(NamedTuple):
+    text: str
+    #: failure[i]: length of the longest proper prefix of `text` that is a suffix of text[:i + 1].
+    failure: list[int]
+
+
+def _failure_table(text: str) -> list[int]:
+    failure = [0] * len(text)
+    length = 0
+    for place in range(1, len(text)):
+        while length and text[place] != text[length]:
+            length = failure[length - 1]
+        if text[place] == text[length]:
+            length += 1
+        failure[place] = length
+    return failure
+
+
+class StopStrings:
+    """The stop strings of a request, compiled once for all its sequences. None of them is empty."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.patterns = [_Pattern(stop, _failure_table(stop)) for stop in stops]
+        starts = "".join(re.escape(pattern.text[0]) for pattern in self.patterns)
+        self.first_character = re.compile(f"[{starts}]")
+
+
+class StopMatcher:
+    """Looks for stop strings in one sequence's text and holds back what may become one."""
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._matched = [0] * len(stops.patterns)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Take the next piece of text, return what is now known to lie before any stop string.
+
+        Once `found` is set, all text before the stop has been returned and nothing more may be pushed.
+        """
+        if not self._held and not self._stops.first_character.search(text):
+            return text
+        pending = self._held + text
+        for place, character in enumerate(text, start=len(self._held) + 1):
+            if length := self._step(character):
+                self.found = True
+                self._held = ""
+                return pending[: place - length]
+        safe = len(pending) - max(self._matched)
+        self._held = pending[safe:]
+        return pending[:safe]
+
+    def release(self) -> str:
+        """The text held back, for a sequence that has ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _step(self, character: str) -> int:
+        """Advance every automaton by one character; the length of the longest stop completed by it, else 0."""
+        completed = 0
+        for which, (text, failure) in enumerate(self._stops.patterns):
+            length = self._matched[which]
+            while length and text[length] != character:
+                length = failure[length - 1]
+            if text[length] == character:
+                length += 1
+            self._matched[which] = length
+            if length == len(text):
+                completed = max(completed, length)
+        return completed

@@ -1,0 +1,220 @@
+"""From a decoded request to what the engine takes: checks that need more than a field's type, and defaults."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from eventlm.control.request import EngineRequest
+from eventlm.sampling_params import SamplingParams
+from eventlm.server.errors import context_length_exceeded, invalid_type, invalid_value, model_not_found
+from eventlm.server.generation_config import GenerationDefaults
+from eventlm.server.protocol import (
+    MAX_GROUP_SEQUENCES,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    ContentPart,
+    GenerationRequest,
+)
+from eventlm.types import NANOSECONDS_PER_MILLISECOND
+
+_ROLES = ("system", "developer", "user", "assistant")
+#: Below it division by the temperature overflows; such requests want the most likely token.
+_SMALLEST_TEMPERATURE = 1e-5
+
+
+class Limits(NamedTuple):
+    """What the model allows: names, context in tokens, and the ids that exist."""
+
+    model_names: list[str]
+    max_model_len: int
+    vocab_size: int
+
+
+def check_request(request: GenerationRequest, limits: Limits) -> None:
+    """Raise ApiError for what is wrong with the fields that both endpoints have."""
+    if request.model not in limits.model_names:
+        raise model_not_found(request.model)
+    if request.stream_options is not None:
+        if not request.stream:
+            raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+        if request.stream_options.continuous_usage_stats:
+            raise invalid_value(
+                "stream_options.continuous_usage_stats",
+                "'continuous_usage_stats' is not supported yet; leave it out.",
+            )
+    if request.seed is not None and not -(2**63) <= request.seed < 2**64:
+        raise invalid_value("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
+    _check_stops(request)
+    check_token_ids(request.stop_token_ids or [], limits.vocab_size, "stop_token_ids")
+
+
+def _check_stops(request: GenerationRequest) -> None:
+    stops = stop_strings(request)
+    if len(stops) > MAX_STOP_STRINGS:
+        raise invalid_value("stop", f"Invalid value for 'stop': at most {MAX_STOP_STRINGS} strings, got {len(stops)}.")
+    for place, stop in enumerate(stops):
+        param = "stop" if isinstance(request.stop, str) else f"stop[{place}]"
+        if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise invalid_value(
+                param,
+                f"Invalid value for '{param}': a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}.",
+            )
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    """The stop strings as a tuple, whatever form they came in."""
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
+    """Raise ApiError for the first id that the model does not have."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        place = next(place for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise invalid_value(
+            f"{param}[{place}]",
+            f"Invalid value for '{param}[{place}]': token ids are from 0 to {vocab_size - 1}.",
+        )
+
+
+def chat_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
+    """The messages as a chat template sees them. Raises ApiError for what it could not be given."""
+    if not request.messages:
+        raise invalid_value("messages", "Invalid value for 'messages': at least one message is needed.")
+    return [_chat_message(message, f"messages[{place}]") for place, message in enumerate(request.messages)]
+
+
+def _chat_message(message: ChatMessage, param: str) -> dict[str, Any]:
+    if message.role not in _ROLES:
+        known = ", ".join(f"'{role}'" for role in _ROLES)
+        raise invalid_value(f"{param}.role", f"Invalid value for '{param}.role': supported values are {known}.")
+    for name in ("tool_calls", "function_call"):
+        if getattr(message, name):
+            raise invalid_value(f"{param}.{name}", f"'{param}.{name}' is not supported yet.")
+    if message.content is None:
+        raise invalid_type(
+            f"{param}.content",
+            f"Invalid type for '{param}.content': expected a string or a list of parts, got null.",
+        )
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(_part_text(part, f"{param}.content[{place}]") for place, part in enumerate(content))
+    # Chat templates know no developer; that role is what OpenAI renamed system to.
+    rendered = {"role": "system" if message.role == "developer" else message.role, "content": content}
+    if message.name is not None:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _part_text(part: ContentPart, param: str) -> str:
+    if part.type != "text":
+        raise invalid_value(
+            f"{param}.type",
+            f"Invalid value for '{param}.type': this model takes text parts only, got '{part.type}'.",
+        )
+    if part.text is None:
+        raise invalid_type(f"{param}.text", f"Invalid type for '{param}.text': expected a string.")
+    return part.text
+
+
+def completion_prompts(request: CompletionRequest, vocab_size: int) -> list[str | list[int]]:
+    """The prompts of the body, each a text or token ids. Raises ApiError for empty and mixed ones."""
+    prompt = request.prompt
+    prompts: list[str | list[int]]
+    if isinstance(prompt, str):
+        prompts = [prompt]
+    elif prompt and isinstance(prompt[0], int):
+        prompts = [_all_of(prompt, int, "integers")]
+    elif prompt and isinstance(prompt[0], list):
+        prompts = _all_of(prompt, list, "lists of integers")
+    else:
+        prompts = _all_of(prompt, str, "strings")
+    if not prompts:
+        raise invalid_value("prompt", "Invalid value for 'prompt': it is empty.")
+    if len(prompts) * (request.n or 1) > MAX_GROUP_SEQUENCES:
+        raise invalid_value("prompt", f"Invalid value for 'prompt': prompts times n is at most {MAX_GROUP_SEQUENCES}.")
+    one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    for place, each in enumerate(prompts):
+        param = "prompt" if one else f"prompt[{place}]"
+        if not each:
+            raise invalid_value(param, f"Invalid value for '{param}': it is empty.")
+        if not isinstance(each, str):
+            check_token_ids(each, vocab_size, param)
+    return prompts
+
+
+def _all_of(items: list[Any], kind: type, plural: str) -> list[Any]:
+    for place, item in enumerate(items):
+        if not isinstance(item, kind):
+            raise invalid_type(f"prompt[{place}]", f"Invalid type for 'prompt[{place}]': expected only {plural}.")
+    return items
+
+
+def engine_request(
+    request: GenerationRequest,
+    prompt_token_ids: list[int],
+    *,
+    defaults: GenerationDefaults,
+    limits: Limits,
+    prompt_param: str,
+    received_ns: int,
+    ready_ns: int,
+) -> EngineRequest:
+    """One prompt of the body for the engine. Raises ApiError if it does not fit in the context."""
+    slo = request.slo
+    return EngineRequest(
+        model=request.model,
+        prompt_token_ids=prompt_token_ids,
+        params=_sampling_params(
+            request, defaults, limits, _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
+        ),
+        n=request.n or 1,
+        seed=None if request.seed is None else request.seed % 2**64,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        deadline_ns=(request.deadline_ms or 0) * NANOSECONDS_PER_MILLISECOND,
+        slo_ttft_ns=(slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
+        slo_tpot_ns=(slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
+        drop_if_late=request.drop_if_late or False,
+        has_text_ends=bool(stop_strings(request)),
+        received_ns=received_ns,
+        ready_ns=ready_ns,
+    )
+
+
+def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, limits: Limits, prompt_param: str) -> int:
+    context = limits.max_model_len
+    if not num_prompt_tokens:
+        raise invalid_value(prompt_param, f"Invalid value for '{prompt_param}': it is empty.")
+    asked = request.max_tokens
+    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
+        asked = request.max_completion_tokens
+    if num_prompt_tokens + (asked or 1) > context:
+        raise context_length_exceeded(
+            f"This model's maximum context length is {context} tokens. However, you requested "
+            f"{num_prompt_tokens + (asked or 1)} tokens ({num_prompt_tokens} in the {prompt_param}, {asked or 1} in the "
+            f"completion). Please reduce the length of the {prompt_param} or the completion.",
+            prompt_param,
+        )
+    return asked if asked is not None else context - num_prompt_tokens
+
+
+def _sampling_params(
+    request: GenerationRequest, defaults: GenerationDefaults, limits: Limits, max_tokens: int
+) -> SamplingParams:
+    temperature = defaults.temperature if request.temperature is None else request.temperature
+    top_k = defaults.top_k if request.top_k is None else request.top_k
+    return SamplingParams(
+        temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
+        top_k=top_k if 0 < top_k < limits.vocab_size else 0,
+        top_p=defaults.top_p if request.top_p is None else request.top_p,
+        max_tokens=max_tokens,
+        ignore_eos=request.ignore_eos or False,
+        eos_token_ids=defaults.eos_token_ids,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        stop=stop_strings(request),
+    )

@@ -1,0 +1,124 @@
+"""A server in a thread, over an engine double, for clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from eventlm.config import ServerConfig
+from eventlm.server.context import ServerContext
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.generation_config import GenerationDefaults
+from eventlm.server.http_server import HttpServer
+
+from .engine_double import EngineDouble, spell
+
+
+class Reply:
+    """Status, headers and body of one exchange."""
+
+    def __init__(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        self.status = status
+        self.headers = {name.lower(): value for name, value in headers.items()}
+        self.data = data
+
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    def events(self) -> list[Any]:
+        """The `data:` lines of a stream; `[DONE]` stays a string."""
+        lines = [line for line in self.data.decode().split("\n\n") if line]
+        assert all(line.startswith("data: ") for line in lines)
+        payloads = [line.removeprefix("data: ") for line in lines]
+        return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+class RunningServer:
+    """An `HttpServer` on its own loop and thread."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.engine = EngineDouble(spell("Hello, world"))
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+        async def start() -> tuple[str, int]:
+            self.context = ServerContext(
+                self.engine, FakeTokenizer(), config, defaults=GenerationDefaults(eos_token_ids=(257,))
+            )
+            self._server = HttpServer(self.context)
+            return await self._server.start()
+
+        self.host, self.port = self.call(start())
+        self.url = f"http://{self.host}:{self.port}"
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+    def stop(self) -> None:
+        self.call(self._server.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+
+    def chat(self, **fields: Any) -> Reply:
+        body = {"model": "test", "messages": [{"role": "user", "content": "hi"}], **fields}
+        return self.post("/v1/chat/completions", body)
+
+    def complete(self, **fields: Any) -> Reply:
+        return self.post("/v1/completions", {"model": "test", "prompt": "hi", **fields})
+
+    def raw(self, data: bytes) -> socket.socket:
+        """A socket with `data` sent on it."""
+        connection = socket.create_connection((self.host, self.port), timeout=10)
+        connection.sendall(data)
+        return connection
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Poll for what another thread is about to do."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., RunningServer]]:
+    servers: list[RunningServer] = []
+
+    def start(**settings: Any) -> RunningServer:
+        servers.append(RunningServer(ServerConfig(port=0, **settings)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def server(start_server: Callable[..., RunningServer]) -> RunningServer:
+    return start_server(max_body_bytes=64 * 1024)
