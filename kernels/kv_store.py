@@ -1,16 +1,29 @@
-"""Writing a step's keys and values into their cache slots."""
+"""Writing a step's keys and values into their cache slots.
+
+Shapes: T tokens of the step, K key-value heads, D head_dim.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
-def kv_store(kv_cache: Tensor, k_THD: Tensor, v_THD: Tensor, slots_T: Tensor) -> None:
-    """Store each token's key and value in its slot.
+def head_slots(slots_T: Tensor, *, block_size: int, num_kv_heads: int) -> Tensor:
+    """Where each token's heads lie in a cache seen as [num_blocks * K * block_size, D], int64 [T * K].
 
-    kv_cache: one layer's cache [2, num_blocks, block_size, kv_heads, head_dim], keys first. k_THD, v_THD:
-    [tokens, kv_heads, head_dim]. slots_T: [tokens] int64, block number x block_size + place in the block.
+    slots_T: block number x block_size + place in the block, int64. Once a step, for all layers.
     """
-    keys, values = kv_cache.flatten(1, 2)
-    keys.index_copy_(0, slots_T, k_THD)
-    values.index_copy_(0, slots_T, v_THD)
+    blocks_T, places_T = slots_T // block_size, slots_T % block_size
+    heads = torch.arange(num_kv_heads, device=slots_T.device)
+    return ((blocks_T[:, None] * num_kv_heads + heads) * block_size + places_T[:, None]).flatten()
+
+
+def kv_store(kv_cache: Tensor, k_TKD: Tensor, v_TKD: Tensor, head_slots: Tensor) -> None:
+    """Store each token's key and value, by the slots that the function `head_slots` gives.
+
+    kv_cache: one layer's [2, num_blocks, K, block_size, D], keys first.
+    """
+    keys, values = kv_cache.flatten(1, 3)
+    keys.index_copy_(0, head_slots, k_TKD.flatten(0, 1))
+    values.index_copy_(0, head_slots, v_TKD.flatten(0, 1))

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class AttentionRow(NamedTuple):
-    """Query tokens at `start` to `start + num_tokens` of a sequence whose blocks are `block_table`, 32-bit."""
+    """Query tokens at `start` to `start + num_tokens` of a sequence with blocks `block_table`, 32-bit."""
 
     start: int
     num_tokens: int
@@ -35,7 +35,8 @@ class AttentionGroup(NamedTuple):
     queries: [B * N] int64, the place in the step's tokens of each query; padding repeats token 0.
     valid, outputs: where the real queries lie in [B * N], and their places in the step's tokens; None if all
     of `queries` is real.
-    blocks: [B * blocks] int64, padding repeats the row's first block.
+    blocks: [B * K * blocks] int64, rows of the cache as [num_blocks * K]; padding repeats the row's first block.
+    context: [2, B * K * blocks, block_size * D], room for the gathered keys and values, the same for all layers.
     mask: added to the scores, [B, 1, N, L]; None if every row starts at 0, or all are decodes of equal
     length.
     """
@@ -47,17 +48,17 @@ class AttentionGroup(NamedTuple):
     valid: Tensor | None
     outputs: Tensor | None
     blocks: Tensor
+    context: Tensor
     mask: Tensor | None
 
 
-def plan_attention(
-    rows: Sequence[AttentionRow], *, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[AttentionGroup]:
-    """Group the rows of a step, whose tokens lie one row after the other.
+def plan_attention(rows: Sequence[AttentionRow], kv_cache: Tensor) -> list[AttentionGroup]:
+    """Group the rows of a step, whose tokens lie one row after the other. `kv_cache` is any layer's.
 
     Rows share a group if their numbers of query tokens and of context blocks have the same power of two above
     them, so padding at most doubles either.
     """
+    block_size = kv_cache.shape[3]
     groups: dict[tuple[int, int], list[tuple[int, AttentionRow]]] = {}
     offset = 0
     for row in rows:
@@ -65,15 +66,13 @@ def plan_attention(
         shape = ((row.num_tokens - 1).bit_length(), (num_blocks - 1).bit_length())
         groups.setdefault(shape, []).append((offset, row))
         offset += row.num_tokens
-    return [_plan_group(members, block_size, dtype, device) for members in groups.values()]
+    return [_plan_group(members, kv_cache) for members in groups.values()]
 
 
-def paged_attention(
-    q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], *, scale: float
-) -> Tensor:
+def paged_attention(q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], *, scale: float) -> Tensor:
     """Causal attention of each row's queries over its blocks.
 
-    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, block_size, K, D]. Returns [T, H, D].
+    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, K, block_size, D]. Returns [T, H, D].
     """
     if len(groups) == 1 and groups[0].valid is None:
         return _attend(q_THD, kv_cache, groups[0], scale)
@@ -90,14 +89,11 @@ def paged_attention(
 def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) -> Tensor:
     """q: [B * N, H, D] in the group's order; returns the same."""
     num_rows, num_queries, num_context = group.num_rows, group.num_queries, group.num_context
-    _, _, _, num_kv_heads, head_dim = kv_cache.shape
+    _, _, num_kv_heads, _, head_dim = kv_cache.shape
     num_heads = q.shape[1]
-    keys, values = (
-        cache.index_select(0, group.blocks)
-        .view(num_rows, -1, num_kv_heads, head_dim)[:, :num_context]
-        .transpose(1, 2)
-        for cache in kv_cache
-    )
+    for cache, context in zip(kv_cache.flatten(3).flatten(1, 2), group.context, strict=True):
+        torch.index_select(cache, 0, group.blocks, out=context)
+    keys, values = group.context.view(2, num_rows, num_kv_heads, -1, head_dim)[:, :, :, :num_context]
     if num_queries == 1:
         # The heads that share a key stand in for query tokens, so that no key is copied.
         q = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -110,10 +106,9 @@ def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) ->
     return out.transpose(1, 2).reshape(num_rows * num_queries, num_heads, head_dim)
 
 
-def _plan_group(
-    members: list[tuple[int, AttentionRow]], block_size: int, dtype: torch.dtype, device: torch.device
-) -> AttentionGroup:
-    num_rows = len(members)
+def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor) -> AttentionGroup:
+    device, num_rows = kv_cache.device, len(members)
+    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
     offsets = np.array([offset for offset, _ in members])
     starts = np.array([row.start for _, row in members])
     counts = np.array([row.num_tokens for _, row in members])
@@ -126,6 +121,7 @@ def _plan_group(
         own = row.block_table[: -(-(row.start + row.num_tokens) // block_size)]
         blocks[number, : len(own)] = own
         blocks[number, len(own) :] = own[0]
+    head_blocks = blocks[:, None, :] * num_kv_heads + np.arange(num_kv_heads)[:, None]
     valid = None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real)).to(device)
     outputs = None if valid is None else torch.from_numpy(queries[is_real.ravel()]).to(device)
     return AttentionGroup(
@@ -135,8 +131,9 @@ def _plan_group(
         queries=torch.from_numpy(queries).to(device),
         valid=valid,
         outputs=outputs,
-        blocks=torch.from_numpy(blocks.ravel()).to(device),
-        mask=_mask(starts, num_queries, num_context, dtype, device),
+        blocks=torch.from_numpy(head_blocks.ravel()).to(device),
+        context=kv_cache.new_empty(2, head_blocks.size, block_size * head_dim),
+        mask=_mask(starts, num_queries, num_context, kv_cache.dtype, device),
     )
 
 

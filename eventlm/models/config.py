@@ -144,9 +144,7 @@ def resolve_dtype(config: DecoderConfig, requested: str) -> str:
     """The dtype to compute in: `requested`, or the checkpoint's own for `auto`."""
     name = config.dtype if requested == "auto" else requested
     if name not in DTYPE_BYTES:
-        raise CheckpointError(
-            f"dtype {name} is not supported (supported: {', '.join(DTYPE_BYTES)}); pass --dtype"
-        )
+        raise CheckpointError(f"dtype {name} is not supported (supported: {', '.join(DTYPE_BYTES)}); pass --dtype")
     return name
 
 
@@ -216,16 +214,12 @@ def _check_shape(path: Path, raw: _RawConfig) -> None:
     if raw.hidden_act != "silu":
         raise CheckpointError(f"{path}: hidden_act {raw.hidden_act} is not supported (supported: silu)")
     sliding = (
-        raw.use_sliding_window
-        and raw.sliding_window is not None
-        and raw.max_window_layers < raw.num_hidden_layers
+        raw.use_sliding_window and raw.sliding_window is not None and raw.max_window_layers < raw.num_hidden_layers
     )
     if raw.layer_types is not None:
         sliding = any(kind != "full_attention" for kind in raw.layer_types)
     if sliding:
-        raise CheckpointError(
-            f"{path}: sliding window attention is not supported (supported: full attention)"
-        )
+        raise CheckpointError(f"{path}: sliding window attention is not supported (supported: full attention)")
 
 
 def _rope(path: Path, raw: _RawConfig) -> RopeConfig:

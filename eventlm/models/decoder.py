@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The whole model, its weights uninitialized in the default dtype and device (see `loader.load_decoder`)."""
+    """The whole model, weights uninitialized, in the default dtype and device (see `loader.load_decoder`)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -107,9 +107,7 @@ def _check(path: Path, header: Header, expected: dict[str, Tensor], config: Deco
             continue
         target = expected.pop(name, None)
         if target is None:
-            raise CheckpointError(
-                f"{path}: tensor {name} is not one of {config.architecture}, or comes twice"
-            )
+            raise CheckpointError(f"{path}: tensor {name} is not one of {config.architecture}, or comes twice")
         if info.shape != tuple(target.shape):
             raise CheckpointError(
                 f"{path}: tensor {name} has shape {list(info.shape)}, config.json says {list(target.shape)}"

@@ -13,9 +13,7 @@ from eventlm.models.config import DecoderConfig, RopeConfig
 class RopeTable:
     """Cosines and signed sines of every position below `max_positions`, computed once."""
 
-    def __init__(
-        self, config: DecoderConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.outer(
             torch.arange(max_positions, dtype=torch.float32),
             inverse_frequencies(config.rope, config.head_dim),

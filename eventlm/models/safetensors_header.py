@@ -54,9 +54,7 @@ def find_shards(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
     if not index.exists():
         what = f"neither {SINGLE_FILE} nor {INDEX_FILE}" if folder.is_dir() else "no such folder"
-        raise CheckpointError(
-            f"{folder}: {what}; a model is a folder with config.json and safetensors weights"
-        )
+        raise CheckpointError(f"{folder}: {what}; a model is a folder with config.json and safetensors weights")
     names = sorted(set(read_index(index).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, plan_attention
+from eventlm.kernels.paged_attention import AttentionRow
 from eventlm.worker.sequence_table import Row
 
 
@@ -24,10 +24,10 @@ class Batch(NamedTuple):
     slots_T: Tensor
     sampled_S: Tensor
     sampled_rows: list[int]
-    groups: list[AttentionGroup]
+    attention_rows: list[AttentionRow]
 
 
-def build_batch(rows: list[Row], *, block_size: int, dtype: torch.dtype, device: torch.device) -> Batch:
+def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Batch:
     """The arrays of a step. Every row's block table must cover its tokens."""
     counts = np.array([row.num_tokens for row in rows])
     ends = np.cumsum(counts)
@@ -48,5 +48,5 @@ def build_batch(rows: list[Row], *, block_size: int, dtype: torch.dtype, device:
     return Batch(
         *(torch.from_numpy(array).to(device) for array in arrays),
         sampled_rows=sampled_rows,
-        groups=plan_attention(attention_rows, block_size=block_size, dtype=dtype, device=device),
+        attention_rows=attention_rows,
     )

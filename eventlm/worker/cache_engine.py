@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from eventlm.errors import EventLMError
-from eventlm.kernels.kv_store import kv_store
-from eventlm.kernels.paged_attention import AttentionGroup, paged_attention
+from eventlm.kernels.kv_store import head_slots, kv_store
+from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, paged_attention, plan_attention
 from eventlm.models.config import DecoderConfig, kv_bytes_per_token
 
 
@@ -16,7 +18,7 @@ class CacheMemoryError(EventLMError):
 
 
 class CacheEngine:
-    """The cache tensor [layers, 2, num_blocks, block_size, kv_heads, head_dim], keys first."""
+    """The cache tensor [layers, 2, num_blocks, kv_heads, block_size, head_dim], keys first."""
 
     def __init__(
         self,
@@ -27,7 +29,7 @@ class CacheEngine:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         try:
             # Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN.
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
@@ -40,9 +42,11 @@ class CacheEngine:
             ) from error
         self._scale = config.head_dim**-0.5
 
-    def attention(self, slots_T: Tensor, groups: list[AttentionGroup]) -> StepAttention:
+    def attention(self, slots_T: Tensor, rows: Sequence[AttentionRow]) -> StepAttention:
         """The attention of one step, whose tokens' keys and values go into `slots_T`."""
-        return StepAttention(self.kv, slots_T, groups, self._scale)
+        _, _, _, num_kv_heads, block_size, _ = self.kv.shape
+        slots = head_slots(slots_T, block_size=block_size, num_kv_heads=num_kv_heads)
+        return StepAttention(self.kv, slots, plan_attention(rows, self.kv[0]), self._scale)
 
     def clear(self, num_blocks: int) -> None:
         """Zero the first `num_blocks` blocks."""
@@ -52,9 +56,9 @@ class CacheEngine:
 class StepAttention:
     """Called by each layer of the decoder: stores the step's keys and values, all rows', then attends."""
 
-    def __init__(self, kv: Tensor, slots_T: Tensor, groups: list[AttentionGroup], scale: float) -> None:
+    def __init__(self, kv: Tensor, slots: Tensor, groups: list[AttentionGroup], scale: float) -> None:
         self._kv = kv
-        self._slots = slots_T
+        self._slots = slots
         self._groups = groups
         self._scale = scale
 

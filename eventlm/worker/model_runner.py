@@ -68,11 +68,9 @@ class ModelRunner:
 
         Stores the keys and values of all rows.
         """
-        batch = build_batch(rows, block_size=self.setup.block_size, dtype=self._dtype, device=self._device)
-        attention = self.cache.attention(batch.slots_T, batch.groups)
-        logits_SV = self._decoder(
-            batch.token_ids_T, batch.positions_T, batch.sampled_S, self._rope, attention
-        )
+        batch = build_batch(rows, block_size=self.setup.block_size, device=self._device)
+        attention = self.cache.attention(batch.slots_T, batch.attention_rows)
+        logits_SV = self._decoder(batch.token_ids_T, batch.positions_T, batch.sampled_S, self._rope, attention)
         return batch.sampled_rows, logits_SV
 
     def host_info(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def sample(logits_SV: Tensor, rows: Sequence[SampledRow]) -> list[int]:
 
 
 def _draw_greedy(logits_SV: Tensor, rows: list[SampledRow]) -> list[int]:
-    return logits_SV.argmax(dim=-1).tolist()
+    return logits_SV.max(dim=-1).indices.tolist()
 
 
 def _draw_free(logits_SV: Tensor, rows: list[SampledRow]) -> list[int]:
@@ -65,7 +65,7 @@ def _draw_free(logits_SV: Tensor, rows: list[SampledRow]) -> list[int]:
     for start in range(0, len(rows), _NOISE_ROWS):
         part = rows[start : start + _NOISE_ROWS]
         scores = _scaled(logits_SV[start : start + len(part)], part)
-        tokens += scores.add_(gumbel_noise(noise_keys(part, scores.device), ids_V)).argmax(dim=-1).tolist()
+        tokens += scores.add_(gumbel_noise(noise_keys(part, scores.device), ids_V)).max(dim=-1).indices.tolist()
     return tokens
 
 

@@ -100,9 +100,7 @@ def _measure(runner: ModelRunner, shape: _Shape) -> StepSample:
     )
     params = SamplingParams(temperature=0.0, ignore_eos=True)
     new = [
-        NewSequence(
-            request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params
-        )
+        NewSequence(request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params)
         for index in range(num_rows)
     ]
     start_ns = time.perf_counter_ns()

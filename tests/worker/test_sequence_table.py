@@ -34,9 +34,7 @@ def test_rows_of_a_mixed_step(table: SequenceTable) -> None:
 def test_run_ahead_knows_unconfirmed_tokens(table: SequenceTable) -> None:
     prefill(table)
     for step, (confirmed, in_flight) in enumerate([(6, 1), (6, 2), (7, 2), (8, 2)], start=1):
-        rows = table.apply(
-            launched(step, decodes=[(1, 0, confirmed, in_flight)], blocks=[(0, 2, [9])]), payload()
-        )
+        rows = table.apply(launched(step, decodes=[(1, 0, confirmed, in_flight)], blocks=[(0, 2, [9])]), payload())
         table.record(rows, [[100 + step]])
     assert rows[0].sequence.token_ids == [*range(6), 100, 101, 102, 103, 104]
     assert rows[0].sequence.position == 5
@@ -44,12 +42,8 @@ def test_run_ahead_knows_unconfirmed_tokens(table: SequenceTable) -> None:
 
 def test_steps_without_and_with_several_tokens_count(table: SequenceTable) -> None:
     prefill(table)
-    for step, (confirmed, in_flight, produced) in enumerate(
-        [(7, 0, []), (7, 1, [8, 9]), (7, 1, [])], start=1
-    ):
-        rows = table.apply(
-            launched(step, decodes=[(1, 0, confirmed, in_flight)], blocks=[(0, 2, [9])]), payload()
-        )
+    for step, (confirmed, in_flight, produced) in enumerate([(7, 0, []), (7, 1, [8, 9]), (7, 1, [])], start=1):
+        rows = table.apply(launched(step, decodes=[(1, 0, confirmed, in_flight)], blocks=[(0, 2, [9])]), payload())
         table.record(rows, [produced])
     table.apply(launched(9, decodes=[(1, 0, 9, 1)]), payload())
 
@@ -72,9 +66,7 @@ def test_forget_comes_before_new(table: SequenceTable) -> None:
 
 def test_a_block_can_be_exchanged(table: SequenceTable) -> None:
     prefill(table)
-    (row,) = table.apply(
-        launched(1, decodes=[(1, 0, 7, 0)], blocks=[(0, 0, [11]), (0, 2, [12, 13])]), payload()
-    )
+    (row,) = table.apply(launched(1, decodes=[(1, 0, 7, 0)], blocks=[(0, 0, [11]), (0, 2, [12, 13])]), payload())
     assert list(row.sequence.block_table) == [11, 5, 12, 13]
 
 
