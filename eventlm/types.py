@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Literal
+from typing import Literal, NamedTuple
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
 NANOSECONDS_PER_SECOND = 1_000_000_000
@@ -31,8 +31,11 @@ FinishReason = Literal[
 WorkerEnd = Literal["eos", "stop_token", "grammar"]
 
 
-#: A sequence: the seq of its request's arrival event, and which of the request's `n` samples it is.
-SequenceId = tuple[int, int]
+class SequenceId(NamedTuple):
+    """A sequence: the seq of its request's arrival event, and which of the request's `n` samples it is."""
+
+    request: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
 def parts_per_million(value: float | str) -> int:

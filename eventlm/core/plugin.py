@@ -23,7 +23,7 @@ class SequenceView:
     """A waiting sequence or a partial prefill, as plug-ins see it. Never its true output length.
 
     Times are nanoseconds since the run started; `deadline_ns` counts from the arrival and is 0 if the request has
-    none. `prompt_tokens` includes, after a preemption, the kept output; `done_tokens` of them are computed or under way.
+    none. `prompt_tokens` includes, after a preemption, the kept output; `done_tokens` of them are done or under way.
     `prefill_ns` is the predicted time of the whole prompt, `remaining_ns` of what is left.
     """
 

@@ -135,7 +135,7 @@ class Sequence:
     @property
     def id(self) -> SequenceId:
         """(request, index)."""
-        return (self.request, self.index)
+        return SequenceId(self.request, self.index)
 
     @property
     def num_output_tokens(self) -> int:

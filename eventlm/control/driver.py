@@ -1,0 +1,210 @@
+"""The closed loop without its clock: pending facts are stamped, written, applied, and their effects delivered.
+
+One `drain` takes all facts that are pending as one tick. A launch leaves for its worker as soon as it is decided, for
+it can be recomputed; what a client may see waits until its fact is written. The asynchronous engine and the tests'
+virtual time drive this same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import structs
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.log_writer import LogWriter
+from eventlm.control.live_requests import LiveRequests, Output, Sink
+from eventlm.control.request import EngineRequest
+from eventlm.core.core import Core
+from eventlm.core.validate import validate, validate_liveness
+from eventlm.events import (
+    Admitted,
+    Checkpoint,
+    Closed,
+    Decision,
+    Emitted,
+    End,
+    Event,
+    Fact,
+    Finished,
+    Header,
+    Launched,
+    Marker,
+    Rejected,
+    TextEnded,
+)
+from eventlm.events.codec import encode_body
+from eventlm.events.decisions import RejectReason
+from eventlm.worker.protocol import StepPayload, StepResult
+
+#: Makes facts just before they are stamped, so that they can depend on what earlier facts of the drain did. Gets the
+#: position that the first of them will have.
+MakeFacts = Callable[[int], Sequence[Fact]]
+#: Told once whether a group was admitted: None, or why not; and the seqs of its requests.
+OnAdmission = Callable[[RejectReason | None, list[int]], None]
+#: Ships a launch: the event, its line's body, and what travels beside it.
+Ship = Callable[[Launched, bytes, StepPayload], None]
+
+
+class Driver:
+    """Owns the core, the log and the live requests of one engine."""
+
+    def __init__(
+        self,
+        header: Header,
+        core: Core,
+        live: LiveRequests,
+        *,
+        bus: Bus,
+        ship: Ship,
+        writer: LogWriter | None = None,
+        checkpoint_events: int = 1000,
+        validate_every: int = 0,
+    ) -> None:
+        self.core = core
+        self.live = live
+        self.bus = bus
+        self._ship = ship
+        self._writer = writer
+        self._checkpoint_events = checkpoint_events
+        self._validate_every = validate_every
+        self._num_drains = 0
+        self._last_checkpoint = 0
+        self._inbox: list[MakeFacts] = []
+        self._unpublished: list[Event] = []
+        self._outbox: list[Output] = []
+        self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
+        self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
+        self._mark(header)
+        self._deliver()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a drain has anything to do."""
+        return bool(self._inbox)
+
+    def put(self, make: MakeFacts) -> None:
+        """Queue facts for the next drain."""
+        self._inbox.append(make)
+
+    def put_fact(self, fact: Fact) -> None:
+        """Queue one fact that depends on nothing."""
+        self._inbox.append(lambda _: [fact])
+
+    def submit(self, group: list[tuple[EngineRequest, Sink]], on_admission: OnAdmission) -> None:
+        """Queue the arrivals of one group."""
+
+        def make(seq: int) -> list[Fact]:
+            facts: list[Fact] = [
+                self.live.arrive(seq + i, request, sink, group_size=len(group), group_index=i)
+                for i, (request, sink) in enumerate(group)
+            ]
+            self._groups[seq] = (on_admission, [seq + i for i in range(len(group))])
+            return facts
+
+        self.put(make)
+
+    def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
+        """Queue the completion of a step."""
+        self.put(lambda _: [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)])
+
+    def end_text(self, request: int, index: int, position: int, reason: str) -> None:
+        """Queue the edge's word on a text; nothing if the request has left."""
+        if request in self.live:
+            self.put_fact(TextEnded(request=request, index=index, position=position, reason=reason))
+
+    def drain(self, now_ns: int) -> None:
+        """Apply all that is pending as one tick at `now_ns`, or 1 ns after the last one if the clock stood still."""
+        if not self._inbox:
+            return
+        ts = max(now_ns, self.core.state.now_ns + 1)
+        inbox, self._inbox = self._inbox, []
+        try:
+            for position, make in enumerate(inbox, start=1):
+                facts = make(self.core.next_seq)
+                for place, fact in enumerate(facts, start=1):
+                    marked = position == len(inbox) and place == len(facts)
+                    self._apply(structs.replace(fact, s=self.core.next_seq, ts=ts, p=int(marked)))
+            self._check()
+            if self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
+                self.checkpoint()
+        finally:
+            self._deliver()
+
+    def checkpoint(self) -> None:
+        """Write a digest of the state into the log."""
+        self._mark(Checkpoint(digests=self.core.digests()))
+        self._last_checkpoint = self.core.next_seq
+
+    def end(self, reason: str) -> None:
+        """Close the log cleanly."""
+        self.checkpoint()
+        self._mark(End(reason=reason))
+        self._deliver()
+        self.bus.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _apply(self, fact: Fact) -> None:
+        self._record(fact)
+        for decision in self.core.apply(fact):
+            body = self._record(decision)
+            self._effect(decision, body)
+
+    def _mark(self, marker: Marker) -> None:
+        seq = self.core.next_seq
+        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=max(seq - 1, 0))
+        self._record(stamped)
+        self.core.apply(stamped)
+
+    def _record(self, event: Event) -> bytes:
+        """Append an event to the log; its body, empty if nobody needs it."""
+        self._unpublished.append(event)
+        if self._writer is None and not isinstance(event, Launched):
+            return b""
+        body = encode_body(event)
+        if self._writer is not None:
+            self._writer.append(body)
+        return body
+
+    def _effect(self, decision: Decision, body: bytes) -> None:
+        if isinstance(decision, Launched):
+            self._ship(decision, body, self.live.launch(decision))
+        elif isinstance(decision, Emitted):
+            self._outbox += self.live.emit(decision)
+        elif isinstance(decision, Closed):
+            self._outbox.append(self.live.close(decision))
+        elif isinstance(decision, Finished):
+            self._outbox.append(self.live.finish(decision))
+            if decision.request not in self.core.state.requests:
+                self.live.leave(decision.request)
+        elif isinstance(decision, Admitted):
+            self._resolve(decision.request, None)
+        elif isinstance(decision, Rejected):
+            self.live.reject(decision.request)
+            self._resolve(decision.request, decision.reason)
+
+    def _resolve(self, seq: int, reason: RejectReason | None) -> None:
+        """The first member of a group stands for all of it."""
+        group = self._groups.pop(seq, None)
+        if group is not None:
+            self._admissions.append((group[0], reason, group[1]))
+
+    def _check(self) -> None:
+        self._num_drains += 1
+        if self._validate_every and self._num_drains % self._validate_every == 0:
+            validate(self.core.state)
+            validate_liveness(self.core.state)
+
+    def _deliver(self) -> None:
+        """Write, then let everybody see: subscribers, and clients."""
+        if self._writer is not None:
+            self._writer.flush()
+        events, self._unpublished = self._unpublished, []
+        self.bus.publish(events)
+        admissions, self._admissions = self._admissions, []
+        for on_admission, reason, seqs in admissions:
+            on_admission(reason, seqs)
+        outbox, self._outbox = self._outbox, []
+        for sink, output in outbox:
+            sink(output)

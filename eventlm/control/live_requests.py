@@ -1,0 +1,241 @@
+"""What the engine knows of live requests and the core does not: token ids, parameters, and who listens.
+
+Owns each sequence's token history and ships it to a worker that lacks the sequence; turns a worker's result into the
+fact that the core may see (counts, block integers, a digest); turns decisions into outputs for the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import NamedTuple
+
+from msgspec import structs
+
+from eventlm.control.block_names import BlockNames
+from eventlm.control.request import (
+    ClosingOutput,
+    EngineRequest,
+    FinishedOutput,
+    RequestOutput,
+    TokensOutput,
+)
+from eventlm.events import Arrived, Closed, Emitted, Finished, Launched, StepCompleted
+from eventlm.types import SequenceId
+from eventlm.worker.protocol import NewSequence, StepPayload, StepResult, encode
+
+Sink = Callable[[RequestOutput], None]
+
+
+class Sample:
+    """One live sequence: prompt and output ids, and how many of its blocks have names."""
+
+    __slots__ = ("last_hash", "num_named_blocks", "num_prompt_tokens", "request", "token_ids")
+
+    def __init__(self, request: LiveRequest, token_ids: list[int], num_named_blocks: int, last_hash: bytes) -> None:
+        self.request = request
+        self.token_ids = token_ids
+        self.num_prompt_tokens = len(token_ids)
+        self.num_named_blocks = num_named_blocks
+        self.last_hash = last_hash
+
+
+class LiveRequest(NamedTuple):
+    """A request between its arrival and its last finish. Its parameters carry the seed in force."""
+
+    seq: int
+    request: EngineRequest
+    sink: Sink
+
+
+class Output(NamedTuple):
+    """Something that a client may see once its fact is written."""
+
+    sink: Sink
+    output: RequestOutput
+
+
+class LiveRequests:
+    """All live requests of an engine. `seed_key` makes the seeds of requests that bring none."""
+
+    def __init__(self, names: BlockNames, *, block_size: int, seed_key: bytes, digest_key: bytes) -> None:
+        self._names = names
+        self._block_size = block_size
+        self._seed_key = seed_key
+        self._digest_key = digest_key
+        self._requests: dict[int, LiveRequest] = {}
+        #: Sequences that take tokens: neither closing nor finished.
+        self._samples: dict[SequenceId, Sample] = {}
+        #: What each replica's worker holds, and the launches that it has not answered.
+        self._held: dict[int, set[SequenceId]] = {}
+        self._launches: dict[tuple[int, int, int], Launched] = {}
+        self._completing: tuple[list[SequenceId], list[list[int]]] = ([], [])
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._requests
+
+    def sinks(self) -> list[Sink]:
+        """Who listens, in order of arrival."""
+        return [live.sink for live in self._requests.values()]
+
+    def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
+        """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
+        seed = request.seed if request.seed is not None else self._draw_seed(seq)
+        request = structs.replace(request, params=structs.replace(request.params, seed=seed))
+        live = LiveRequest(seq, request, sink)
+        self._requests[seq] = live
+        root = self._names.root(request.model, "", request.cache_salt)
+        names = self._names.extend(root, request.prompt_token_ids)
+        for index in range(request.n):
+            sample = Sample(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
+            self._samples[SequenceId(seq, index)] = sample
+        return Arrived(
+            model=request.model,
+            kind=request.kind,
+            n=request.n,
+            prompt_tokens=len(request.prompt_token_ids),
+            blocks=names.integers,
+            max_tokens=request.params.max_tokens if request.kind == "generate" else 0,
+            skip_cache_read=request.skip_cache_read,
+            priority=request.priority,
+            deadline_ns=request.deadline_ns,
+            slo_ttft_ns=request.slo_ttft_ns,
+            slo_tpot_ns=request.slo_tpot_ns,
+            drop_if_late=request.drop_if_late,
+            received_ns=request.received_ns,
+            ready_ns=request.ready_ns,
+            has_text_ends=request.has_text_ends,
+            offline=request.offline,
+            group_size=group_size,
+            group_index=group_index,
+            front_end=request.front_end,
+            seed=str(seed),
+        )
+
+    def _draw_seed(self, seq: int) -> int:
+        digest = blake2b(str(seq).encode(), digest_size=8, key=self._seed_key).digest()
+        return int.from_bytes(digest, "little")
+
+    def reject(self, seq: int) -> None:
+        """Forget a request that was not admitted."""
+        live = self._requests.pop(seq)
+        for index in range(live.request.n):
+            del self._samples[SequenceId(seq, index)]
+
+    def launch(self, launched: Launched) -> StepPayload:
+        """What the worker needs beside the launch: the sequences among its rows that it does not hold."""
+        held = self._held.setdefault(launched.replica, set())
+        held.difference_update(SequenceId(*pair) for pair in launched.forget)
+        self._launches[(launched.replica, launched.epoch, launched.step)] = launched
+        new = []
+        for row in launched.chunks:
+            identity = SequenceId(row[0], row[1])
+            if identity not in held:
+                held.add(identity)
+                new.append(self._describe(identity))
+        return StepPayload(new=new)
+
+    def _describe(self, identity: SequenceId) -> NewSequence:
+        sample = self._samples[identity]
+        return NewSequence(
+            request=identity.request,
+            index=identity.index,
+            token_ids=list(sample.token_ids),
+            num_prompt_tokens=sample.num_prompt_tokens,
+            params=sample.request.request.params,
+        )
+
+    def forget_worker(self, replica: int) -> None:
+        """A replica's worker is gone with all that it held."""
+        self._held.pop(replica, None)
+        self._launches = {key: launch for key, launch in self._launches.items() if key[0] != replica}
+
+    def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> StepCompleted:
+        """The fact of a worker's result. Its tokens are kept until the core says which of them count."""
+        launched = self._launches.pop((replica, result.epoch, result.step), None)
+        rows: list[SequenceId] = []
+        filled: list[tuple[int, list[int]]] = []
+        if launched is not None:
+            rows = [SequenceId(row[0], row[1]) for row in launched.decodes]
+            rows += [SequenceId(row[0], row[1]) for row in launched.chunks]
+            filled = self._name_filled(launched, rows, result.tokens)
+        self._completing = (rows, result.tokens)
+        digest = blake2b(encode(result.tokens), digest_size=8, key=self._digest_key)
+        return StepCompleted(
+            c=launched.s if launched is not None else 0,
+            replica=replica,
+            epoch=result.epoch,
+            step=result.step,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            digest=digest.hexdigest(),
+            produced=list(map(len, result.tokens)),
+            ends=result.ends,
+            filled=filled,
+        )
+
+    def _name_filled(
+        self, launched: Launched, rows: list[SequenceId], tokens: list[list[int]]
+    ) -> list[tuple[int, list[int]]]:
+        """(row, integers) of the blocks whose last token's KV the step has stored.
+
+        A decode stores the KV of the last confirmed token and of all it produced but the last; a chunk that of its
+        own tokens, and where it produced several, of all of those but the last.
+        """
+        size = self._block_size
+        num_decodes = len(launched.decodes)
+        filled = []
+        for row, identity in enumerate(rows):
+            sample = self._samples.get(identity)
+            if sample is None:
+                continue
+            if row < num_decodes:
+                stored = len(sample.token_ids) + len(tokens[row]) - 1
+            else:
+                _, _, start, num_tokens, _ = launched.chunks[row - num_decodes]
+                stored = start + num_tokens + max(len(tokens[row]) - 1, 0)
+            first = sample.num_named_blocks * size
+            if stored - first < size:
+                continue
+            content = (sample.token_ids[first:] + tokens[row])[: stored - first]
+            names = self._names.extend(sample.last_hash, content)
+            sample.last_hash = names.last_hash
+            sample.num_named_blocks += len(names.integers)
+            filled.append((row, names.integers))
+        return filled
+
+    def emit(self, emitted: Emitted) -> list[Output]:
+        """Append the tokens of the step just completed, but for those that the core dropped."""
+        rows, tokens = self._completing
+        dropped = dict(emitted.dropped)
+        outputs = []
+        for row, (identity, produced) in enumerate(zip(rows, tokens, strict=True)):
+            if not produced or row in dropped:
+                continue
+            sample = self._samples[identity]
+            start = len(sample.token_ids) - sample.num_prompt_tokens
+            sample.token_ids += produced
+            outputs.append(Output(sample.request.sink, TokensOutput(identity.index, start, produced)))
+        return outputs
+
+    def close(self, closed: Closed) -> Output:
+        """A sequence takes no more tokens; its edge owes the end of its text."""
+        sample = self._samples.pop(SequenceId(closed.request, closed.index))
+        return Output(sample.request.sink, ClosingOutput(closed.index, closed.reason, closed.position))
+
+    def finish(self, finished: Finished) -> Output:
+        """A sequence is over, and with the last of its request that too."""
+        seq = finished.request
+        live = self._requests[seq]
+        self._samples.pop(SequenceId(seq, finished.index), None)
+        return Output(
+            live.sink,
+            FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens),
+        )
+
+    def leave(self, seq: int) -> None:
+        """The last sequence of a request has finished."""
+        del self._requests[seq]

@@ -1,0 +1,112 @@
+"""The invariants of the core, checked whole. After every event in tests, sampled in production."""
+
+from __future__ import annotations
+
+from eventlm.core.digest import MASK
+from eventlm.core.replica import Replica
+from eventlm.core.sequence import Sequence, State
+from eventlm.core.state import CoreState, sequence_share
+from eventlm.core.waiting_queue import WaitingQueue
+from eventlm.errors import InvariantError, LivenessError
+from eventlm.types import ceil_div
+
+
+def validate(state: CoreState) -> None:
+    """Raises InvariantError with all that is wrong with the state; it costs a pass over everything."""
+    sequences = [s for request in state.requests.values() for s in request.sequences]
+    found: list[str] = []
+    for replica in state.replicas:
+        found += _replica_problems(state, replica)
+    found += _place_problems(state, sequences)
+    state.digests()
+    total = sum(sequence_share(sequence) for sequence in sequences)
+    if (total & MASK) != (state.sequences_digest & MASK):
+        found.append("the incremental digest of the sequences differs from the full one")
+    if found:
+        raise InvariantError(f"after event {state.next_seq - 1}: " + "; ".join(found))
+
+
+def validate_liveness(state: CoreState) -> None:
+    """Raises LivenessError if somebody waits and nothing is under way. For the state after a marked fact.
+
+    What can be under way: a step, a timer, a worker's start, an edge's `text_end`, a grammar; or the engine is paused.
+    """
+    if state.paused or any(replica.in_flight for replica in state.replicas):
+        return
+    if not all(replica.up for replica in state.replicas):
+        return
+    for request in state.requests.values():
+        for sequence in request.sequences:
+            if sequence.state in (State.WAITING, State.PREFILL, State.DECODE):
+                raise LivenessError(f"after event {state.next_seq - 1}: nothing is in flight, but {sequence} waits")
+
+
+def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
+    where = f"replica {replica.index}: "
+    found = [where + problem for problem in replica.pool.problems([s.table for s in replica.running])]
+    if [s.urgency for s in replica.running] != sorted(s.urgency for s in replica.running):
+        found.append(where + "the residents are out of order")
+    if replica.num_partial != sum(s.state is State.PREFILL for s in replica.running):
+        found.append(where + "the count of partial prefills is wrong")
+    if replica.admitted_tokens != sum(s.target for s in replica.running):
+        found.append(where + "the count of admitted tokens is wrong")
+    if len(replica.running) > state.config.max_num_seqs:
+        found.append(where + f"{len(replica.running)} residents, more than max_num_seqs")
+    if len(replica.in_flight) > state.config.max_steps_in_flight:
+        found.append(where + f"{len(replica.in_flight)} steps in flight, more than allowed")
+    if not replica.up and (replica.running or replica.in_flight or len(replica.queue)):
+        found.append(where + "its worker is lost, but it still has sequences")
+    for sequence in replica.running:
+        found += [f"{where}{sequence} {problem}" for problem in _resident_problems(state, replica, sequence)]
+    return found
+
+
+def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -> list[str]:
+    block_size = state.config.block_size
+    found = []
+    if not sequence.resident or sequence.replica != replica.index:
+        found.append("is not resident here")
+    if len(sequence.table) > ceil_div(sequence.limit, block_size):
+        found.append("has more blocks than its limit can fill")
+    if len(sequence.table) < ceil_div(sequence.target, block_size):
+        found.append("has fewer blocks than its prefill needs")
+    if sequence.total + sequence.pending > sequence.limit:
+        found.append("may grow beyond its limit")
+    if sequence.sampling_in_flight > max(state.config.max_decodes_in_flight_per_seq, 1):
+        found.append("has more sampling rows in flight than allowed")
+    if (sequence.state is State.DECODE) != (sequence.launched == sequence.target):
+        found.append("is in the wrong state for its prefill")
+    for place, block in enumerate(sequence.table[: sequence.num_tree_blocks]):
+        node = replica.pool.tree.get(sequence.names[place])
+        if node is None or node.block != block:
+            found.append(f"holds block {block} at place {place}, which the tree has not")
+            break
+    return found
+
+
+def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
+    """Every sequence is in exactly one place."""
+    found = []
+    queues: list[WaitingQueue] = [state.shared_queue, *(replica.queue for replica in state.replicas)]
+    places: dict[tuple[int, int], int] = {}
+    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), state.unrouted]:
+        for sequence in members:
+            places[sequence.id] = places.get(sequence.id, 0) + 1
+    for sequence in sequences:
+        ended = sequence.state in (State.CLOSING, State.FINISHED)
+        unplaced = ended or sequence.state is State.HELD or (sequence.state is State.WAITING and sequence.in_flight > 0)
+        if places.pop(sequence.id, 0) != (0 if unplaced else 1):
+            found.append(f"{sequence} is in the wrong number of places")
+        if ended and sequence.table:
+            found.append(f"{sequence} has ended, but holds blocks")
+        if (sequence.ticket != 0) and sequence.state is not State.WAITING:
+            found.append(f"{sequence} is in line, but does not wait")
+    if places:
+        found.append(f"unknown sequences {sorted(places)[:4]} are in a queue or run")
+    num_waiting = sum(s.state in (State.WAITING, State.HELD) for s in sequences)
+    if num_waiting != state.num_waiting:
+        found.append(f"{num_waiting} sequences wait, {state.num_waiting} are counted")
+    for queue in queues:
+        if queue.num_tokens != sum(s.total for s in queue.members):
+            found.append("a queue counts its tokens wrongly")
+    return found

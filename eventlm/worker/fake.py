@@ -1,0 +1,128 @@
+"""A worker without a model: tokens are hashes, times come from a formula, and it can do all that a real one may do.
+
+A token depends on its request's seed, the sample's index and its position alone, so it is the same in whatever batch,
+on whatever replica, before and after a preemption. Rows of several tokens (speculation) produce between none and all
+that the launch allows. The text is valid UTF-8 of words of a fixed length, some with characters of several bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xxhash
+from msgspec import Struct
+
+from eventlm.events import Launched
+from eventlm.types import WorkerEnd
+from eventlm.worker.protocol import StepPayload
+from eventlm.worker.sequence_table import Row, SequenceTable, end_of
+
+MILLION = 1_000_000
+#: Words of 8 bytes each; their bytes are the token ids.
+WORD_BYTES = 8
+WORDS = tuple(
+    word.encode().ljust(WORD_BYTES)
+    for word in ("rewind,", "an event", "facts,", "a log of", "tokens", "größer", "日本,", "un été", "replay.", "blocks")
+    + ("caché,", "schedule", "naïve:", "queued;", "🚀 go", "steps;")
+)
+#: Ends that a fake worker may see, in the order in which it draws them.
+ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
+EOS_TOKEN_ID = 256
+
+
+class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of the fake worker, times in nanoseconds, chances in parts per million."""
+
+    base_ns: int = 2_000_000
+    prefill_token_ns: int = 10_000
+    decode_ns: int = 20_000
+    context_token_ns: int = 10
+    #: Chance that a token is the last, by each of the reasons that a worker can see.
+    end_ppm: int = 0
+    #: Chance that a step takes `late_factor` times as long.
+    late_ppm: int = 0
+    late_factor: int = 10
+    #: Chance that the worker dies in the middle of a step.
+    die_ppm: int = 0
+
+
+class FakeDeath(Exception):  # noqa: N818  (it is no error: it was asked for)
+    """The worker dies here."""
+
+
+class FakeStep(Struct, frozen=True, kw_only=True):
+    """What a step produced, and how long it takes."""
+
+    tokens: list[list[int]]
+    ends: list[tuple[int, WorkerEnd]]
+    duration_ns: int
+
+
+class FakeRunner:
+    """Executes launches as a model runner does. Raises DesyncError like one, and FakeDeath if so drawn."""
+
+    def __init__(self, parameters: dict[str, Any] | FakeParameters, *, epoch: int, block_size: int, num_blocks: int):
+        if not isinstance(parameters, FakeParameters):
+            parameters = FakeParameters(**parameters)
+        self.parameters = parameters
+        self._epoch = epoch
+        self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks)
+
+    def execute(self, launch: Launched, payload: StepPayload) -> FakeStep:
+        """Compute every row of a launch."""
+        rows = self._table.apply(launch, payload)
+        if self._draw("die", self._epoch, launch.replica, launch.step) < self.parameters.die_ppm:
+            raise FakeDeath(f"drawn to die in step {launch.step}")
+        tokens: list[list[int]] = []
+        ends: list[tuple[int, WorkerEnd]] = []
+        for number, row in enumerate(rows):
+            most = launch.most[number] if launch.most else int(row.samples)
+            produced, reason = self._produce(row, launch.step, most if row.samples else 0)
+            tokens.append(produced)
+            if reason is not None:
+                ends.append((number, reason))
+        self._table.record(rows, tokens)
+        return FakeStep(tokens=tokens, ends=ends, duration_ns=self._duration_ns(launch, rows))
+
+    def _produce(self, row: Row, step: int, most: int) -> tuple[list[int], WorkerEnd | None]:
+        """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
+        sequence = row.sequence
+        params, index, position = sequence.params, sequence.id.index, sequence.position
+        count = most if most <= 1 else self._draw("count", params.seed, step, position) % (most + 1)
+        produced = []
+        for place in range(position, position + count):
+            drawn = self._draw("end", params.seed, index, place)
+            if drawn < self.parameters.end_ppm and not params.ignore_eos:
+                produced.append(EOS_TOKEN_ID)
+                return produced, ENDS[drawn % len(ENDS)]
+            produced.append(fake_token(params.seed, index, place))
+            if (reason := end_of(params, produced[-1])) is not None:
+                return produced, reason
+        return produced, None
+
+    def _duration_ns(self, launch: Launched, rows: list[Row]) -> int:
+        parameters = self.parameters
+        num_decodes = len(launch.decodes)
+        context_tokens = sum(row.start + row.num_tokens for row in rows)
+        duration_ns = (
+            parameters.base_ns
+            + parameters.decode_ns * num_decodes
+            + parameters.prefill_token_ns * (launch.num_tokens - num_decodes)
+            + parameters.context_token_ns * context_tokens
+        )
+        late = self._draw("late", self._epoch, launch.replica, launch.step) < parameters.late_ppm
+        return duration_ns * (parameters.late_factor if late else 1)
+
+    def _draw(self, *what: int | str) -> int:
+        return draw(*what) % MILLION
+
+
+def draw(*what: int | str) -> int:
+    """A 64-bit hash of integers and strings: the fake worker's only source of chance."""
+    return xxhash.xxh3_64_intdigest("/".join(map(str, what)).encode())
+
+
+def fake_token(seed: int, index: int, position: int) -> int:
+    """The token of a sample at a place of its output: a byte of a word drawn for each stretch of a word's length."""
+    word, byte = divmod(position, WORD_BYTES)
+    return WORDS[draw("word", seed, index, word) % len(WORDS)][byte]
