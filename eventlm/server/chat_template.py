@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -31,7 +31,7 @@ class ChatTemplateError(EventLMError):
 class _GenerationBlock(Extension):
     """`{% generation %}` marks what an assistant wrote, for training; for rendering it is transparent."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

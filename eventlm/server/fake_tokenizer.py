@@ -22,7 +22,8 @@ _PIECES = tuple(
     piece if isinstance(piece, bytes) else piece.encode()
     for piece in (
         " the", " of", " and", " to", " in", " engine", " event", " log", " token", " block", " step", " rewinds",
-        " replays", ",", ".", "\n", " été", " naïve", " größer", " Ω", " привет", " 日本", "語", " 한국", " שלום", " 🙂",
+        " replays", ",", ".", "\n", " été", " naïve", " größer", " Ω", " привет", " 日本", "語", " 한국", " שלום",
+        " 🙂",
         _ROCKET[:1], _ROCKET[1:3], _ROCKET[3:], "é".encode()[:1], "é".encode()[1:],
     )
 )  # fmt: skip

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 
 import structlog
 from aiohttp import web
@@ -20,6 +21,8 @@ _log = structlog.get_logger("eventlm.server")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID_HEADER = "x-request-id"
+#: Id of the request that the current task handles.
+CURRENT_REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 #: Ids from clients that are echoed; anything else is replaced, so that logs and headers stay clean.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 #: What servers log for a client that left before its reply; never sent.
@@ -34,13 +37,13 @@ def request_id(request: web.BaseRequest) -> str:
 
 async def set_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Signal `on_response_prepare`: every reply carries the id, streams too."""
-    response.headers[REQUEST_ID_HEADER] = request["request_id"]
+    response.headers[REQUEST_ID_HEADER] = CURRENT_REQUEST_ID.get()
 
 
 @web.middleware
 async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: give the request its id, turn errors into envelopes, log one line without any content."""
-    request["request_id"] = request_id(request)
+    CURRENT_REQUEST_ID.set(request_id(request))
     started_ns = time.perf_counter_ns()
     status = _CLIENT_LEFT
     try:
@@ -52,7 +55,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         _log.info(
             "request",
-            request_id=request["request_id"],
+            request_id=CURRENT_REQUEST_ID.get(),
             method=request.method,
             path=request.path,
             status=status,
@@ -70,7 +73,7 @@ async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamRe
     except ConnectionError:
         raise
     except Exception:
-        _log.exception("a request failed", request_id=request["request_id"], path=request.path)
+        _log.exception("a request failed", request_id=CURRENT_REQUEST_ID.get(), path=request.path)
         return internal_error().to_response()
 
 

@@ -13,7 +13,7 @@ ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
     """OpenAI's name for the ordinary end of a sequence."""
-    return reason if reason in ("length", "tool_calls") else "stop"  # type: ignore[return-value]
+    return reason if reason in ("length", "tool_calls") else "stop"
 
 
 class PromptTokensDetails(Struct, frozen=True):

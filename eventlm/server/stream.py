@@ -14,6 +14,7 @@ from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error
 from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.middleware import CURRENT_REQUEST_ID
 from eventlm.server.protocol import GenerationRequest
 from eventlm.server.replies import ApiFinishReason, Usage, api_finish_reason
 
@@ -105,7 +106,7 @@ async def _stream(
         except ConnectionError:
             raise
         except Exception:
-            _log.exception("a stream failed", request_id=request["request_id"])
+            _log.exception("a stream failed", request_id=CURRENT_REQUEST_ID.get(), path=request.path)
             tail = _data(internal_error().to_json())
     await response.write(tail + _data(b"[DONE]"))
     await response.write_eof()

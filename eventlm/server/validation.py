@@ -60,7 +60,7 @@ def _check_stops(request: GenerationRequest) -> None:
         if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
             raise invalid_value(
                 param,
-                f"Invalid value for '{param}': a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}.",
+                f"Invalid value for '{param}': a stop string has 1 to {MAX_STOP_CHARACTERS} characters.",
             )
 
 
@@ -193,11 +193,12 @@ def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, limits: Limi
     asked = request.max_tokens
     if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
         asked = request.max_completion_tokens
-    if num_prompt_tokens + (asked or 1) > context:
+    completion = asked or 1
+    if num_prompt_tokens + completion > context:
         raise context_length_exceeded(
             f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{num_prompt_tokens + (asked or 1)} tokens ({num_prompt_tokens} in the {prompt_param}, {asked or 1} in the "
-            f"completion). Please reduce the length of the {prompt_param} or the completion.",
+            f"{num_prompt_tokens + completion} tokens ({num_prompt_tokens} in the {prompt_param}, {completion} in "
+            f"the completion). Please reduce the length of the {prompt_param} or the completion.",
             prompt_param,
         )
     return asked if asked is not None else context - num_prompt_tokens

@@ -41,6 +41,7 @@ class EngineDouble:
         self.script_end: FinishReason | None = "eos"
         self.submit_error: EventLMError | None = None
         self.submit_seconds = 0.0
+        self.submitted = asyncio.Event()
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[int, str]] = []
         self.text_ends: list[tuple[int, int, int, str]] = []
@@ -55,7 +56,9 @@ class EngineDouble:
         await asyncio.sleep(self.submit_seconds)
         if self.submit_error is not None:
             raise self.submit_error
-        return [self._start(request) for request in group]
+        handles = [self._start(request) for request in group]
+        self.submitted.set()
+        return handles
 
     def fail(self, error: EventLMError) -> None:
         """The engine dies under all that runs."""

@@ -1,0 +1,236 @@
+"""The socket's life: clients that leave, large bodies, broken HTTP, drain, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+import structlog
+
+from eventlm.config import ServerConfig
+from eventlm.errors import UsageError
+from eventlm.server.context import ServerContext
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.http_server import HttpServer, run_server
+
+from .conftest import Reply, RunningServer, wait_until
+from .engine_double import EngineDouble, spell
+from .test_errors import INVALID, assert_error, assert_serves
+
+
+def chat_bytes(**fields: Any) -> bytes:
+    body = json.dumps({"model": "test", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def endless(server: RunningServer) -> None:
+    server.engine.script_end = None
+    server.engine.step_seconds = 0.005
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_cancelled_at_once(server: RunningServer, stream: bool) -> None:
+    endless(server)
+    connection = server.raw(chat_bytes(stream=stream, n=2))
+    if stream:
+        assert b"chat.completion.chunk" in connection.recv(65536)
+    wait_until(lambda: bool(server.engine.requests))
+    connection.close()
+    wait_until(lambda: server.engine.cancelled == [(0, "client")], seconds=1)
+    server.engine.script_end = "eos"
+    assert_serves(server)
+
+
+def test_a_client_that_leaves_while_it_is_submitted(server: RunningServer) -> None:
+    endless(server)
+    server.engine.submit_seconds = 0.1
+    connection = server.raw(chat_bytes())
+    time.sleep(0.03)
+    connection.close()
+    wait_until(lambda: server.engine.cancelled == [(0, "client")])
+
+
+def test_a_client_that_leaves_amid_its_body(server: RunningServer) -> None:
+    connection = server.raw(chat_bytes()[:-5])
+    connection.close()
+    assert_serves(server)
+    assert len(server.engine.requests) == 1
+
+
+def test_a_client_that_reads_slowly_gets_everything(server: RunningServer) -> None:
+    text = "x" * 200
+    server.engine.script = spell(text)
+    connection = server.raw(chat_bytes(stream=True, max_tokens=200))
+    data = b""
+    while b"[DONE]" not in data:
+        data += connection.recv(512)
+    connection.close()
+    assert data.count(b'"content":"x"') == 200
+
+
+def test_a_body_of_100_mb(server: RunningServer) -> None:
+    announced = server.post("/v1/completions", b" " * 100_000_000)
+    assert_error(announced, 413, INVALID, message="65536 bytes")
+    assert_serves(server)
+
+
+def test_a_large_body_without_a_length(server: RunningServer) -> None:
+    connection = server.raw(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+    chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
+    for _ in range(4):
+        connection.sendall(chunk)
+    assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+    connection.close()
+    assert_serves(server)
+
+
+def test_a_compressed_body(server: RunningServer) -> None:
+    import gzip
+
+    headers = {"Content-Encoding": "gzip"}
+    body = gzip.compress(b'{"model": "test", "prompt": "x"}')
+    assert server.post("/v1/completions", body, headers).status == 200
+    assert_error(server.post("/v1/completions", b"not gzip", headers), 400, INVALID)
+    bomb = gzip.compress(b" " * 50_000_000)
+    assert_error(server.post("/v1/completions", bomb, headers), 413, INVALID)
+    assert_serves(server)
+
+
+def test_permission_to_send_a_body(server: RunningServer) -> None:
+    head, body = chat_bytes().split(b"\r\n\r\n")
+    connection = server.raw(head + b"\r\nExpect: 100-continue\r\n\r\n")
+    assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(body)
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
+    connection.close()
+    head = head.replace(b"Content-Length: ", b"Content-Length: 9999")
+    connection = server.raw(head + b"\r\nExpect: 100-continue\r\n\r\n")
+    assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_gets_an_envelope_too(server: RunningServer, data: bytes) -> None:
+    connection = server.raw(data)
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    reply = Reply(response.status, dict(response.getheaders()), response.read())
+    assert_error(reply, 400, INVALID, message="not valid HTTP")
+    connection.close()
+    assert_serves(server)
+
+
+def test_the_log_has_no_content(server: RunningServer) -> None:
+    with structlog.testing.capture_logs() as logs:
+        server.chat(messages=[{"role": "user", "content": "canary"}], stop="canary", user="canary")
+        server.post("/v1/completions", b'{"model": "canary", "prompt": "canary"}', {"Authorization": "Bearer canary"})
+    assert [(line["event"], line["status"]) for line in logs] == [("request", 200), ("request", 404)]
+    assert all(line["request_id"] and line["duration_ms"] >= 0 for line in logs)
+    assert "canary" not in repr(logs)
+
+
+def test_models_health_version(server: RunningServer) -> None:
+    models = server.request("GET", "/v1/models").json()
+    assert models["object"] == "list"
+    assert [(model["id"], model["object"], model["max_model_len"]) for model in models["data"]] == [
+        ("test", "model", 256),
+        ("org/test", "model", 256),
+    ]
+    assert server.request("GET", "/v1/models/org/test").json()["id"] == "org/test"
+    assert server.request("GET", "/health").status == 200
+    assert set(server.request("GET", "/version").json()) == {"version"}
+
+
+def test_a_busy_port(server: RunningServer) -> None:
+    async def start() -> None:
+        config = ServerConfig(port=server.port)
+        await HttpServer(ServerContext(server.engine, FakeTokenizer(), config)).start()
+
+    with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{server.port}"):
+        asyncio.run(start())
+
+
+def in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def test_drain_lets_requests_end_and_refuses_new_ones(server: RunningServer) -> None:
+    server.engine.step_seconds = 0.02
+    thread, results = in_background(lambda: server.chat(stream=True))
+    wait_until(lambda: bool(server.engine.requests))
+    draining = asyncio.run_coroutine_threadsafe(server._server.drain(asyncio.Event()), server.loop)
+    wait_until(lambda: server.context.draining)
+    refused = server.chat()
+    assert_error(refused, 503, "server_error", message="shutting down")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert server.request("GET", "/health").status == 503
+    assert not draining.done()
+    draining.result(5)
+    thread.join(5)
+    events = results[0].events()
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert not server.engine.cancelled
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None:
+    server = start_server(drain_seconds=0)
+    endless(server)
+    thread, results = in_background(lambda: server.chat(stream=stream, max_tokens=200))
+    wait_until(lambda: bool(server.engine.requests))
+    time.sleep(0.02)
+    server.call(server._server.drain(asyncio.Event()))
+    thread.join(5)
+    assert server.engine.cancelled[0] == (0, "shutdown")
+    if stream:
+        *_, error, done = results[0].events()
+        assert (error["error"]["type"], done) == ("server_error", "[DONE]")
+    else:
+        assert_error(results[0], 503, "server_error")
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+async def test_signals(num_signals: int) -> None:
+    engine = EngineDouble(spell("Hello"))
+    engine.step_seconds = 0.02
+    engine.script_end = "eos" if num_signals == 1 else None
+    context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
+    ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(run_server(context, on_ready=lambda *address: ready.set_result(address)))
+    reader, writer = await asyncio.open_connection(*await ready)
+    writer.write(chat_bytes())
+    await engine.submitted.wait()
+    for _ in range(num_signals):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.01)
+    reply = await reader.read(65536)
+    assert reply.startswith(b"HTTP/1.1 200 OK" if num_signals == 1 else b"HTTP/1.1 503 ")
+    await asyncio.wait_for(serving, 5)
+    with pytest.raises(OSError):
+        socket.create_connection(ready.result(), timeout=1)
+    writer.close()

@@ -1,0 +1,44 @@
+"""A large prompt does not stall the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from eventlm.server.chat_template import ChatTemplate
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.prompt_encoder import INLINE_CHARACTERS, PromptEncoder
+from eventlm.server.tokenizer import CheckpointTokenizer
+
+from .checkpoints import CORPUS, byte_level
+
+
+@pytest.mark.parametrize("repeats", [1, 1000])
+async def test_encode(repeats: int) -> None:
+    encoder = PromptEncoder(FakeTokenizer())
+    text = "naïve " * repeats
+    assert bytes(await encoder.encode(text, add_special_tokens=False)).decode() == text
+    template = ChatTemplate("{{ messages[0].content }}{{ suffix }}", {})
+    messages = [{"role": "user", "content": text}]
+    token_ids = await encoder.encode_chat(template, messages, add_generation_prompt=True, variables={"suffix": "!"})
+    assert bytes(token_ids).decode() == text + "!"
+    encoder.close()
+
+
+async def test_the_loop_runs_on_while_a_large_prompt_is_encoded(tmp_path: Path) -> None:
+    encoder = PromptEncoder(CheckpointTokenizer(byte_level(tmp_path)))
+    text = "".join(CORPUS) * 40
+    assert len(text) > 50 * INLINE_CHARACTERS
+    encoding = asyncio.create_task(encoder.encode(text, add_special_tokens=False))
+    started = last = time.perf_counter()
+    longest = 0.0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    encoder.close()
+    assert len(encoding.result()) > 50_000
+    assert longest < (last - started) / 2
