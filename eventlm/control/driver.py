@@ -176,8 +176,6 @@ class Driver:
             self._outbox.append(self.live.close(decision))
         elif isinstance(decision, Finished):
             self._outbox.append(self.live.finish(decision))
-            if decision.request not in self.core.state.requests:
-                self.live.leave(decision.request)
         elif isinstance(decision, Admitted):
             self._resolve(decision.request, None)
         elif isinstance(decision, Rejected):

@@ -40,12 +40,15 @@ class Sample:
         self.last_hash = last_hash
 
 
-class LiveRequest(NamedTuple):
+class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    seq: int
-    request: EngineRequest
-    sink: Sink
+    __slots__ = ("num_unfinished", "request", "sink")
+
+    def __init__(self, request: EngineRequest, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.num_unfinished = request.n
 
 
 class Output(NamedTuple):
@@ -85,7 +88,7 @@ class LiveRequests:
         """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
         seed = request.seed if request.seed is not None else self._draw_seed(seq)
         request = structs.replace(request, params=structs.replace(request.params, seed=seed))
-        live = LiveRequest(seq, request, sink)
+        live = LiveRequest(request, sink)
         self._requests[seq] = live
         root = self._names.root(request.model, "", request.cache_salt)
         names = self._names.extend(root, request.prompt_token_ids)
@@ -231,11 +234,10 @@ class LiveRequests:
         seq = finished.request
         live = self._requests[seq]
         self._samples.pop(SequenceId(seq, finished.index), None)
+        live.num_unfinished -= 1
+        if not live.num_unfinished:
+            del self._requests[seq]
         return Output(
             live.sink,
             FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens),
         )
-
-    def leave(self, seq: int) -> None:
-        """The last sequence of a request has finished."""
-        del self._requests[seq]

@@ -31,7 +31,7 @@ class EngineUnavailableError(EventLMError):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One prompt. `seed` None lets the engine draw one, which it records. Times are those of `InferenceEngine.now_ns`."""
+    """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`."""
 
     model: str
     prompt_token_ids: list[int]

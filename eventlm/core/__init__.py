@@ -1,1 +1,1 @@
-"""The pure core: `Core.apply(event) -> decisions`. No clock, no I/O, no threads, no randomness, no float in an order."""
+"""The pure core: `Core.apply(event) -> decisions`. No clock, no I/O, no threads, no randomness, no float decides."""

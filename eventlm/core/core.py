@@ -60,7 +60,7 @@ class Core:
         state = self.state
         if event.s != state.next_seq or event.ts < state.now_ns:
             raise InvariantError(
-                f"event {event.s} at {event.ts} ns is out of order: {state.next_seq} at {state.now_ns} ns or later was due"
+                f"event {event.s} at {event.ts} is out of order: {state.next_seq} at {state.now_ns} ns or later is due"
             )
         state.next_seq += 1
         state.now_ns = event.ts

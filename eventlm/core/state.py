@@ -12,7 +12,7 @@ from eventlm.core.digest import combine, to_hex, weight
 from eventlm.core.plugin import Batcher, Policy, Router, SequenceView
 from eventlm.core.predictor import Predictor
 from eventlm.core.replica import Replica
-from eventlm.core.sequence import Request, Sequence
+from eventlm.core.sequence import Request, Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.events import Arrived, Decision, PolicyFailed
 
@@ -137,8 +137,11 @@ class CoreState:
 def sequence_share(sequence: Sequence) -> int:
     """A sequence's share of the digest, computed from its present state; 0 once it has ended."""
     s = sequence
-    if s.state is s.state.FINISHED:
+    if s.state is State.FINISHED:
         return 0
+    if s.state is State.CLOSING:
+        # Rows still in flight for it change nothing any more.
+        return combine((s.request, s.index, s.state.value, s.total))
     return combine(
         (
             s.request,

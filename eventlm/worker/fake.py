@@ -22,8 +22,10 @@ MILLION = 1_000_000
 WORD_BYTES = 8
 WORDS = tuple(
     word.encode().ljust(WORD_BYTES)
-    for word in ("rewind,", "an event", "facts,", "a log of", "tokens", "größer", "日本,", "un été", "replay.", "blocks")
-    + ("caché,", "schedule", "naïve:", "queued;", "🚀 go", "steps;")
+    for word in [
+        *("rewind,", "an event", "facts,", "a log of", "tokens", "größer", "日本,", "un été"),
+        *("replay.", "blocks", "caché,", "schedule", "naïve:", "queued;", "🚀 go", "steps;"),
+    ]
 )
 #: Ends that a fake worker may see, in the order in which it draws them.
 ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
@@ -46,7 +48,7 @@ class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     die_ppm: int = 0
 
 
-class FakeDeath(Exception):  # noqa: N818  (it is no error: it was asked for)
+class FakeDeath(Exception):
     """The worker dies here."""
 
 

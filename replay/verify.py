@@ -1,0 +1,223 @@
+"""Verification: a trace's facts go to a core, and every decision it makes is compared with the recorded one.
+
+Decisions are compared as bytes, so most lines are never decoded. The first difference ends the run and is explained:
+what was recorded and replayed, the chain of causes back to the request, the replayed state around it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.core.core import Core
+from eventlm.core.validate import validate, validate_liveness
+from eventlm.errors import InvariantError, LivenessError
+from eventlm.events import DECISIONS, Checkpoint, Decision, Event, Fact, Gap, Header, Marker
+from eventlm.events.codec import encode_body
+from eventlm.replay.divergence import (
+    Code,
+    Divergence,
+    as_object,
+    differing_fields,
+    is_reordered,
+    requests_named,
+    state_lines,
+)
+from eventlm.replay.rebuild import Changes, rebuild
+
+DECISION_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in DECISIONS)
+#: Most links of a causal chain that are shown.
+MAX_CHAIN = 12
+
+OnProgress = Callable[[int, int], None]
+
+
+class VerifyResult(Struct, frozen=True, kw_only=True):
+    """What a verification found. `exit_code` is 0 if every decision was as recorded."""
+
+    path: str
+    num_events: int
+    num_decisions: int
+    num_checkpoints: int
+    clean_end: bool
+    still_being_written: bool
+    warnings: list[str] = []
+    divergence: Divergence | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the divergence."""
+        return self.divergence.exit_code if self.divergence is not None else 0
+
+
+class Found(Exception):
+    """A divergence, raised where it is found."""
+
+    def __init__(self, code: Code, what: str, recorded: Event | None = None, replayed: Event | None = None) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.recorded = recorded
+        self.replayed = replayed
+
+
+class Verifier:
+    """Takes a trace's lines in order. `check_invariants` validates the state after every fact."""
+
+    def __init__(self, core: Core, header: Header, *, check_invariants: bool = False) -> None:
+        self.core = core
+        self.num_decisions = 0
+        self.num_checkpoints = 0
+        self._check_invariants = check_invariants
+        self._expected: deque[Decision] = deque()
+        core.apply(header)
+
+    def feed(self, line: LogLine) -> None:
+        """Check one line behind the header. Raises Found at the first difference."""
+        if line.tag in DECISION_TAGS:
+            self._compare(line)
+            return
+        event = line.event()
+        if self._expected:
+            extra = self._expected[0]
+            raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
+        if isinstance(event, Gap):
+            raise Found(Code.GAP, f"events {event.first} to {event.last} are missing: {event.reason}", event)
+        if isinstance(event, Checkpoint):
+            self._check_digests(event)
+        if isinstance(event, Fact | Marker):
+            self._apply(event)
+
+    def _compare(self, line: LogLine) -> None:
+        if not self._expected:
+            raise Found(Code.MISSING_DECISION, "the replay had nothing more to decide", line.event())
+        replayed = self._expected.popleft()
+        if encode_body(replayed) == line.body:
+            self.num_decisions += 1
+            return
+        recorded = line.event()
+        code = Code.DIFFERENT_DECISION
+        if is_reordered(recorded, list(self._expected)):
+            code = Code.REORDERED_DECISION
+        raise Found(code, f"decision {line.s} differs", recorded, replayed)
+
+    def _apply(self, event: Fact | Marker) -> None:
+        try:
+            self._expected.extend(self.core.apply(event))
+            if self._check_invariants:
+                validate(self.core.state)
+                if isinstance(event, Fact) and event.p:
+                    validate_liveness(self.core.state)
+        except LivenessError as error:
+            raise Found(Code.LIVENESS, str(error), event) from error
+        except InvariantError as error:
+            raise Found(Code.SAFETY, str(error), event) from error
+
+    def _check_digests(self, checkpoint: Checkpoint) -> None:
+        digests = self.core.digests()
+        if digests != checkpoint.digests:
+            differing = [name for name in digests if digests[name] != checkpoint.digests.get(name)]
+            replayed = Checkpoint(s=checkpoint.s, ts=checkpoint.ts, c=checkpoint.c, digests=digests)
+            raise Found(Code.STATE_DIGEST, f"digests of {', '.join(differing)} differ", checkpoint, replayed)
+        self.num_checkpoints += 1
+
+
+def verify(
+    path: Path | str,
+    *,
+    changes: Changes | None = None,
+    strict: bool = False,
+    check_invariants: bool = False,
+    on_progress: OnProgress | None = None,
+) -> VerifyResult:
+    """Verify a trace. Raises what LogReader raises for files that are damaged or not traces."""
+    with LogReader(path, strict=strict) as reader:
+        core, drift = rebuild(reader.header, changes)
+        verifier = Verifier(core, reader.header, check_invariants=check_invariants)
+        divergence = None
+        line: LogLine | None = None
+        lines = iter(reader)
+        next(lines)
+        try:
+            for line in lines:
+                verifier.feed(line)
+                if on_progress is not None and line.number % 1024 == 0:
+                    on_progress(reader.position, reader.size_bytes)
+        except Found as found:
+            assert line is not None
+            divergence = _explain(reader, verifier.core, line, found, _drift_code(changes, drift))
+        if on_progress is not None:
+            on_progress(reader.position, reader.size_bytes)
+        return VerifyResult(
+            path=str(path),
+            num_events=line.number if line is not None else 1,
+            num_decisions=verifier.num_decisions,
+            num_checkpoints=verifier.num_checkpoints,
+            clean_end=reader.clean_end,
+            still_being_written=reader.still_being_written,
+            warnings=[*drift, *(reader.warnings() if divergence is None else [])],
+            divergence=divergence,
+        )
+
+
+def _drift_code(changes: Changes | None, drift: list[str]) -> Code | None:
+    """What a difference is to be put down to, if something is known to differ."""
+    if changes is not None and changes.settings:
+        return Code.CONFIG_DRIFT
+    if drift or (changes is not None and (changes.policy or changes.batcher or changes.router)):
+        return Code.POLICY_DRIFT
+    return None
+
+
+def _explain(reader: LogReader, core: Core, line: LogLine, found: Found, drift: Code | None) -> Divergence:
+    code = drift if drift is not None and found.code.value.exit_code == 10 else found.code
+    recorded = as_object(found.recorded) if found.recorded is not None else None
+    replayed = as_object(found.replayed) if found.replayed is not None else None
+    same_kind = recorded is not None and replayed is not None and recorded["t"] == replayed["t"]
+    fields = differing_fields(recorded, replayed) if same_kind and recorded and replayed else []
+    requests = requests_named(recorded, replayed)
+    return Divergence(
+        code=code.name.lower(),
+        exit_code=code.value.exit_code,
+        cause=code.value.cause,
+        remedy=code.value.remedy,
+        s=line.s,
+        line=line.number,
+        what=found.what,
+        recorded=recorded,
+        replayed=replayed,
+        fields=fields,
+        chain=_chain(reader, line, requests),
+        state=state_lines(core, requests),
+    )
+
+
+def _chain(reader: LogReader, line: LogLine, requests: list[int]) -> list[str]:
+    """The event, its causes one by one, and the arrivals of the requests that the difference names."""
+    links: list[str] = []
+    s = line.s
+    while s > 0 and len(links) < MAX_CHAIN:
+        event = _event_at(reader, s)
+        links.append(_one_line(event))
+        s = event.c
+    if s > 0:
+        links.append("...")
+    for request in requests[:3]:
+        if 0 < request < line.s:
+            arrival = _one_line(_event_at(reader, request))
+            if arrival not in links:
+                links.append(arrival)
+    return links
+
+
+def _event_at(reader: LogReader, s: int) -> Event:
+    return next(iter(reader.lines_from(s))).event()
+
+
+def _one_line(event: Event, limit: int = 150) -> str:
+    text = (encode_body(event) + b"}").decode()
+    return text if len(text) <= limit else text[: limit - 4] + " ..."
