@@ -98,6 +98,26 @@ class RunningServer:
         return connection
 
 
+INVALID = "invalid_request_error"
+
+
+def assert_error(
+    reply: Reply, status: int, type_: str, param: str | None = None, code: str | None = None, message: str = ""
+) -> None:
+    assert reply.status == status, reply.data
+    assert reply.headers["content-type"].startswith("application/json")
+    assert reply.headers["x-request-id"]
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"], error["code"]) == (type_, param, code), error
+    assert message in error["message"]
+    assert error["message"]
+
+
+def assert_serves(server: RunningServer) -> None:
+    assert server.chat().json()["choices"][0]["message"]["content"] == "Hello, world"
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Poll for what another thread is about to do."""
     deadline = time.monotonic() + seconds

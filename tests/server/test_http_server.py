@@ -21,9 +21,8 @@ from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.http_server import HttpServer, run_server
 
-from .conftest import Reply, RunningServer, wait_until
+from .conftest import INVALID, Reply, RunningServer, assert_error, assert_serves, wait_until
 from .engine_double import EngineDouble, spell
-from .test_errors import INVALID, assert_error, assert_serves
 
 
 def chat_bytes(**fields: Any) -> bytes:

@@ -1,0 +1,49 @@
+"""Bodies that cannot be decoded, and fields that are not supported."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import INVALID, RunningServer, assert_error, assert_serves
+
+BODIES_THAT_ARE_NOT_JSON = {
+    "empty": b"",
+    "truncated": b'{"model": "test"',
+    "garbage": b"\x00\x01\x02",
+    "invalid UTF-8": b'{"model": "\xff\xfe"}',
+    "invalid UTF-8 outside a string": b'\xff{"model": "test"}',
+    "lone surrogate": b'{"model": "test", "prompt": "\\ud800", "max_tokens": 1}',
+    "lone surrogate inside": b'{"model": "test", "prompt": "a\\udc00b", "max_tokens": 1}',
+    "NaN": b'{"model": "test", "prompt": "x", "temperature": NaN}',
+    "Infinity": b'{"model": "test", "prompt": "x", "temperature": -Infinity}',
+    "a number without end": b'{"model": "test", "prompt": "x", "temperature": 1e999}',
+    "an integer without end": b'{"model": "test", "prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+    "deep array": b"[" * 60_000,
+    "deep object": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "two documents": b"{}{}",
+}
+
+
+@pytest.mark.parametrize("body", BODIES_THAT_ARE_NOT_JSON.values(), ids=BODIES_THAT_ARE_NOT_JSON.keys())
+def test_not_json(server: RunningServer, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert_error(server.post(path, body), 400, INVALID, message="not valid JSON")
+    assert_serves(server)
+
+
+def test_missing_fields(server: RunningServer) -> None:
+    reply = server.post("/v1/chat/completions", {"model": "test"})
+    assert_error(reply, 400, INVALID, "messages", "missing_required_parameter")
+    reply = server.post("/v1/completions", {"prompt": "x"})
+    assert_error(reply, 400, INVALID, "model", "missing_required_parameter")
+    assert_error(server.post("/v1/completions", []), 400, INVALID, None, "invalid_type")
+
+
+def test_neutral_values_and_unknown_fields_are_fine(server: RunningServer) -> None:
+    reply = server.chat(
+        presence_penalty=0, frequency_penalty=0.0, logit_bias={}, logprobs=False, tools=[], tool_choice="auto",
+        response_format={"type": "text"}, repetition_penalty=1.0, min_p=None, unheard_of={"a": [1]}, stop=None,
+        seed=None, user="u",
+    )  # fmt: skip
+    assert reply.status == 200
+    assert server.complete(echo=False, best_of=1, suffix="", logprobs=None).status == 200

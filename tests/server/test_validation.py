@@ -1,0 +1,120 @@
+"""Wrong types and values name the field at fault, streamed or not, before the engine hears of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .conftest import INVALID, RunningServer, assert_error
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": "hi"}, "messages", "invalid_type"),
+    ({"messages": [1]}, "messages[0]", "invalid_type"),
+    ({"messages": user(5)}, "messages[0].content", "invalid_type"),
+    ({"messages": user(None)}, "messages[0].content", "invalid_type"),
+    ({"messages": user([{"type": "text", "text": 1}])}, "messages[0].content[0].text", "invalid_type"),
+    ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text", "invalid_type"),
+    ({"messages": user([{"text": "x"}])}, "messages[0].content[0].type", "missing_required_parameter"),
+    (
+        {"messages": user([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}])},
+        "messages[0].content[1].type",
+        "invalid_value",
+    ),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": [*user("x"), {"role": "wizard", "content": "x"}]}, "messages[1].role", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]},
+        "messages[0].tool_calls",
+        "invalid_value",
+    ),
+    ({"max_tokens": "5"}, "max_tokens", "invalid_type"),
+    ({"max_tokens": 5.5}, "max_tokens", "invalid_type"),
+    ({"max_tokens": True}, "max_tokens", "invalid_type"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
+    ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"temperature": -0.1}, "temperature", "invalid_value"),
+    ({"temperature": 2.1}, "temperature", "invalid_value"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"top_p": 1.1}, "top_p", "invalid_value"),
+    ({"top_k": -2}, "top_k", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 129}, "n", "invalid_value"),
+    ({"seed": 2**64}, "seed", "invalid_value"),
+    ({"seed": 1.5}, "seed", "invalid_type"),
+    ({"stop": 5}, "stop", "invalid_type"),
+    ({"stop": ""}, "stop", "invalid_value"),
+    ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+    ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+    ({"stop": "x" * 5000}, "stop", "invalid_value"),
+    ({"stop_token_ids": [1, "2"]}, "stop_token_ids[1]", "invalid_type"),
+    ({"stop_token_ids": [1, -2]}, "stop_token_ids[1]", "invalid_value"),
+    ({"stop_token_ids": [10**30]}, "stop_token_ids[0]", "invalid_value"),
+    ({"stream": "yes"}, "stream", "invalid_type"),
+    ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
+    ({"priority": 2**31}, "priority", "invalid_value"),
+    ({"deadline_ms": 0}, "deadline_ms", "invalid_value"),
+    ({"deadline_ms": 10**30}, "deadline_ms", "invalid_value"),
+    ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms", "invalid_value"),
+    ({"slo": 5}, "slo", "invalid_type"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "invalid_value"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "invalid_value"),
+    ({"logprobs": True}, "logprobs", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools", "invalid_value"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "invalid_value"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD_CHAT_FIELDS)
+def test_bad_fields_of_a_chat(server: RunningServer, fields: dict[str, Any], param: str, code: str) -> None:
+    for stream in ({}, {"stream": True}):
+        assert_error(server.chat(**{**stream, **fields}), 400, INVALID, param, code, message=param)
+    assert not server.engine.requests
+
+
+BAD_COMPLETION_FIELDS: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": ""}, "prompt", "invalid_value"),
+    ({"prompt": []}, "prompt", "invalid_value"),
+    ({"prompt": ["x", ""]}, "prompt[1]", "invalid_value"),
+    ({"prompt": [[]]}, "prompt[0]", "invalid_value"),
+    ({"prompt": None}, "prompt", "invalid_type"),
+    ({"prompt": 5}, "prompt", "invalid_type"),
+    ({"prompt": [1.5]}, "prompt[0]", "invalid_type"),
+    ({"prompt": [1, "x"]}, "prompt[1]", "invalid_type"),
+    ({"prompt": ["x", [1]]}, "prompt[1]", "invalid_type"),
+    ({"prompt": [1, -1]}, "prompt[1]", "invalid_value"),
+    ({"prompt": [[1], [2, 1024]]}, "prompt[1][1]", "invalid_value"),
+    ({"prompt": ["x"] * 100, "n": 100}, "prompt", "invalid_value"),
+    ({"echo": True}, "echo", "invalid_value"),
+    ({"logprobs": 0}, "logprobs", "invalid_value"),
+    ({"suffix": "x"}, "suffix", "invalid_value"),
+    ({"best_of": 2}, "best_of", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD_COMPLETION_FIELDS)
+def test_bad_fields_of_a_completion(server: RunningServer, fields: dict[str, Any], param: str, code: str) -> None:
+    assert_error(server.complete(**fields), 400, INVALID, param, code, message=param)
+    assert not server.engine.requests
+
+
+def test_over_the_context(server: RunningServer) -> None:
+    code = "context_length_exceeded"
+    for fields in ({"max_tokens": 1000}, {"max_completion_tokens": 1000}):
+        assert_error(server.chat(**fields), 400, INVALID, "messages", code, message="256 tokens")
+        assert "1021 tokens" in server.chat(**fields).json()["error"]["message"]
+    assert_error(server.complete(prompt="x" * 300), 400, INVALID, "prompt", code, message="302 tokens")
+    assert_error(server.complete(prompt=[5] * 256), 400, INVALID, "prompt", code, message="257 tokens")
+    assert_error(server.complete(prompt=["x", "y" * 300]), 400, INVALID, "prompt", code)
+    assert not server.engine.requests
+    assert server.complete(prompt=[5] * 255, max_tokens=1).status == 200
