@@ -10,6 +10,7 @@ Shapes: S rows, C candidates, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -23,8 +24,8 @@ from eventlm.sampling_params import SamplingParams
 #: Candidates that a row with top_p alone is first given; if they hold less than top_p, it gets the
 #: vocabulary.
 _NUM_NUCLEUS_CANDIDATES = 512
-#: Rows whose noise is made at once, so that it stays in the processor's cache.
-_NOISE_ROWS = 4
+#: Noise that is made at once, so that it stays in the processor's cache.
+_NOISE_ENTRIES = 1 << 17
 
 
 class SampledRow(NamedTuple):
@@ -61,9 +62,10 @@ def _draw_greedy(logits_SV: Tensor, rows: list[SampledRow]) -> list[int]:
 def _draw_free(logits_SV: Tensor, rows: list[SampledRow]) -> list[int]:
     """From the whole vocabulary."""
     ids_V = torch.arange(logits_SV.shape[1], dtype=torch.int32, device=logits_SV.device)
+    num_rows = max(1, _NOISE_ENTRIES // logits_SV.shape[1])
     tokens: list[int] = []
-    for start in range(0, len(rows), _NOISE_ROWS):
-        part = rows[start : start + _NOISE_ROWS]
+    for start in range(0, len(rows), num_rows):
+        part = rows[start : start + num_rows]
         scores = _scaled(logits_SV[start : start + len(part)], part)
         tokens += scores.add_(gumbel_noise(noise_keys(part, scores.device), ids_V)).max(dim=-1).indices.tolist()
     return tokens
@@ -106,12 +108,12 @@ def mask_candidates(scaled_SV: Tensor, params: Sequence[SamplingParams], num_can
     device = scaled_SV.device
     scores, ids = scaled_SV.topk(num_candidates, dim=-1)
     top_k_S = torch.tensor([p.top_k or vocab_size for p in params], device=device)
-    top_p_S = torch.tensor([p.top_p for p in params], device=device, dtype=torch.float32)
+    top_p_S = torch.tensor([p.top_p if p.top_p < 1.0 else math.inf for p in params], dtype=torch.float64, device=device)
     ranks = torch.arange(num_candidates, device=device)
     scores = scores.masked_fill(ranks >= top_k_S[:, None], -torch.inf)
     has_top_k = top_k_S <= num_candidates
     total_S = torch.where(has_top_k, scores.logsumexp(dim=-1), scaled_SV.logsumexp(dim=-1))
-    probabilities = (scores - total_S[:, None]).exp()
+    probabilities = (scores - total_S[:, None]).double().exp()
     reached = probabilities.cumsum(dim=-1)
     scores = scores.masked_fill(reached - probabilities >= top_p_S[:, None], -torch.inf)
     # The best entry stays, whatever rounding says.
