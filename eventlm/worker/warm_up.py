@@ -12,6 +12,8 @@ from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, WorkerSetup
 
 _BUDGET_NS = 2_000_000_000
+#: Two runs of a shape take less than this many of the dearest before it.
+_GROWTH = 5
 #: Of the warm-up's sequences; no request has it, since the seq of an arrival is never negative.
 _REQUEST = -1
 
@@ -24,7 +26,7 @@ class _Shape(NamedTuple):
     context: int
 
 
-#: From cheap to dear; the dear ones are left out where time is short. Decodes and prompts take turns.
+#: From cheap to dear, decodes and prompts in turn; the dear ones are left out where time is short.
 _SHAPES = (
     _Shape(1, 1, 32),
     _Shape(1, 16, 0),
@@ -55,16 +57,16 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
     started_ns = time.perf_counter_ns()
     samples: list[StepSample] = []
     num_blocks = 0
-    ns_per_token = 0
+    dearest_ns = 0
     for shape in (shape for shape in _SHAPES if _fits(shape, runner.setup)):
         spent_ns = time.perf_counter_ns() - started_ns
-        if spent_ns + 2 * shape.num_rows * shape.num_tokens * ns_per_token > _BUDGET_NS:
+        if spent_ns + _GROWTH * dearest_ns > _BUDGET_NS:
             break
         num_blocks = max(num_blocks, _num_blocks(shape, runner.setup))
         # The first of a shape pays for memory and for kernels that are built on demand.
         _measure(runner, shape)
         samples.append(_measure(runner, shape))
-        ns_per_token = samples[-1].duration_ns // (shape.num_rows * shape.num_tokens)
+        dearest_ns = max(dearest_ns, samples[-1].duration_ns)
     runner.cache.clear(num_blocks)
     return samples
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from eventlm.models.config import RopeConfig
+from eventlm.models.rope import inverse_frequencies
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig(theta=10000.0),
+        RopeConfig(theta=1000000.0),
+        RopeConfig(type="linear", theta=10000.0, factor=2.5),
+        RopeConfig(
+            type="llama3",
+            theta=500000.0,
+            factor=32.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        ),
+        RopeConfig(
+            type="llama3",
+            theta=10000.0,
+            factor=8.0,
+            low_freq_factor=2.0,
+            high_freq_factor=3.0,
+            original_max_position_embeddings=64,
+        ),
+    ],
+    ids=lambda rope: f"{rope.type}-{rope.theta:.0f}",
+)
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_frequencies_are_transformers(rope: RopeConfig, head_dim: int) -> None:
+    parameters = {
+        "rope_type": rope.type,
+        "rope_theta": rope.theta,
+        "factor": rope.factor,
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.original_max_position_embeddings,
+    }
+    config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
+    expected = LlamaRotaryEmbedding(config).inv_freq
+    assert torch.allclose(inverse_frequencies(rope, head_dim), expected, rtol=1e-6, atol=0)
