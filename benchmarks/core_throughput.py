@@ -1,0 +1,202 @@
+"""What the core costs: `apply` of a completed step, policy included, against batch and queue sizes.
+
+    python benchmarks/core_throughput.py [--steps 400] [--json FILE]
+
+A machine of one replica is filled with `running` decodes and `waiting` sequences that do not fit; then steps are
+completed one by one, each followed by the launch of the next. Reported is the median time of one `apply` of such a
+completion, the same for verifying the recorded lines, and the growth exponent over the sizes. Nothing else should run
+on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.bus.log_reader import LogLine
+from eventlm.config import CoreConfig
+from eventlm.control.plugins import resolve
+from eventlm.core.core import Core
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.core.state import Plugins
+from eventlm.events import Arrived, Event, Header, Launched, StepCompleted, WorkerUp
+from eventlm.events.codec import encode_body
+from eventlm.replay.rebuild import rebuild
+from eventlm.replay.verify import Verifier
+
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 128
+
+
+class Cost(NamedTuple):
+    """Median microseconds of one completed step."""
+
+    policy: str
+    running: int
+    waiting: int
+    apply_us: float
+    apply_p99_us: float
+    verify_us: float
+
+
+def make_header(policy: str, running: int) -> Header:
+    """A machine on which exactly `running` sequences fit."""
+    plugins = [resolve("policy", {"type": policy}), resolve("batcher", {"type": "fixed"})]
+    plugins.append(resolve("router", {"type": "pull"}))
+    return Header(
+        run="benchmark",
+        unix_start_ns="0",
+        code_version="0",
+        core=CoreConfig(
+            models=["m"],
+            block_size=BLOCK_SIZE,
+            num_blocks=running * 80,
+            max_model_len=4096,
+            max_num_seqs=running,
+            max_num_batched_tokens=max(8192, running),
+            max_queue_len=1_000_000,
+            max_steps_in_flight=1,
+            max_decodes_in_flight_per_seq=1,
+        ),
+        plugins=[plugin.record for plugin in plugins],
+        predictor=list(DEFAULT_COEFFICIENTS),
+    )
+
+
+class Run:
+    """Feeds a core and keeps the events it saw and made."""
+
+    def __init__(self, header: Header) -> None:
+        self.core = rebuild(header).core
+        self.core.apply(header)
+        self.events: list[Event] = [header]
+        self.now_ns = 0
+
+    def apply(self, fact: Arrived | StepCompleted | WorkerUp, *, marked: bool = True) -> tuple[Launched | None, int]:
+        """Apply a fact; the launch it led to, and the nanoseconds it took."""
+        start = time.perf_counter_ns()
+        decisions = self.core.apply(fact)
+        took = time.perf_counter_ns() - start
+        self.events += [fact, *decisions]
+        launches = [decision for decision in decisions if isinstance(decision, Launched)]
+        return (launches[0] if launches else None), took
+
+    def next(self) -> dict[str, int]:
+        """Stamp of the next fact."""
+        self.now_ns += 1_000_000
+        return {"s": self.core.next_seq, "ts": self.now_ns, "p": 1}
+
+
+def completion(run: Run, launched: Launched, names: dict[int, int]) -> StepCompleted:
+    """Every sampling row produced a token, and every 16th token fills a block."""
+    produced = [1] * len(launched.decodes) + [row[4] for row in launched.chunks]
+    filled = []
+    for row, (request, _, confirmed, _) in enumerate(launched.decodes):
+        if confirmed % BLOCK_SIZE == 0:
+            names[0] += 1
+            filled.append((row, [names[0]]))
+    return StepCompleted(
+        **run.next(),
+        c=launched.s,
+        replica=0,
+        epoch=launched.epoch,
+        step=launched.step,
+        start_ns=run.now_ns,
+        end_ns=run.now_ns,
+        produced=produced,
+        filled=filled,
+    )
+
+
+def measure(policy: str, running: int, waiting: int, num_steps: int) -> Cost:
+    """Fill the machine, then time its steps."""
+    run = Run(make_header(policy, running))
+    launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))
+    for _ in range(running + waiting):
+        found, _ = run.apply(
+            Arrived(**run.next(), model="m", prompt_tokens=PROMPT_TOKENS, blocks=[], max_tokens=1024, offline=True)
+        )
+        launched = launched or found
+    assert launched is not None
+    names = {0: 0}
+    while len(launched.decodes) < running:
+        launched, _ = run.apply(completion(run, launched, names))
+        assert launched is not None
+    first_timed = len(run.events)
+    times = []
+    gc.collect()
+    gc.disable()
+    for _ in range(num_steps):
+        fact = completion(run, launched, names)
+        launched, took = run.apply(fact)
+        assert launched is not None
+        times.append(took)
+    gc.enable()
+    times.sort()
+    return Cost(
+        policy,
+        running,
+        waiting,
+        statistics.median(times) / 1000,
+        times[len(times) * 99 // 100] / 1000,
+        verify_time(run, first_timed, num_steps),
+    )
+
+
+def verify_time(run: Run, first_timed: int, num_steps: int) -> float:
+    """Microseconds a step to verify the timed part, reading aside."""
+    header = run.events[0]
+    assert isinstance(header, Header)
+    lines = []
+    for event in run.events[1:]:
+        body = encode_body(event)
+        tag = str(type(event).__struct_config__.tag)
+        lines.append(LogLine("", event.s + 1, 0, tag, event.s, body))
+    verifier = Verifier(rebuild(header).core, header)
+    for line in lines[: first_timed - 1]:
+        verifier.feed(line)
+    gc.collect()
+    gc.disable()
+    times = []
+    step_lines = lines[first_timed - 1 :]
+    starts = [i for i, line in enumerate(step_lines) if line.tag == "done"] + [len(step_lines)]
+    for first, last in zip(starts, starts[1:], strict=False):
+        start = time.perf_counter_ns()
+        for line in step_lines[first:last]:
+            verifier.feed(line)
+        times.append(time.perf_counter_ns() - start)
+    gc.enable()
+    return statistics.median(times) / 1000
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400, help="steps to time in each case")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    arguments = parser.parse_args()
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one process")
+    print(f"{'policy':8}{'running':>9}{'waiting':>9}{'apply us':>10}{'p99 us':>9}{'verify us':>11}{'verify/apply':>14}")
+    costs = []
+    for running, waiting in ((256, 1_000), (1_024, 1_000), (256, 10_000), (1_024, 10_000)):
+        for policy in ("fcfs", "edf", "lrs"):
+            cost = measure(policy, running, waiting, arguments.steps)
+            costs.append(cost)
+            print(
+                f"{cost.policy:8}{cost.running:>9,}{cost.waiting:>9,}{cost.apply_us:>10.0f}{cost.apply_p99_us:>9.0f}"
+                f"{cost.verify_us:>11.0f}{cost.verify_us / cost.apply_us:>14.2f}"
+            )
+            sys.stdout.flush()
+    if arguments.json:
+        arguments.json.write_text(json.dumps([cost._asdict() for cost in costs], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Reading a recorded run back: verification, and what a divergence means."""
