@@ -33,20 +33,25 @@ def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Ba
     ends = np.cumsum(counts)
     token_ids = np.empty(ends[-1], dtype=np.int64)
     positions = np.arange(ends[-1]) - np.repeat(ends - counts - [row.start for row in rows], counts)
-    slots = np.empty(ends[-1], dtype=np.int64)
+    blocks = np.empty(ends[-1], dtype=np.int64)
     attention_rows = []
     for row, end in zip(rows, ends.tolist(), strict=True):
         span = slice(end - row.num_tokens, end)
         # A copy: an array that lends its memory cannot grow.
         table = np.array(row.sequence.block_table, dtype=np.int32)
         token_ids[span] = row.sequence.token_ids[row.start : row.start + row.num_tokens]
-        slots[span] = table[positions[span] // block_size]
+        blocks[span] = table[positions[span] // block_size]
         attention_rows.append(AttentionRow(row.start, row.num_tokens, table))
-    slots = slots * block_size + positions % block_size
     sampled_rows = [number for number, row in enumerate(rows) if row.samples]
-    arrays = (token_ids, positions, slots, ends[sampled_rows] - 1)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     return Batch(
-        *(torch.from_numpy(array).to(device) for array in arrays),
+        token_ids_T=tensor(token_ids),
+        positions_T=tensor(positions),
+        slots_T=tensor(blocks * block_size + positions % block_size),
+        sampled_S=tensor(ends[sampled_rows] - 1),
         sampled_rows=sampled_rows,
         attention_rows=attention_rows,
     )

@@ -32,7 +32,7 @@ class SampledRow(NamedTuple):
     """What decides a row's draw besides its logits. `position` counts the output tokens before it."""
 
     params: SamplingParams
-    index: int
+    sequence_index: int
     position: int
 
 

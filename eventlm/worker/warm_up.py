@@ -13,7 +13,7 @@ from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, Worker
 
 _BUDGET_NS = 2_000_000_000
 #: Two runs of a shape take less than this many of the dearest before it.
-_GROWTH = 5
+_GROWTH = 4
 #: Of the warm-up's sequences; no request has it, since the seq of an arrival is never negative.
 _REQUEST = -1
 
@@ -30,20 +30,16 @@ class _Shape(NamedTuple):
 _SHAPES = (
     _Shape(1, 1, 32),
     _Shape(1, 16, 0),
-    _Shape(4, 1, 128),
+    _Shape(8, 1, 128),
     _Shape(1, 64, 0),
-    _Shape(16, 1, 64),
-    _Shape(1, 64, 256),
-    _Shape(1, 128, 0),
-    _Shape(16, 1, 512),
-    _Shape(1, 128, 1024),
     _Shape(32, 1, 128),
+    _Shape(1, 128, 512),
+    _Shape(16, 1, 512),
     _Shape(1, 256, 0),
-    _Shape(1, 256, 512),
-    _Shape(32, 1, 1024),
+    _Shape(64, 1, 256),
     _Shape(1, 512, 0),
     _Shape(1, 512, 1024),
-    _Shape(64, 1, 256),
+    _Shape(32, 1, 1024),
     _Shape(1, 1024, 0),
     _Shape(1, 2048, 0),
 )

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from eventlm.sampling_params import SamplingParams
@@ -99,3 +102,8 @@ def test_ends() -> None:
     assert end_of(params, 2) == "eos"
     assert end_of(params, 3) == "stop_token"
     assert end_of(SamplingParams(eos_token_ids=(2,), ignore_eos=True), 2) is None
+
+
+def test_loads_no_torch() -> None:
+    code = "import sys, eventlm.worker.sequence_table\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

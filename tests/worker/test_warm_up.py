@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_samples_span_prompts_contexts_and_decodes(folder: Path) -> None:
-    samples = warm_up(make_runner(folder, num_blocks=512))
+    samples = warm_up(make_runner(folder, max_model_len=1024))
     assert len({sample.prefill_tokens for sample in samples}) >= 4
     assert len({sample.num_decodes for sample in samples}) >= 4
     assert any(sample.chunk_context > sample.prefill_tokens**2 for sample in samples)
@@ -29,11 +29,11 @@ def test_samples_span_prompts_contexts_and_decodes(folder: Path) -> None:
 def test_features_of_a_chunk_and_of_decodes(folder: Path) -> None:
     samples = {
         (sample.prefill_tokens, sample.num_decodes, sample.context_tokens): sample
-        for sample in warm_up(make_runner(folder))
+        for sample in warm_up(make_runner(folder, max_model_len=1024))
     }
-    chunk = samples[64, 0, 320]
-    assert chunk.chunk_context == 64 * (256 + 32)
-    decodes = samples[0, 4, 4 * 129]
+    chunk = samples[128, 0, 640]
+    assert chunk.chunk_context == 128 * (512 + 64)
+    decodes = samples[0, 8, 8 * 129]
     assert decodes.chunk_context == 0
 
 
