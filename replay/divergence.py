@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.core.core import Core
-from eventlm.events import Decision, Event
+from eventlm.events import Event
 from eventlm.events.codec import encode_body
 
 
@@ -137,13 +138,15 @@ def state_lines(core: Core, requests: list[int], *, limit: int = 6) -> list[str]
     return lines
 
 
-def is_reordered(recorded: Event, expected: list[Decision]) -> bool:
-    """Whether the replay made the recorded decision too, at another place of the same apply."""
-    wanted = as_object(recorded)
-    wanted.pop("s")
-    for decision in expected:
-        candidate = as_object(decision)
-        candidate.pop("s")
-        if candidate == wanted:
-            return True
-    return False
+def classify(recorded: Sequence[Event], replayed: Sequence[Event]) -> Code:
+    """What a first difference is, given all decisions from it to the end of its apply, of the trace and the replay.
+
+    Positions do not count: one decision more or less moves all that follow.
+    """
+    before, after = ([as_object(event) | {"s": 0} for event in events] for events in (recorded, replayed))
+    is_known, is_wanted = before[0] in after, after[0] in before
+    if is_known and is_wanted:
+        return Code.REORDERED_DECISION
+    if is_known:
+        return Code.EXTRA_DECISION
+    return Code.MISSING_DECISION if is_wanted else Code.DIFFERENT_DECISION

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,8 +23,8 @@ from eventlm.replay.divergence import (
     Code,
     Divergence,
     as_object,
+    classify,
     differing_fields,
-    is_reordered,
     requests_named,
     state_lines,
 )
@@ -73,7 +74,8 @@ class Verifier:
         self.num_decisions = 0
         self.num_checkpoints = 0
         self._check_invariants = check_invariants
-        self._expected: deque[Decision] = deque()
+        #: Decisions of the latest apply that the trace has not come to yet.
+        self.expected: deque[Decision] = deque()
         core.apply(header)
 
     def feed(self, line: LogLine) -> None:
@@ -82,8 +84,8 @@ class Verifier:
             self._compare(line)
             return
         event = line.event()
-        if self._expected:
-            extra = self._expected[0]
+        if self.expected:
+            extra = self.expected[0]
             raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
         if isinstance(event, Gap):
             raise Found(Code.GAP, f"events {event.first} to {event.last} are missing: {event.reason}", event)
@@ -93,21 +95,18 @@ class Verifier:
             self._apply(event)
 
     def _compare(self, line: LogLine) -> None:
-        if not self._expected:
+        if not self.expected:
             raise Found(Code.MISSING_DECISION, "the replay had nothing more to decide", line.event())
-        replayed = self._expected.popleft()
+        replayed = self.expected.popleft()
         if encode_body(replayed) == line.body:
             self.num_decisions += 1
             return
-        recorded = line.event()
-        code = Code.DIFFERENT_DECISION
-        if is_reordered(recorded, list(self._expected)):
-            code = Code.REORDERED_DECISION
-        raise Found(code, f"decision {line.s} differs", recorded, replayed)
+        self.expected.appendleft(replayed)
+        raise Found(Code.DIFFERENT_DECISION, f"decision {line.s} differs", line.event(), replayed)
 
     def _apply(self, event: Fact | Marker) -> None:
         try:
-            self._expected.extend(self.core.apply(event))
+            self.expected.extend(self.core.apply(event))
             if self._check_invariants:
                 validate(self.core.state)
                 if isinstance(event, Fact) and event.p:
@@ -149,7 +148,7 @@ def verify(
                     on_progress(reader.position, reader.size_bytes)
         except Found as found:
             assert line is not None
-            divergence = _explain(reader, verifier.core, line, found, _drift_code(changes, drift))
+            divergence = _explain(reader, verifier, line, found, _drift_code(changes, drift))
         if on_progress is not None:
             on_progress(reader.position, reader.size_bytes)
         return VerifyResult(
@@ -173,8 +172,12 @@ def _drift_code(changes: Changes | None, drift: list[str]) -> Code | None:
     return None
 
 
-def _explain(reader: LogReader, core: Core, line: LogLine, found: Found, drift: Code | None) -> Divergence:
-    code = drift if drift is not None and found.code.value.exit_code == 10 else found.code
+def _explain(reader: LogReader, verifier: Verifier, line: LogLine, found: Found, drift: Code | None) -> Divergence:
+    code = found.code
+    if code is Code.DIFFERENT_DECISION:
+        code = classify(_decisions_from(reader, line.s), verifier.expected)
+    if drift is not None and code.value.exit_code == Code.DIFFERENT_DECISION.value.exit_code:
+        code = drift
     recorded = as_object(found.recorded) if found.recorded is not None else None
     replayed = as_object(found.replayed) if found.replayed is not None else None
     same_kind = recorded is not None and replayed is not None and recorded["t"] == replayed["t"]
@@ -192,8 +195,13 @@ def _explain(reader: LogReader, core: Core, line: LogLine, found: Found, drift: 
         replayed=replayed,
         fields=fields,
         chain=_chain(reader, line, requests),
-        state=state_lines(core, requests),
+        state=state_lines(verifier.core, requests),
     )
+
+
+def _decisions_from(reader: LogReader, s: int) -> list[Event]:
+    """The recorded decisions from `s` to the end of their apply."""
+    return [line.event() for line in takewhile(lambda line: line.tag in DECISION_TAGS, reader.lines_from(s))]
 
 
 def _chain(reader: LogReader, line: LogLine, requests: list[int]) -> list[str]:

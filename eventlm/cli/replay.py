@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 from eventlm.cli.parser import Parser
+from eventlm.cli.progress import file_progress
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.errors import UsageError
 
@@ -28,7 +31,9 @@ examples:
 
 exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 10 divergence, 11 safety invariant,
             12 liveness, 13 written by another version, 14 gap"""
-    parser.add_argument("trace", metavar="TRACE", help="the trace file, DIR/<run>/trace.jsonl of `--record DIR`")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="the trace file, DIR/<run>/trace.jsonl of `--record DIR`, or its folder"
+    )
     parser.add_argument("--verify", action="store_true", help="verify under the changes given by the flags below")
     for kind in PLUGIN_KINDS:
         parser.add_argument(f"--{kind}", metavar="SPEC", help=f"another {kind}, such as `eventlm policies` lists")
@@ -39,6 +44,11 @@ exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 10 divergenc
         dest="assignments",
         metavar="KEY=VALUE",
         help="another value of the core's configuration, such as max_num_batched_tokens=512; may be repeated",
+    )
+    parser.add_argument(
+        "--trust-local-plugins",
+        action="store_true",
+        help="import the plug-ins that the trace names as module:Class; do so only for traces that you trust",
     )
     parser.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -55,8 +65,34 @@ def run(arguments: argparse.Namespace) -> int:
             "that the change would have altered"
         )
     changed_plugins = {kind: parse_plugin_spec(text) for kind, text in specs.items()}
-    changed_core = _assignments(arguments.assignments)
-    raise SystemExit(f"{changed_plugins} {changed_core}")
+    settings = _assignments(arguments.assignments)
+    # Only now: a usage error need not wait for the core and the policies to be loaded.
+    from eventlm.replay.rebuild import Changes
+    from eventlm.replay.report import render, render_json
+    from eventlm.replay.verify import verify
+
+    changes = Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **changed_plugins)
+    path = _trace_file(arguments.trace)
+    with file_progress("verifying", path) as on_progress:
+        result = verify(path, changes=changes, strict=arguments.strict, on_progress=on_progress)
+    print(render_json(result) if arguments.json else render(result))
+    for warning in result.warnings:
+        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    return result.exit_code
+
+
+def _trace_file(text: str) -> str:
+    """The trace that a file's or a run folder's path stands for."""
+    from eventlm.bus.log_writer import LATEST_NAME, TRACE_NAME
+
+    path = Path(text)
+    if not path.is_dir():
+        return text
+    if not (path / TRACE_NAME).is_file():
+        newest = path / LATEST_NAME / TRACE_NAME
+        hint = f"the newest run in it is {newest}" if newest.is_file() else "name the folder of a run"
+        raise UsageError(f"the folder {text} holds no {TRACE_NAME}; {hint}")
+    return str(path / TRACE_NAME)
 
 
 def _assignments(texts: list[str]) -> dict[str, Any]:
