@@ -1,8 +1,7 @@
 """Random workloads in virtual time: the real driver, core and fake workers, with everything that may go wrong.
 
-A workload is a seed. Its machine (pool, limits, depth, replicas, plug-ins) and its life (arrivals in groups, cancels,
-late text ends, grammars, dying workers, pauses, swaps) are drawn from it, so a run is (seed, commit). The tokens that
-each sequence must end with do not depend on any of that: `expected_outcome` computes them from the request alone.
+`tests.workload` says what is drawn from a seed; here it is run. While it runs, the state is validated after every
+event, and `tests.bounds` watches the events go by.
 """
 
 from __future__ import annotations
@@ -10,18 +9,16 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import structs
 
 from eventlm.bus.bus import Bus
-from eventlm.config import CoreConfig
 from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.control.driver import Driver
-from eventlm.control.live_requests import LiveRequests
-from eventlm.control.plugins import resolve
+from eventlm.control.live_requests import LiveRequests, Sink
 from eventlm.control.request import ClosingOutput, EngineRequest, FinishedOutput, TokensOutput
-from eventlm.core.core import Core
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state import Plugins
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.events import (
     Arrived,
@@ -29,154 +26,33 @@ from eventlm.events import (
     Desynced,
     Event,
     FrontEndLost,
-    Header,
+    GrammarReady,
     Launched,
     Paused,
     PolicySwapped,
     PredictorSwapped,
+    Preempted,
     Resumed,
     TimerDue,
     WorkerLost,
     WorkerUp,
 )
-from eventlm.sampling_params import SamplingParams
-from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeDeath, FakeParameters, FakeRunner, draw, fake_token
+from eventlm.worker.fake import FakeDeath, FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult, decode_to_worker, encode
-
-POLICIES = ("fcfs", "edf", "lrs")
-BATCHERS = ("fixed", "dynamic")
-ROUTERS = ("round_robin", "pull", "least_loaded")
-MILLISECOND = 1_000_000
-
-
-class Machine(NamedTuple):
-    """What a workload runs on."""
-
-    core: CoreConfig
-    policies: list[dict[str, Any]]
-    batcher: dict[str, Any]
-    router: dict[str, Any]
-    fake: FakeParameters
-
-
-class Outcome(NamedTuple):
-    """How a sequence ended."""
-
-    reason: str
-    tokens: tuple[int, ...]
-
-
-class Chaos(NamedTuple):
-    """Chances of what goes wrong, each per request or per workload."""
-
-    cancels: float = 0.1
-    kills: int = 2
-    text_ends: float = 0.4
-    max_text_delay_ns: int = 5 * 4 * MILLISECOND
-
-
-def draw_machine(rng: random.Random, seed: int) -> Machine:
-    """Every policy x batcher x router comes up in 18 consecutive seeds."""
-    block_size = rng.choice([1, 2, 4, 8])
-    num_blocks = rng.choice([9, 14, 24, 60, 200])
-    core = CoreConfig(
-        models=["fake"],
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_model_len=(num_blocks - 1) * block_size,
-        num_replicas=rng.choice([1, 1, 2, 3]),
-        max_num_seqs=rng.choice([1, 2, 4, 8, 32]),
-        max_num_batched_tokens=rng.choice([4, 8, 16, 64]),
-        max_queue_len=rng.choice([4, 20, 1000]),
-        max_steps_in_flight=rng.choice([1, 2, 3, 4]),
-        max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
-        max_tokens_per_row=rng.choice([1, 1, 2, 4]),
-        max_skips=rng.choice([0, 1, 4]),
-        max_evictions=rng.choice([0, 1, 2]),
-    )
-    policies = [
-        {"type": "fcfs"},
-        {"type": "edf", "evict_margin_ms": rng.choice([0, 5, 10_000]), "min_deadline_ms": rng.choice([1, 50])},
-        {"type": "lrs", "evict_margin": rng.choice([0, 0.5, 8]), "min_deadline_ms": rng.choice([1, 50])},
-    ]
-    first = seed % 3
-    policies = policies[first:] + policies[:first]
-    batcher: dict[str, Any] = {"type": BATCHERS[seed // 3 % 2]}
-    if batcher["type"] == "dynamic":
-        batcher |= {"target_ms": rng.choice([1, 4, 20]), "min_chunk_tokens": rng.choice([1, 4])}
-    fake = FakeParameters(
-        end_ppm=rng.choice([0, 30_000, 200_000]),
-        late_ppm=rng.choice([0, 50_000]),
-        die_ppm=rng.choice([0, 0, 4_000]),
-    )
-    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 6 % 3]}, fake)
-
-
-def make_core(machine: Machine) -> tuple[Header, Core]:
-    """The header of a run on this machine, and a core as it describes."""
-    policies = [resolve("policy", spec) for spec in machine.policies]
-    batcher, router = resolve("batcher", machine.batcher), resolve("router", machine.router)
-    header = Header(
-        run="simulation",
-        unix_start_ns="0",
-        code_version="0",
-        core=machine.core,
-        plugins=[*(policy.record for policy in policies), batcher.record, router.record],
-        predictor=list(DEFAULT_COEFFICIENTS),
-    )
-    plugins = Plugins(
-        policies={policy.record.name: policy.instance for policy in policies},
-        policy=policies[0].record.name,
-        batcher=batcher.instance,
-        router=router.instance,
-    )
-    return header, Core(machine.core, plugins, Predictor.from_coefficients(DEFAULT_COEFFICIENTS))
-
-
-def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRequest:
-    """A request that fits the context; some share prefixes."""
-    context = machine.core.max_model_len
-    prompt_tokens = rng.randint(1, max(1, min(context - 1, rng.choice([6, 20, context - 1]))))
-    shared = [7] * prompt_tokens if rng.random() < 0.5 else [rng.randrange(256) for _ in range(prompt_tokens)]
-    kind: Any = rng.choice(["generate"] * 8 + ["score", "pool"])
-    return EngineRequest(
-        model="fake",
-        prompt_token_ids=shared,
-        params=SamplingParams(max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24)))),
-        kind=kind,
-        n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
-        seed=rng.getrandbits(64) if rng.random() < 0.8 else None,
-        skip_cache_read=rng.random() < 0.1,
-        priority=rng.choice([0, 0, 0, -1, 3]),
-        deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
-        drop_if_late=rng.random() < 0.2,
-        has_text_ends=rng.random() < chaos.text_ends and kind == "generate",
-        offline=rng.random() < 0.2,
-        front_end=rng.choice([0, 0, 0, 1]),
-    )
-
-
-def text_end_position(seed: int, index: int) -> int:
-    """Where the edge will find an end in a text that may have one; most are never reached."""
-    return 1 + draw("text", seed, index) % 40
-
-
-def expected_outcome(request: EngineRequest, seed: int, index: int, fake: FakeParameters) -> Outcome:
-    """How a sequence ends if nobody cuts it short: a function of the request alone."""
-    if request.kind != "generate":
-        return Outcome("complete", ())
-    tokens: list[int] = []
-    reason = "length"
-    while len(tokens) < request.params.max_tokens:
-        drawn = draw("end", seed, index, len(tokens)) % MILLION
-        if drawn < fake.end_ppm:
-            tokens.append(EOS_TOKEN_ID)
-            reason = ENDS[drawn % len(ENDS)]
-            break
-        tokens.append(fake_token(seed, index, len(tokens)))
-    if request.has_text_ends and text_end_position(seed, index) <= len(tokens):
-        return Outcome("stop", tuple(tokens[: text_end_position(seed, index)]))
-    return Outcome(reason, tuple(tokens))
+from tests.bounds import EvictionBounds
+from tests.workload import (
+    GRAMMAR_SALT,
+    MILLISECOND,
+    POLICIES,
+    Chaos,
+    Machine,
+    Outcome,
+    draw_machine,
+    draw_request,
+    is_expected,
+    make_core,
+    text_end_position,
+)
 
 
 class MemoryLog:
@@ -193,6 +69,14 @@ class MemoryLog:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+class GrammarRequests(LiveRequests):
+    """Live requests, some of which wait for a grammar."""
+
+    def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
+        fact = super().arrive(seq, request, sink, group_size=group_size, group_index=group_index)
+        return structs.replace(fact, waits_for_grammar=request.cache_salt == GRAMMAR_SALT)
 
 
 class Client:
@@ -245,11 +129,14 @@ class VirtualWorker:
         self.epoch = 0
         self.runner: FakeRunner | None = None
         self.free_ns = 0
+        #: After its death, whether results that it had sent before still arrive.
+        self.is_heard = True
 
     def start(self) -> None:
         """Come up with a new epoch and an empty cache."""
         core = self.simulation.machine.core
         self.epoch += 1
+        self.is_heard = True
         self.runner = FakeRunner(
             self.simulation.machine.fake, epoch=self.epoch, block_size=core.block_size, num_blocks=core.num_blocks
         )
@@ -264,7 +151,7 @@ class VirtualWorker:
         try:
             done = self.runner.execute(launched, payload)
         except FakeDeath:
-            self.runner = None
+            self._die()
             self.simulation.after(MILLISECOND, lambda epoch=self.epoch: self.report_lost(epoch))
             return
         self.free_ns = start_ns + done.duration_ns
@@ -279,19 +166,22 @@ class VirtualWorker:
         self.simulation.at(self.free_ns, lambda: self._report(result))
 
     def _report(self, result: StepResult) -> None:
-        if self.runner is not None and result.epoch == self.epoch:
+        if result.epoch < self.epoch or self.is_heard:
             self.simulation.driver.complete(self.replica, result, start_ns=result.start_ns, end_ns=result.end_ns)
 
     def kill(self) -> None:
         """Die between or in the middle of steps."""
         if self.runner is not None:
-            self.runner = None
+            self._die()
             self.report_lost(self.epoch)
+
+    def _die(self) -> None:
+        self.runner = None
+        self.is_heard = self.simulation.rng.random() < 0.5
 
     def report_lost(self, epoch: int) -> None:
         """The engine has noticed; another worker starts a little later."""
         simulation = self.simulation
-        simulation.driver.live.forget_worker(self.replica)
         if simulation.rng.random() < 0.3:
             simulation.driver.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0))
         simulation.driver.put_fact(WorkerLost(replica=self.replica, epoch=epoch, reason="killed"))
@@ -308,12 +198,16 @@ class Simulation:
         num_requests: int = 24,
         chaos: Chaos | None = None,
         machine: Machine | None = None,
+        max_queue_len: int | None = None,
         text_delay_seed: int = 0,
         writer: Any = None,
         check: bool = True,
     ) -> None:
         self.rng = random.Random(seed)
         self.machine = machine or draw_machine(self.rng, seed)
+        if max_queue_len is not None:
+            core = structs.replace(self.machine.core, max_queue_len=max_queue_len)
+            self.machine = self.machine._replace(core=core)
         self.chaos = chaos or Chaos()
         self.num_requests = num_requests
         self.now_ns = 0
@@ -328,14 +222,16 @@ class Simulation:
         header, core = make_core(self.machine)
         size = self.machine.core.block_size
         names = BlockNames(b"names", block_size=size, capacity=PAIRS_PER_BLOCK * self.machine.core.num_blocks)
-        live = LiveRequests(names, block_size=size, seed_key=b"seeds", digest_key=b"digests")
-        bus = Bus()
+        live = GrammarRequests(names, block_size=size, seed_key=b"seeds", digest_key=b"digests")
+        bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
         self.driver = Driver(
             header, core, live, bus=bus, ship=self._ship, writer=self.log, checkpoint_events=50, validate_every=0
         )
         self.workers = [VirtualWorker(self, replica) for replica in range(self.machine.core.num_replicas)]
         if check:
+            bus.attach(EvictionBounds(self.machine.core, self.machine.policies).watch)
+            self._decide, core.state.decide = core.state.decide, self._checked_decide  # type: ignore[method-assign]
             self._apply, core.apply = core.apply, self._checked_apply  # type: ignore[method-assign]
 
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
@@ -412,8 +308,17 @@ class Simulation:
             for client, seq in zip(group, seqs, strict=True):
                 client.seq = seq
                 client.rejected = reason
+                if reason is None and client.request.cache_salt == GRAMMAR_SALT:
+                    self._build_grammar(seq)
 
         self.driver.submit([(client.request, client) for client in group], admitted)
+
+    def _build_grammar(self, seq: int) -> None:
+        rng = self.rng
+        error = "no such rule" if rng.random() < self.chaos.bad_grammars else ""
+        self.after(
+            rng.randint(0, 20) * MILLISECOND, lambda: self.driver.put_fact(GrammarReady(request=seq, error=error))
+        )
 
     def _learn_seed(self, event: Event) -> None:
         if isinstance(event, Arrived):
@@ -441,6 +346,16 @@ class Simulation:
             validate_liveness(self.driver.core.state)
         return decisions
 
+    def _checked_decide(self, kind: Any, /, **fields: Any) -> Any:
+        """Of the residents the most urgent is never preempted for want of memory."""
+        state = self.driver.core.state
+        if kind is Preempted and fields["reason"] == "memory":
+            victim = state.requests[fields["request"]].sequences[fields["index"]]
+            residents = state.replicas[fields["replica"]].running
+            assert residents, "the only resident was preempted for want of memory"
+            assert residents[0].urgency < victim.urgency, "the most urgent resident was preempted for want of memory"
+        return self._decide(kind, **fields)
+
     def _check_end(self) -> None:
         state = self.driver.core.state
         assert not state.requests, f"{len(state.requests)} requests never ended: {list(state.requests)[:5]}"
@@ -448,5 +363,15 @@ class Simulation:
         for replica in state.replicas:
             assert replica.pool.num_available == replica.pool.num_blocks, "blocks leaked"
         for client in self.clients:
-            if client.rejected is None and client.seq >= 0:
-                assert len(client.outcomes) == client.request.n, "a sequence without an end"
+            if client.rejected is not None:
+                assert not client.outcomes
+                continue
+            assert client.seq >= 0, "a request that nobody answered"
+            assert len(client.outcomes) == client.request.n, "a sequence without an end"
+            for index, outcome in client.outcomes.items():
+                fitting = is_expected(outcome, client.request, client.seed, index, self.machine.fake)
+                assert fitting, f"sequence {client.seq}.{index} ended with {outcome}"
+
+
+def _raise(handler: object, event: Event, error: Exception) -> None:
+    raise error

@@ -49,6 +49,19 @@ class LogWriter:
         except OSError as error:
             raise LogWriteError(f"cannot record to {self.path}: {error.strerror}; choose another folder") from error
 
+    @staticmethod
+    def check_folder(folder: Path | str) -> None:
+        """Make the folder, so that a run that could not be recorded fails before it costs anything.
+
+        Raises LogWriteError if it cannot be made or written.
+        """
+        try:
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LogWriteError(f"cannot record to {folder}: {error.strerror}; choose another folder") from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise LogWriteError(f"cannot record to {folder}: no permission to write; choose another folder")
+
     def _create(self) -> int:
         self.run_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.run_folder.mkdir(mode=0o700)

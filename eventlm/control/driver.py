@@ -22,6 +22,7 @@ from eventlm.events import (
     Checkpoint,
     Closed,
     Decision,
+    Desynced,
     Emitted,
     End,
     Event,
@@ -32,6 +33,7 @@ from eventlm.events import (
     Marker,
     Rejected,
     TextEnded,
+    WorkerLost,
 )
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
@@ -147,6 +149,8 @@ class Driver:
 
     def _apply(self, fact: Fact) -> None:
         self._record(fact)
+        if isinstance(fact, WorkerLost | Desynced) and fact.epoch == self.core.state.replicas[fact.replica].epoch:
+            self.live.forget_worker(fact.replica)
         for decision in self.core.apply(fact):
             body = self._record(decision)
             self._effect(decision, body)

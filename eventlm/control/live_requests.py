@@ -20,11 +20,13 @@ from eventlm.control.request import (
     RequestOutput,
     TokensOutput,
 )
+from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closed, Emitted, Finished, Launched, StepCompleted
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import NewSequence, StepPayload, StepResult, encode
 
-Sink = Callable[[RequestOutput], None]
+#: Gets every output of a request, or the error that ends it.
+Sink = Callable[[RequestOutput | EventLMError], None]
 
 
 class Sample:
@@ -80,9 +82,12 @@ class LiveRequests:
     def __contains__(self, seq: int) -> bool:
         return seq in self._requests
 
-    def sinks(self) -> list[Sink]:
-        """Who listens, in order of arrival."""
-        return [live.sink for live in self._requests.values()]
+    def fail(self, error: EventLMError) -> None:
+        """The engine cannot go on: tell everybody who listens, in order of arrival."""
+        for live in self._requests.values():
+            live.sink(error)
+        self._requests.clear()
+        self._samples.clear()
 
     def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
         """Take a request in as number `seq`; returns its fact, which says nothing of its content."""

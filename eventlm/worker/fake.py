@@ -29,7 +29,7 @@ WORDS = tuple(
 )
 #: Ends that a fake worker may see, in the order in which it draws them.
 ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
-EOS_TOKEN_ID = 256
+EOS_TOKEN_ID = 257
 
 
 class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -76,7 +76,7 @@ class ModelRunner:
     def host_info(self) -> dict[str, Any]:
         """What a trace says of the machinery that computed it."""
         return {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "isa": torch.backends.cpu.get_cpu_capability(),
             "machine": platform.machine(),

@@ -1,0 +1,300 @@
+"""InferenceEngine: the public API of the engine. Owns the bus, the log and the replicas.
+
+Everything asynchronous ends in a pending fact; one drain for each tick of the loop applies what is pending. Loop
+timers only wake the drain: due timers are the core's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.log_reader import read_history
+from eventlm.bus.log_writer import LogWriter
+from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
+from eventlm.control.driver import Driver
+from eventlm.control.live_requests import LiveRequests
+from eventlm.control.predictor_fit import fit
+from eventlm.control.replica import ReplicaController
+from eventlm.control.request import (
+    ContextLengthError,
+    EngineRequest,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestHandle,
+)
+from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
+from eventlm.core.core import Core
+from eventlm.core.predictor import Predictor
+from eventlm.errors import EventLMError
+from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
+from eventlm.events.decisions import RejectReason
+from eventlm.worker.protocol import StepPayload, StepResult
+
+EngineState = Literal["loading", "ready", "draining", "dead"]
+
+log = structlog.get_logger("eventlm.engine")
+
+
+class InferenceEngine:
+    """Serves one model on one or more replicas. Use within one event loop: `start`, `submit`, `stop`."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self.setup = setup
+        self.state: EngineState = "loading"
+        self.max_model_len = setup.core.max_model_len
+        self.model_names = list(setup.core.models)
+        self.run_folder: Path | None = None
+        self._origin_ns = time.monotonic_ns()
+        self._driver: Driver | None = None
+        #: Submitters who do not know yet whether their group is admitted.
+        self._undecided: list[asyncio.Future[RejectReason | None]] = []
+        self._writer: LogWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._live_replicas = setup.core.num_replicas
+        self._replicas = [
+            ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
+        ]
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the run started."""
+        return time.monotonic_ns() - self._origin_ns
+
+    @property
+    def bus(self) -> Bus:
+        """Every event of the run. There is none before `start`."""
+        return self._require_driver().bus
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, by replica; 0 where there is none at the moment."""
+        return [replica.worker_pid for replica in self._replicas]
+
+    @property
+    def recorder_cpu_ns(self) -> int:
+        """CPU time that recording has taken so far."""
+        return self._writer.cpu_ns if self._writer is not None else 0
+
+    async def start(self) -> None:
+        """Start the workers, fit the predictor, open the log. Raises what keeps a worker from starting."""
+        self._loop = asyncio.get_running_loop()
+        run = make_run_id()
+        record = self.setup.config.record.record
+        if record:
+            LogWriter.check_folder(record)
+        try:
+            ready = await asyncio.gather(*(replica.start() for replica in self._replicas))
+            if record:
+                self._writer = LogWriter(record, run)
+                self.run_folder = self._writer.run_folder
+        except BaseException:
+            await self._stop_workers()
+            raise
+        predictor = self.setup.config.scheduler.predictor or fit(ready[0].samples)
+        seed = secrets.randbits(64)
+        header = make_header(self.setup, run, seed, predictor, ready[0])
+        core = Core(self.setup.core, self.setup.plugins, Predictor.from_coefficients(predictor))
+        self._driver = Driver(
+            header,
+            core,
+            self._make_live(seed),
+            bus=Bus(history=self._history if self._writer is not None else None, on_broken=_report_broken),
+            ship=self._ship,
+            writer=self._writer,
+            checkpoint_events=self.setup.config.record.checkpoint_events,
+            validate_every=self.setup.config.record.validate_every,
+        )
+        for replica in self._replicas:
+            replica.run()
+        self._drain()
+        self.state = "ready"
+
+    def _make_live(self, seed: int) -> LiveRequests:
+        core = self.setup.core
+        names = BlockNames(
+            secrets.token_bytes(32), block_size=core.block_size, capacity=PAIRS_PER_BLOCK * core.num_blocks
+        )
+        return LiveRequests(
+            names,
+            block_size=core.block_size,
+            seed_key=seed.to_bytes(8, "little"),
+            digest_key=secrets.token_bytes(32),
+        )
+
+    async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
+        """Admit a group as one; a handle for each request.
+
+        Raises QueueFullError, ContextLengthError, or EngineUnavailableError. If the caller is cancelled while it
+        waits, the requests are cancelled too.
+        """
+        if self.state != "ready":
+            raise EngineUnavailableError(f"the engine is {self.state}")
+        for request in group:
+            self._check_length(request)
+        driver, loop = self._require_driver(), asyncio.get_running_loop()
+        handles = [RequestHandle(-1, request.n, self._end_text, self.cancel) for request in group]
+        admitted: asyncio.Future[RejectReason | None] = loop.create_future()
+
+        def on_admission(reason: RejectReason | None, seqs: list[int]) -> None:
+            for handle, seq in zip(handles, seqs, strict=True):
+                handle.request = seq
+                if admitted.cancelled() and reason is None:
+                    self.cancel(seq, "client")
+            if not admitted.done():
+                admitted.set_result(reason)
+
+        driver.submit([(request, handle.put) for request, handle in zip(group, handles, strict=True)], on_admission)
+        self._wake()
+        self._undecided.append(admitted)
+        try:
+            reason = await admitted
+        finally:
+            self._undecided.remove(admitted)
+        if reason == "queue_full":
+            raise QueueFullError("the queue is full: no room for the request now, try again later")
+        if reason is not None:
+            raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {self.max_model_len} tokens")
+        return handles
+
+    def cancel(self, request: int, reason: str = "client") -> None:
+        """End a request; nothing if it has ended."""
+        driver = self._driver
+        if driver is not None and request in driver.live:
+            self.put_fact(Cancelled(request=request, reason=reason))
+
+    def put_fact(self, fact: Fact) -> None:
+        """Queue a fact for the next tick."""
+        self._require_driver().put_fact(fact)
+        self._wake()
+
+    def complete(self, replica: int, result: StepResult) -> None:
+        """Queue a step's completion. The worker's clock is this machine's monotonic one."""
+        self._require_driver().complete(
+            replica,
+            result,
+            start_ns=max(result.start_ns - self._origin_ns, 0),
+            end_ns=max(result.end_ns - self._origin_ns, 0),
+        )
+        self._wake()
+
+    async def stop(self, reason: str = "stop") -> None:
+        """End what still runs, close the log, stop the workers. Harmless when called twice."""
+        if self.state == "loading" or self._driver is None:
+            self.state = "dead"
+            await self._stop_workers()
+            return
+        if self.state in ("ready", "draining"):
+            self.state = "draining"
+            for request in list(self._driver.core.state.requests):
+                self.cancel(request, "shutdown")
+            self._drain()
+        await self._stop_workers()
+        driver, self._driver = self._driver, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.state == "draining":
+            driver.end(reason)
+        elif self._writer is not None:
+            self._writer.close()
+        self.state = "dead"
+
+    async def _stop_workers(self) -> None:
+        await asyncio.gather(*(replica.stop() for replica in self._replicas))
+
+    def _end_text(self, request: int, index: int, position: int, reason: str) -> None:
+        if self._driver is not None:
+            self._driver.end_text(request, index, position, reason)
+            self._wake()
+
+    def _check_length(self, request: EngineRequest) -> None:
+        num_tokens = len(request.prompt_token_ids)
+        if not num_tokens or num_tokens + request.params.max_tokens > self.max_model_len:
+            raise ContextLengthError(
+                f"{num_tokens} prompt tokens and {request.params.max_tokens} to produce do not fit the context of "
+                f"{self.max_model_len} tokens"
+            )
+
+    def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
+        self._replicas[launched.replica].ship(launched, body, payload)
+
+    def _wake(self) -> None:
+        """One drain for each tick, however many facts come in it."""
+        if not self._drain_scheduled and self._loop is not None:
+            self._drain_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_scheduled = False
+        driver = self._driver
+        if driver is None or self.state == "dead":
+            return
+        try:
+            driver.drain(self.now_ns())
+        except EventLMError as error:
+            log.error("the engine cannot go on", error=str(error))
+            self._die(str(error))
+            return
+        except Exception as error:
+            log.exception("the engine cannot go on: this is a defect, please report it")
+            self._die(repr(error))
+            return
+        self._arm_timer(driver)
+
+    def _arm_timer(self, driver: Driver) -> None:
+        """Wake when the core's earliest timer is due."""
+        due_ns = driver.core.next_timer_ns
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ns is not None and self._loop is not None:
+            delay = max(due_ns - self.now_ns(), 0) / 1e9
+            self._timer = self._loop.call_later(delay, self._fire_timers)
+
+    def _fire_timers(self) -> None:
+        driver = self._driver
+        if driver is None:
+            return
+        due_ns, now_ns = driver.core.next_timer_ns, self.now_ns()
+        if due_ns is not None and due_ns <= now_ns:
+            self.put_fact(TimerDue(due_ns=now_ns))
+        else:
+            self._arm_timer(driver)
+
+    def _replica_dead(self, reason: str) -> None:
+        """A replica was given up. The others go on; without any the engine is dead."""
+        self._live_replicas -= 1
+        log.error("replica given up", reason=reason, left=self._live_replicas)
+        if not self._live_replicas:
+            self._die(f"no worker is left: {reason}")
+
+    def _die(self, reason: str) -> None:
+        """Tell everybody who waits."""
+        self.state = "dead"
+        error = EngineUnavailableError(f"the engine has died: {reason}")
+        for undecided in self._undecided:
+            if not undecided.done():
+                undecided.set_exception(error)
+        if self._driver is not None:
+            self._driver.live.fail(error)
+
+    def _history(self, first_s: int, last_s: int) -> Iterator[Event]:
+        assert self._writer is not None
+        return read_history(self._writer.path, first_s, last_s)
+
+    def _require_driver(self) -> Driver:
+        if self._driver is None:
+            raise EngineUnavailableError("the engine is not running")
+        return self._driver
+
+
+def _report_broken(handler: object, event: Event, error: Exception) -> None:
+    log.error("a broken observer was detached", observer=repr(handler), event=event.s, error=repr(error))

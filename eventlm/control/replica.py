@@ -1,0 +1,194 @@
+"""The shell of one replica: keeps a worker alive, turns its messages into facts, and its death too.
+
+A worker that dies, goes silent, hangs in a step, or says that it disagrees with a launch is lost: it is killed, the
+fact is queued, and another one starts with the next epoch. Its sequences are recomputed from the token histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+from msgspec import structs
+
+from eventlm.config import WorkerConfig
+from eventlm.control.request import EngineUnavailableError
+from eventlm.control.worker_process import WorkerProcess
+from eventlm.errors import CheckpointError
+from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
+from eventlm.worker.protocol import (
+    FromWorker,
+    Heartbeat,
+    StepPayload,
+    StepResult,
+    WorkerDesync,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSetup,
+)
+
+#: Wait before the first restart in a row, doubled with each further one.
+RESTART_SECONDS = 0.1
+
+log = structlog.get_logger("eventlm.replica")
+
+
+class Engine(Protocol):
+    """What a replica needs of the engine that owns it."""
+
+    def put_fact(self, fact: Fact) -> None:
+        """Queue a fact."""
+        ...
+
+    def complete(self, replica: int, result: StepResult) -> None:
+        """Queue a step's completion."""
+        ...
+
+
+class ReplicaController:
+    """Owns the worker of one replica. `setup` is that of its first worker; later ones differ in the epoch."""
+
+    def __init__(
+        self, setup: WorkerSetup, config: WorkerConfig, engine: Engine, on_dead: Callable[[str], None]
+    ) -> None:
+        self.index = setup.replica
+        self._setup = setup
+        self._config = config
+        self._engine = engine
+        self._on_dead = on_dead
+        self._worker: WorkerProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._num_failures = 0
+        self._last_seen = 0.0
+        self._busy_ns = 0
+
+    @property
+    def worker_pid(self) -> int:
+        """Process id of the present worker, 0 if there is none."""
+        return self._worker.pid if self._worker is not None else 0
+
+    async def start(self) -> WorkerReady:
+        """Bring the first worker up. Raises CheckpointError or EngineUnavailableError if it cannot start."""
+        return await self._spawn(self._setup)
+
+    def run(self) -> None:
+        """The first worker's fact has been made: begin to listen."""
+        self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._setup.epoch))
+        self._task = asyncio.create_task(self._supervise(), name=f"replica {self.index}")
+
+    def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
+        """Send a launch to the worker of its epoch."""
+        if self._worker is not None and self._setup.epoch == launched.epoch:
+            self._worker.send_step(body, payload)
+
+    async def stop(self) -> None:
+        """End the worker and the supervision."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.stop()
+            self._worker = None
+
+    async def _spawn(self, setup: WorkerSetup) -> WorkerReady:
+        worker = self._worker = WorkerProcess(setup)
+        try:
+            await worker.start()
+            async with asyncio.timeout(self._config.start_timeout_seconds):
+                while True:
+                    message = await worker.receive()
+                    if isinstance(message, WorkerReady):
+                        self._last_seen = time.monotonic()
+                        self._busy_ns = 0
+                        return message
+                    if message is None or isinstance(message, WorkerFailed):
+                        break
+        except TimeoutError:
+            message = None
+        except BaseException:
+            await self._discard()
+            raise
+        await self._discard()
+        if isinstance(message, WorkerFailed):
+            if message.user_error:
+                raise CheckpointError(message.message)
+            raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
+        raise EngineUnavailableError(f"worker {self.index} died or hung while it started; see above for its last words")
+
+    async def _discard(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.kill()
+
+    async def _supervise(self) -> None:
+        """Listen to one worker after the other until the replica is given up."""
+        while True:
+            reason = await self._listen()
+            self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
+            log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
+            await self._discard()
+            if not await self._restart():
+                self._on_dead(reason)
+                return
+
+    async def _restart(self) -> bool:
+        """Start the next worker, with patience; False if it is no use."""
+        while self._num_failures < self._config.max_restarts:
+            await asyncio.sleep(RESTART_SECONDS * 2**self._num_failures)
+            self._num_failures += 1
+            self._setup = structs.replace(self._setup, epoch=self._setup.epoch + 1, warm_up=False)
+            try:
+                await self._spawn(self._setup)
+            except (CheckpointError, EngineUnavailableError) as error:
+                log.error("worker did not start", replica=self.index, error=str(error))
+                continue
+            self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._setup.epoch))
+            log.info("worker is back", replica=self.index, epoch=self._setup.epoch)
+            return True
+        return False
+
+    async def _listen(self) -> str:
+        """Turn messages into facts until the worker is lost; why it is."""
+        worker = self._worker
+        assert worker is not None
+        while True:
+            try:
+                async with asyncio.timeout(1.0):
+                    message = await worker.receive()
+            except TimeoutError:
+                reason = self._silent()
+                if reason:
+                    return reason
+                continue
+            reason = self._take(message)
+            if reason:
+                return reason
+
+    def _take(self, message: FromWorker | None) -> str:
+        """One message; why the worker is lost, or nothing."""
+        if message is None:
+            return "died"
+        self._last_seen = time.monotonic()
+        if isinstance(message, StepResult):
+            self._num_failures = 0
+            self._engine.complete(self.index, message)
+        elif isinstance(message, Heartbeat):
+            self._busy_ns = message.busy_ns
+            return self._silent()
+        elif isinstance(message, WorkerDesync):
+            self._engine.put_fact(Desynced(replica=self.index, epoch=message.epoch, step=message.step))
+            return f"desync in step {message.step}: {message.detail}"
+        elif isinstance(message, WorkerFailed):
+            return f"failed: {message.message}"
+        return ""
+
+    def _silent(self) -> str:
+        """Whether the worker has said nothing, or been in one step, for too long."""
+        if time.monotonic() - self._last_seen > self._config.heartbeat_timeout_seconds:
+            return f"no heartbeat for {self._config.heartbeat_timeout_seconds} s"
+        if self._busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
+            return f"one step took longer than {self._config.step_timeout_seconds} s"
+        return ""

@@ -1,0 +1,128 @@
+"""What an engine is made of, resolved: limits, plug-ins, model. Made by whoever composes it, before it starts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from eventlm._version import __version__
+from eventlm.config import Config, CoreConfig
+from eventlm.config.load import config_hash, redacted
+from eventlm.control.block_names import PAIRS_PER_BLOCK
+from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
+from eventlm.core.state import Plugins
+from eventlm.events import Header
+from eventlm.worker.protocol import WorkerReady, WorkerSetup
+
+
+class EngineSetup(Struct, frozen=True, kw_only=True):
+    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`."""
+
+    config: Config
+    core: CoreConfig
+    model: str
+    policy: ResolvedPlugin
+    batcher: ResolvedPlugin
+    router: ResolvedPlugin
+
+    @property
+    def plugins(self) -> Plugins:
+        """As the core takes them."""
+        name = self.policy.record.name
+        return Plugins(
+            policies={name: self.policy.instance},
+            policy=name,
+            batcher=self.batcher.instance,
+            router=self.router.instance,
+        )
+
+
+def make_setup(config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int) -> EngineSetup:
+    """Resolve the plug-ins and derive the core's limits. Raises UsageError for a plug-in that cannot be had."""
+    scheduler = config.scheduler
+    kinds: list[tuple[PluginKind, dict[str, Any]]] = [
+        ("policy", scheduler.policy),
+        ("batcher", scheduler.batcher),
+        ("router", scheduler.router),
+    ]
+    policy, batcher, router = (resolve(kind, spec) for kind, spec in kinds)
+    core = CoreConfig(
+        models=[model_name],
+        block_size=config.cache.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        num_replicas=scheduler.replicas,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_queue_len=scheduler.max_queue_len,
+        max_steps_in_flight=scheduler.max_steps_in_flight,
+        max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
+        max_skips=scheduler.max_skips,
+        max_evictions=scheduler.max_evictions,
+    )
+    return EngineSetup(config=config, core=core, model=model, policy=policy, batcher=batcher, router=router)
+
+
+def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
+    """The first worker of each replica; only the first measures, for all are alike."""
+    config, core = setup.config, setup.core
+    threads = config.worker.threads or max(len(os.sched_getaffinity(0)) // core.num_replicas, 1)
+    return [
+        WorkerSetup(
+            replica=replica,
+            epoch=1,
+            model=setup.model,
+            dtype=config.model.dtype,
+            block_size=core.block_size,
+            num_blocks=core.num_blocks,
+            max_model_len=core.max_model_len,
+            max_num_batched_tokens=core.max_num_batched_tokens,
+            max_num_seqs=core.max_num_seqs,
+            threads=threads,
+            warm_up=replica == 0 and not config.scheduler.predictor,
+            fake=config.model.fake,
+        )
+        for replica in range(core.num_replicas)
+    ]
+
+
+def make_run_id() -> str:
+    """Sortable by time, unique by chance."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def make_header(setup: EngineSetup, run: str, seed: int, predictor: list[int], first: WorkerReady) -> Header:
+    """The trace's first line. Nothing secret is in it."""
+    config = redacted(setup.config)
+    return Header(
+        run=run,
+        unix_start_ns=str(time.time_ns()),
+        code_version=__version__,
+        core=setup.core,
+        config=config,
+        config_hash=config_hash(config),
+        plugins=[plugin.record for plugin in (setup.policy, setup.batcher, setup.router)],
+        predictor=predictor,
+        seeds={"requests": str(seed)},
+        model_fingerprint=first.model_fingerprint,
+        block_table_size=PAIRS_PER_BLOCK * setup.core.num_blocks,
+        host=_host() | first.host,
+    )
+
+
+def _host() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "implementation": sys.implementation.name,
+        "platform": platform.platform(),
+        "msgspec": msgspec.__version__,
+        "cores": len(os.sched_getaffinity(0)),
+    }

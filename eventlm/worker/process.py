@@ -1,0 +1,235 @@
+"""A worker process: a blocking loop that takes launches, runs them and answers. Start it with
+
+    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID
+
+INBOX and OUTBOX are ZMQ endpoints that the engine has bound. The main thread computes; a second one sends heartbeats
+and leaves when the engine has died, so that no worker outlives its engine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any, NamedTuple, Protocol
+
+import zmq
+
+from eventlm.errors import EventLMError
+from eventlm.events import Launched
+from eventlm.events.codec import decode_body
+from eventlm.types import WorkerEnd
+from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
+from eventlm.worker.protocol import (
+    Heartbeat,
+    Shutdown,
+    StepPayload,
+    StepResult,
+    StepSample,
+    WorkerDesync,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSetup,
+    decode_to_worker,
+    encode,
+)
+from eventlm.worker.sequence_table import DesyncError
+
+FAKE_MODEL = "fake"
+
+
+class Tokens(NamedTuple):
+    """Of each row of a step, and the ends among them."""
+
+    tokens: list[list[int]]
+    ends: list[tuple[int, WorkerEnd]]
+
+
+class Runner(Protocol):
+    """What computes steps."""
+
+    def execute(self, launch: Launched, payload: StepPayload) -> Tokens:
+        """Compute every row of a launch. Raises DesyncError."""
+        ...
+
+    def warm_up(self) -> list[StepSample]:
+        """Measured steps of several shapes, in at most 2 s."""
+        ...
+
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """Fingerprint of the model, and what a trace says of the machinery."""
+        ...
+
+
+class FakeModel:
+    """The fake worker in real time: it takes as long as it says, and dies when it is drawn to."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._runner = FakeRunner(
+            setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
+        )
+
+    def execute(self, launch: Launched, payload: StepPayload) -> Tokens:
+        """Sleep for the step's duration."""
+        try:
+            step = self._runner.execute(launch, payload)
+        except FakeDeath as death:
+            print(f"fake worker: {death}", file=sys.stderr)
+            os._exit(1)
+        time.sleep(step.duration_ns / 1e9)
+        return Tokens(step.tokens, step.ends)
+
+    def warm_up(self) -> list[StepSample]:
+        """The formula's own values at a few points."""
+        return fake_samples(self._runner.parameters)
+
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """There is no model."""
+        return FAKE_MODEL, {"device": "none"}
+
+
+class CheckpointModel:
+    """A checkpoint on a torch device. Imports torch, which takes a second."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        from eventlm.models.config import model_fingerprint
+        from eventlm.worker.model_runner import ModelRunner
+
+        self._runner = ModelRunner(setup)
+        self._fingerprint = model_fingerprint(setup.model)
+
+    def execute(self, launch: Launched, payload: StepPayload) -> Tokens:
+        """Run the model."""
+        return Tokens(*self._runner.execute(launch, payload))
+
+    def warm_up(self) -> list[StepSample]:
+        """Time real steps."""
+        from eventlm.worker.warm_up import warm_up
+
+        return warm_up(self._runner)
+
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """Fingerprint and host."""
+        return self._fingerprint, self._runner.host_info()
+
+
+def fake_samples(parameters: FakeParameters) -> list[StepSample]:
+    """What a warm-up of the fake worker would measure."""
+    shapes = [(1, 0, 1), (256, 0, 256), (0, 1, 64), (0, 64, 64), (0, 64, 65_536), (1024, 0, 1024)]
+    return [
+        StepSample(
+            prefill_tokens=prefill,
+            num_decodes=decodes,
+            context_tokens=context,
+            chunk_context=prefill * (prefill // 2),
+            duration_ns=parameters.base_ns
+            + parameters.prefill_token_ns * prefill
+            + parameters.decode_ns * decodes
+            + parameters.context_token_ns * context,
+        )
+        for prefill, decodes, context in shapes
+    ]
+
+
+class Worker:
+    """The loop of one worker process."""
+
+    def __init__(self, inbox: str, outbox: str, parent_pid: int) -> None:
+        self._context = zmq.Context()
+        self._outbox_address = outbox
+        self._parent_pid = parent_pid
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.connect(inbox)
+        self._outbox = self._push()
+        #: Start of the step that is running, 0 between steps; read by the heartbeat's thread.
+        self._busy_since_ns = 0
+
+    def _push(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.set(zmq.LINGER, 1000)
+        socket.connect(self._outbox_address)
+        return socket
+
+    def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        setup = decode_to_worker(self._inbox.recv())
+        assert isinstance(setup, WorkerSetup)
+        threading.Thread(target=self._beat, args=(setup,), daemon=True).start()
+        runner = self._load(setup)
+        if runner is None:
+            return 1
+        while True:
+            frames = self._inbox.recv_multipart()
+            if len(frames) == 1:
+                assert isinstance(decode_to_worker(frames[0]), Shutdown)
+                return 0
+            if not self._step(setup.epoch, runner, frames):
+                return 1
+
+    def _load(self, setup: WorkerSetup) -> Runner | None:
+        try:
+            runner: Runner = FakeModel(setup) if setup.model == FAKE_MODEL else CheckpointModel(setup)
+            samples = runner.warm_up() if setup.warm_up else []
+            fingerprint, host = runner.describe()
+        except EventLMError as error:
+            self._send(WorkerFailed(epoch=setup.epoch, message=str(error), user_error=True))
+            return None
+        except Exception as error:
+            self._report_crash(setup.epoch, error)
+            return None
+        self._send(
+            WorkerReady(epoch=setup.epoch, pid=os.getpid(), model_fingerprint=fingerprint, host=host, samples=samples)
+        )
+        return runner
+
+    def _step(self, epoch: int, runner: Runner, frames: list[bytes]) -> bool:
+        """Run one launch and answer; False if this worker must not go on."""
+        launch, payload = decode_body(frames[0]), decode_to_worker(frames[1])
+        assert isinstance(launch, Launched)
+        assert isinstance(payload, StepPayload)
+        start_ns = self._busy_since_ns = time.monotonic_ns()
+        try:
+            tokens, ends = runner.execute(launch, payload)
+        except DesyncError as error:
+            self._send(WorkerDesync(epoch=epoch, step=launch.step, detail=error.detail))
+            return False
+        except Exception as error:
+            self._report_crash(epoch, error)
+            return False
+        self._busy_since_ns = 0
+        end_ns = time.monotonic_ns()
+        self._send(
+            StepResult(epoch=epoch, step=launch.step, start_ns=start_ns, end_ns=end_ns, tokens=tokens, ends=ends)
+        )
+        return True
+
+    def _report_crash(self, epoch: int, error: Exception) -> None:
+        """A defect, not a user's mistake: its traceback belongs on stderr, its last line to the engine."""
+        traceback.print_exc()
+        self._send(WorkerFailed(epoch=epoch, message=f"{type(error).__name__}: {error}"))
+
+    def _send(self, message: Any) -> None:
+        self._outbox.send(encode(message))
+
+    def _beat(self, setup: WorkerSetup) -> None:
+        """Runs in a thread of its own, with a socket of its own."""
+        socket = self._push()
+        while os.getppid() == self._parent_pid:
+            since = self._busy_since_ns
+            socket.send(encode(Heartbeat(epoch=setup.epoch, busy_ns=time.monotonic_ns() - since if since else 0)))
+            time.sleep(setup.heartbeat_ns / 1e9)
+        os._exit(1)
+
+
+def main() -> int:
+    """Entry point of the process."""
+    # Ctrl-C goes to the whole foreground group; the engine decides when its workers leave.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return Worker(sys.argv[1], sys.argv[2], int(sys.argv[3])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
