@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import sys
+from typing import TYPE_CHECKING
 
+from eventlm._version import __version__
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
 from eventlm.cli.parser import Parser
+from eventlm.config import Config, ServerConfig
+
+if TYPE_CHECKING:
+    from eventlm.control.engine import InferenceEngine
+
+_TRY = """\
+curl {url}/v1/chat/completions -H 'content-type: application/json' \\
+  -d '{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}],"stream":true}}'"""
 
 
 def configure(parser: Parser) -> None:
@@ -13,7 +25,7 @@ def configure(parser: Parser) -> None:
     parser.description = (
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
         "/v1/models, /health, /version. Without --model it is the default model, fetched at its first use.\n"
-        "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds."
+        "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them."
     )
     parser.usage = "eventlm serve [--model MODEL] [--record DIR] [flags]"
     parser.epilog = """\
@@ -33,4 +45,92 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_from_arguments(arguments)
     if arguments.print_config:
         return print_config(config)
-    raise SystemExit("serve")
+    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
+    import uvloop
+
+    from eventlm.cli.logging_setup import configure_logging
+
+    configure_logging()
+    uvloop.run(_serve(config))
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    import structlog
+
+    from eventlm.bus.log_writer import LogWriter
+    from eventlm.cli.compose import compose
+    from eventlm.cli.stop_signals import StopSignals
+    from eventlm.server.context import ServerContext
+    from eventlm.server.http_server import check_address, run_server
+
+    log = structlog.get_logger("eventlm.serve")
+    # A model may have to be fetched first: what would be in vain is found before that.
+    await check_address(config.server)
+    if config.record.record:
+        LogWriter.check_folder(config.record.record)
+    engine, tokenizer, defaults, vocab_size, warnings = compose(config)
+    for warning in [*warnings, *_exposure(config.server)]:
+        log.warning(warning)
+    context = ServerContext(engine, tokenizer, config.server, defaults=defaults, vocab_size=vocab_size)
+    with StopSignals() as signals:
+        try:
+            await run_server(
+                context,
+                load=engine.start,
+                on_listening=lambda url: log.info("loading", url=url, model=engine.setup.model),
+                on_ready=lambda url: _announce(url, engine),
+                stop=signals.stop,
+                cut=signals.cut,
+            )
+        finally:
+            await engine.stop()
+    log.info("stopped")
+
+
+def _exposure(config: ServerConfig) -> list[str]:
+    """A warning for a server that anybody on the network can use."""
+    if config.api_key:
+        return []
+    try:
+        is_local = ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        is_local = config.host == "localhost"
+    if is_local:
+        return []
+    return [
+        f"anybody who can reach {config.host or 'any address of this machine'}:{config.port} can use the server: "
+        "set EVENTLM_API_KEY, or bind 127.0.0.1"
+    ]
+
+
+def _announce(url: str, engine: InferenceEngine) -> None:
+    """Say that the server is ready: to a person on a terminal, else to whatever reads the log."""
+    setup = engine.setup
+    model = engine.model_names[0]
+    record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
+    hint = _TRY.format(url=url, model=model)
+    plugins = {kind: getattr(setup, kind).record.name for kind in ("policy", "batcher", "router")}
+    if not sys.stderr.isatty():
+        import structlog
+
+        structlog.get_logger("eventlm.serve").info(
+            "ready",
+            url=url,
+            model=model,
+            max_model_len=engine.max_model_len,
+            replicas=setup.core.num_replicas,
+            record=record,
+            hint=hint,
+            **plugins,
+        )
+        return
+    chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
+    lines = [
+        f"eventlm {__version__} serves {model} on {url}",
+        f"replicas {setup.core.num_replicas}, {chosen}, context {engine.max_model_len} tokens",
+        f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
+        "try it:",
+        *hint.splitlines(),
+    ]
+    print("\n".join(lines), file=sys.stderr)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 from aiohttp import web
 
+from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.app import make_app
 from eventlm.server.context import ServerContext
@@ -57,7 +57,6 @@ class HttpServer:
 
     async def start(self) -> tuple[str, int]:
         """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""
-        config = self._context.config
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         manager = self._runner.server
@@ -68,12 +67,10 @@ class HttpServer:
             return _Connection(manager, loop=loop, access_log=None, logger=quiet)  # type: ignore[arg-type]
 
         try:
-            self._server = await loop.create_server(connect, config.host, config.port, backlog=1024)
-        except (OSError, OverflowError) as error:
+            self._server = await _bind(self._context.config, connect)
+        except UsageError:
             await self._runner.cleanup()
-            raise UsageError(
-                f"cannot listen on {config.host}:{config.port}: {error}; choose another address with --host and --port"
-            ) from error
+            raise
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
@@ -89,38 +86,64 @@ class HttpServer:
         self._context.encoder.close()
 
 
+async def check_address(config: ServerConfig) -> None:
+    """Raise UsageError if the address cannot be bound now. Costs nothing, unlike what comes before a real start."""
+    server = await _bind(config, asyncio.Protocol)
+    server.close()
+    await server.wait_closed()
+
+
+async def _bind(config: ServerConfig, connect: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
+    try:
+        return await asyncio.get_running_loop().create_server(connect, config.host, config.port, backlog=1024)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(
+            f"cannot listen on {config.host}:{config.port}: {reason}; choose another address with --host and --port"
+        ) from error
+
+
 async def run_server(
     context: ServerContext,
     *,
-    on_ready: Callable[[str, int], Any] | None = None,
-    stop: asyncio.Event | None = None,
+    stop: asyncio.Event,
+    cut: asyncio.Event,
+    load: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    on_listening: Callable[[str], Any] | None = None,
+    on_ready: Callable[[str], Any] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT (or until `stop` is set), then drain; a second signal cuts that short.
+    """Serve until `stop` is set, then drain; `cut` makes that short.
 
-    The engine is the caller's to start and to stop. Raises UsageError if the address cannot be bound.
+    Listens first and then awaits `load`, during which clients get a 503. The callbacks get the server's URL. To stop
+    the engine is the caller's. Raises UsageError if the address cannot be bound, and what `load` raises.
     """
-    stop = stop or asyncio.Event()
-    cut = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            cut.set()
-        else:
-            _log.info("shutting down", drain_seconds=context.config.drain_seconds)
-            stop.set()
-
     server = HttpServer(context)
     host, port = await server.start()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for each in signals:
-        loop.add_signal_handler(each, on_signal)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     try:
-        if on_ready is not None:
-            on_ready(host, port)
-        await stop.wait()
+        if on_listening is not None:
+            on_listening(url)
+        if load is None or await _completed(load(), stop):
+            if on_ready is not None:
+                on_ready(url)
+            await stop.wait()
+        _log.info("shutting down", drain_seconds=context.config.drain_seconds)
         await server.drain(cut)
     finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
         await server.close()
+
+
+async def _completed(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Await `work`, or cancel it and return False if `stop` is set first."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for each in (task, stopped):
+            each.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)

@@ -40,6 +40,9 @@ from eventlm.worker.sequence_table import DesyncError
 
 FAKE_MODEL = "fake"
 
+#: How often a worker that waits for its setup looks whether the engine is alive; from then on each heartbeat does.
+PARENT_POLL_MS = 500
+
 
 class Tokens(NamedTuple):
     """Of each row of a step, and the ends among them."""
@@ -155,6 +158,9 @@ class Worker:
 
     def run(self) -> int:
         """Serve until told to stop; the exit status."""
+        while not self._inbox.poll(PARENT_POLL_MS):
+            if os.getppid() != self._parent_pid:
+                return 1
         setup = decode_to_worker(self._inbox.recv())
         assert isinstance(setup, WorkerSetup)
         threading.Thread(target=self._beat, args=(setup,), daemon=True).start()

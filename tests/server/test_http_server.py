@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
-import signal
 import socket
 import threading
 import time
@@ -16,6 +14,7 @@ import pytest
 import structlog
 
 from eventlm.config import ServerConfig
+from eventlm.control.request import EngineUnavailableError
 from eventlm.errors import UsageError
 from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
@@ -213,23 +212,92 @@ def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None
         assert_error(results[0], 503, "server_error")
 
 
-@pytest.mark.parametrize("num_signals", [1, 2])
-async def test_signals(num_signals: int) -> None:
+@pytest.mark.parametrize("in_haste", [False, True])
+async def test_stopping(in_haste: bool) -> None:
     engine = EngineDouble(spell("Hello"))
     engine.step_seconds = 0.02
-    engine.script_end = "eos" if num_signals == 1 else None
+    engine.script_end = None if in_haste else "eos"
     context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
-    ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(run_server(context, on_ready=lambda *address: ready.set_result(address)))
-    reader, writer = await asyncio.open_connection(*await ready)
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop, cut = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(run_server(context, stop=stop, cut=cut, on_ready=ready.set_result))
+    address = ("127.0.0.1", int((await ready).rpartition(":")[2]))
+    reader, writer = await asyncio.open_connection(*address)
     writer.write(chat_bytes())
     await engine.submitted.wait()
-    for _ in range(num_signals):
-        os.kill(os.getpid(), signal.SIGTERM)
+    stop.set()
+    if in_haste:
         await asyncio.sleep(0.01)
+        cut.set()
     reply = await reader.read(65536)
-    assert reply.startswith(b"HTTP/1.1 200 OK" if num_signals == 1 else b"HTTP/1.1 503 ")
+    assert reply.startswith(b"HTTP/1.1 503 " if in_haste else b"HTTP/1.1 200 OK")
     await asyncio.wait_for(serving, 5)
     with pytest.raises(OSError):
-        socket.create_connection(ready.result(), timeout=1)
+        socket.create_connection(address, timeout=1)
     writer.close()
+
+
+async def test_it_listens_while_it_loads() -> None:
+    engine = EngineDouble(spell("Hello"))
+    engine.state = "loading"
+    context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    may_load, ready, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def load() -> None:
+        await may_load.wait()
+        engine.state = "ready"
+
+    serving = asyncio.create_task(
+        run_server(
+            context,
+            stop=stop,
+            cut=asyncio.Event(),
+            load=load,
+            on_listening=listening.set_result,
+            on_ready=lambda _: ready.set(),
+        )
+    )
+    address = ("127.0.0.1", int((await listening).rpartition(":")[2]))
+
+    async def health() -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        reply = await reader.read()
+        writer.close()
+        return reply
+
+    assert (await health()).startswith(b"HTTP/1.1 503 ")
+    may_load.set()
+    await ready.wait()
+    assert (await health()).startswith(b"HTTP/1.1 200 ")
+    stop.set()
+    await asyncio.wait_for(serving, 5)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_loading_that_fails_or_is_given_up(fails: bool) -> None:
+    engine = EngineDouble(spell("Hello"))
+    engine.state = "loading"
+    stop = asyncio.Event()
+    ended: list[str] = []
+
+    async def load() -> None:
+        if fails:
+            raise EngineUnavailableError("no worker")
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("load")
+
+    context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
+    serving = run_server(
+        context, stop=stop, cut=asyncio.Event(), load=load, on_ready=lambda _: ended.append("never ready")
+    )
+    if fails:
+        with pytest.raises(EngineUnavailableError, match="no worker"):
+            await serving
+    else:
+        await asyncio.wait_for(serving, 5)
+        assert ended == ["load"]

@@ -1,0 +1,90 @@
+"""The composition root: from a configuration to an engine and what its edges need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from eventlm.cli.cache_plan import plan_cache
+from eventlm.cli.model_source import FAKE_MODEL, find_model
+from eventlm.config import Config
+from eventlm.control.engine import InferenceEngine
+from eventlm.control.setup import make_setup
+from eventlm.core.predictor import Predictor
+from eventlm.errors import UsageError
+from eventlm.models.config import read_config
+from eventlm.models.safetensors_header import find_shards, read_header
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.generation_config import GenerationDefaults, load_generation_defaults
+from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.worker.fake import FakeParameters
+
+
+class Composition(NamedTuple):
+    """An engine that has not been started, its tokenizer, and what a request gets that does not say otherwise.
+
+    `vocab_size` is the model's; `warnings` are for the user.
+    """
+
+    engine: InferenceEngine
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    vocab_size: int
+    warnings: list[str]
+
+
+def compose(config: Config) -> Composition:
+    """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
+
+    Raises UsageError, CheckpointError or PullError.
+    """
+    _check_predictor(config.scheduler.predictor)
+    _check_fake(config.model.fake)
+    source = find_model(config.model)
+    plan = plan_cache(config, source.folder)
+    setup = make_setup(
+        config,
+        model=str(source.folder) if source.folder else FAKE_MODEL,
+        model_name=source.served_name,
+        num_blocks=plan.num_blocks,
+        max_model_len=plan.max_model_len,
+    )
+    engine = InferenceEngine(setup)
+    if source.folder is None:
+        return _with_fake_tokenizer(engine, plan.warnings)
+    return _with_checkpoint(engine, source.folder, plan.warnings)
+
+
+def _with_fake_tokenizer(engine: InferenceEngine, warnings: list[str]) -> Composition:
+    tokenizer = FakeTokenizer()
+    assert tokenizer.eos_token_id is not None
+    defaults = GenerationDefaults(eos_token_ids=(tokenizer.eos_token_id,))
+    return Composition(engine, tokenizer, defaults, tokenizer.vocab_size, warnings)
+
+
+def _with_checkpoint(engine: InferenceEngine, folder: Path, warnings: list[str]) -> Composition:
+    # A download that was cut short is found in milliseconds, before any worker loads torch.
+    for shard in find_shards(folder):
+        read_header(shard)
+    tokenizer = CheckpointTokenizer(folder)
+    defaults = load_generation_defaults(folder, tokenizer)
+    return Composition(engine, tokenizer, defaults, read_config(folder).vocab_size, warnings)
+
+
+def _check_predictor(coefficients: list[int]) -> None:
+    if not coefficients:
+        return
+    try:
+        Predictor.from_coefficients(coefficients)
+    except ValueError as error:
+        raise UsageError(f"--predictor: {error}") from error
+
+
+def _check_fake(parameters: dict[str, Any]) -> None:
+    try:
+        msgspec.convert(parameters, FakeParameters)
+    except msgspec.ValidationError as error:
+        known = ", ".join(FakeParameters.__struct_fields__)
+        raise UsageError(f"--fake: {error}; the fake worker's parameters are the integers {known}") from error
