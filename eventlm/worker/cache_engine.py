@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -31,9 +32,8 @@ class CacheEngine:
     ) -> None:
         shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
         try:
-            # Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN.
-            self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        except (RuntimeError, MemoryError) as error:
+            self.kv = _zeros(shape, dtype, device)
+        except (RuntimeError, MemoryError, ValueError) as error:
             name = str(dtype).removeprefix("torch.")
             mebibytes = num_blocks * block_size * kv_bytes_per_token(config, name) >> 20
             raise CacheMemoryError(
@@ -66,3 +66,15 @@ class StepAttention:
         kv_cache = self._kv[layer]
         kv_store(kv_cache, k_TKD, v_TKD, self._slots)
         return paged_attention(q_THD, kv_cache, self._groups, scale=self._scale)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN.
+
+    In host memory they are numpy's, which takes pages from the system untouched: torch writes every one of them,
+    which costs seconds for gigabytes that a run may never need.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    host = numpy.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=numpy.uint8)
+    return torch.from_numpy(host).view(dtype)
