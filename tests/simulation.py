@@ -201,7 +201,7 @@ class Simulation:
         max_queue_len: int | None = None,
         text_delay_seed: int = 0,
         writer: Any = None,
-        check: bool = True,
+        check_every: int = 1,
     ) -> None:
         self.rng = random.Random(seed)
         self.machine = machine or draw_machine(self.rng, seed)
@@ -213,10 +213,12 @@ class Simulation:
         self.now_ns = 0
         self.clients: list[Client] = []
         self.seeds: dict[int, int] = {}
-        self.check = check
+        #: The state is validated after every so many events; 0: nothing is checked.
+        self.check_every = check_every
         self._text_rng = random.Random(f"{seed}/{text_delay_seed}")
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._num_entries = 0
+        self._num_applied = 0
         self._armed_ns = -1
         self.log = writer or MemoryLog()
         header, core = make_core(self.machine)
@@ -229,7 +231,7 @@ class Simulation:
             header, core, live, bus=bus, ship=self._ship, writer=self.log, checkpoint_events=50, validate_every=0
         )
         self.workers = [VirtualWorker(self, replica) for replica in range(self.machine.core.num_replicas)]
-        if check:
+        if check_every:
             bus.attach(EvictionBounds(self.machine.core, self.machine.policies).watch)
             self._decide, core.state.decide = core.state.decide, self._checked_decide  # type: ignore[method-assign]
             self._apply, core.apply = core.apply, self._checked_apply  # type: ignore[method-assign]
@@ -341,7 +343,9 @@ class Simulation:
 
     def _checked_apply(self, event: Any) -> Any:
         decisions = self._apply(event)
-        validate(self.driver.core.state)
+        self._num_applied += 1
+        if self._num_applied % self.check_every == 0:
+            validate(self.driver.core.state)
         if getattr(event, "p", 0):
             validate_liveness(self.driver.core.state)
         return decisions

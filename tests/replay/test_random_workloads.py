@@ -1,0 +1,115 @@
+"""Random workloads of everything that may happen: they end, they are right, and they verify whatever the hash seed.
+
+While a workload is recorded its state is validated after every event, nobody may wait while nothing is under way
+(after every marked fact), its evictions stay within their bounds (`tests.bounds`), and every sequence ends as its
+request says, whatever happened meanwhile. A workload is (seed, commit): a failure names the seed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from eventlm.bus.log_writer import TRACE_NAME
+from tests.replay.workload_runs import ALL_TAGS, in_processes
+from tests.simulation import Simulation
+from tests.workload import BATCHERS, MILLISECOND, POLICIES, ROUTERS, Chaos, Outcome, draw_machine
+
+NUM_WORKLOADS = 1008
+NUM_RECORDED_AGAIN = 36
+NUM_DELAYED = 36
+NUM_SOAKED = 20_000
+SOAK_BATCH = 500
+
+#: Tags that no workload brings about: there is no recorder that loses records, and no operator who makes notes.
+UNSEEN = {"gap", "mark", "policy_failed"}
+
+
+class Recorded(NamedTuple):
+    """Where the traces are, and how often each event, reason and outcome occurred in them."""
+
+    folder: Path
+    counts: Counter[str]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    folder = tmp_path_factory.mktemp("workloads")
+    yield Recorded(folder, in_processes("record", folder, 0, NUM_WORKLOADS, hash_seed=0))
+    shutil.rmtree(folder)
+
+
+def test_workloads_end_as_they_must_within_all_invariants(recorded: Recorded) -> None:
+    # The recording raised nothing; this says that it was worth something.
+    counts = recorded.counts
+    assert counts["header"] == counts["end"] == NUM_WORKLOADS
+    assert counts.keys() >= ALL_TAGS - UNSEEN
+    for often in ("preempt memory", "preempt admission", "preempt lost", "reject queue_full", "stop", "eos", "length"):
+        assert counts[often] > 50, often
+    for seldom in ("cancelled", "deadline", "front_end_lost", "error", "complete", "grammar", "stop_token"):
+        assert counts[seldom] > 50, seldom
+
+
+@pytest.mark.parametrize("hash_seed", [1, 2])
+def test_workloads_verify_under_another_hash_seed(recorded: Recorded, hash_seed: int) -> None:
+    counts = in_processes("verify", recorded.folder, 0, NUM_WORKLOADS, hash_seed=hash_seed)
+    decisions = ("admit", "reject", "route", "launch", "preempt", "emit", "closing", "finish", "set_timer")
+    assert counts["decisions verified"] == sum(recorded.counts[tag] for tag in decisions)
+    assert counts["checkpoints"] == recorded.counts["checkpoint"]
+
+
+def test_recording_again_under_another_hash_seed_gives_the_same_bytes(recorded: Recorded, tmp_path: Path) -> None:
+    in_processes("record", tmp_path, 0, NUM_RECORDED_AGAIN, hash_seed=3)
+    for seed in range(NUM_RECORDED_AGAIN):
+        trace = Path(f"seed-{seed}") / TRACE_NAME
+        assert (tmp_path / trace).read_bytes() == (recorded.folder / trace).read_bytes(), trace
+
+
+def test_every_combination_of_plugins_comes_up() -> None:
+    import random
+
+    seen = set()
+    for seed in range(18):
+        machine = draw_machine(random.Random(seed), seed)
+        seen.add((machine.policies[0]["type"], machine.batcher["type"], machine.router["type"]))
+    assert seen == {(policy, batcher, router) for policy in POLICIES for batcher in BATCHERS for router in ROUTERS}
+
+
+def test_results_do_not_depend_on_when_the_edge_looked_at_the_text() -> None:
+    num_stopped = 0
+    for seed in range(NUM_DELAYED):
+        at_once, late, later = (_outcomes(seed, delay, draw) for delay, draw in ((0, 0), (20, 1), (40, 2)))
+        assert at_once == late == later, f"workload {seed}"
+        num_stopped += sum(outcome.reason == "stop" for outcome in at_once.values())
+    assert num_stopped > NUM_DELAYED
+
+
+def _outcomes(seed: int, max_delay_ms: int, delay_seed: int) -> dict[tuple[int, int], Outcome]:
+    """Of a workload without what depends on time by its nature: cancels, deadlines, full queues, drawn seeds."""
+    chaos = Chaos(
+        cancels=0,
+        kills=0,
+        drops_if_late=0,
+        unseeded=0,
+        bad_grammars=0,
+        text_ends=0.8,
+        max_text_delay_ns=max_delay_ms * MILLISECOND,
+    )
+    return Simulation(seed, chaos=chaos, max_queue_len=10_000, text_delay_seed=delay_seed, check_every=0).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6 * 3600)
+def test_many_more_and_larger_workloads(tmp_path: Path) -> None:
+    # One in ten is large; of those the state is validated after every tenth event.
+    for first in range(0, NUM_SOAKED, SOAK_BATCH):
+        seeds = (NUM_WORKLOADS + first, NUM_WORKLOADS + first + SOAK_BATCH)
+        folder = tmp_path / f"{first}"
+        in_processes("record", folder, *seeds, hash_seed=first, large=first % (10 * SOAK_BATCH) == 0)
+        in_processes("verify", folder, *seeds, hash_seed=first + 1)
+        shutil.rmtree(folder)

@@ -1,0 +1,97 @@
+"""Records and verifies many random workloads, in processes of their own with a hash seed each.
+
+python -m tests.replay.workload_runs record FOLDER FIRST LAST [--large]
+python -m tests.replay.workload_runs verify FOLDER FIRST LAST
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from eventlm.bus.log_writer import TRACE_NAME, LogWriter
+from eventlm.events import DECISIONS, FACTS, MARKERS, Event
+from eventlm.replay.verify import verify
+from tests.simulation import Simulation
+from tests.workload import draw_large_machine
+
+NUM_PROCESSES = 2
+
+
+def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
+    """Run a workload with its state validated, and record it; how often each event and outcome occurred."""
+    options: dict[str, Any] = {}
+    if large:
+        options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
+    with LogWriter(folder, f"seed-{seed}", measure=False) as writer:
+        simulation = Simulation(seed, writer=writer, **options)
+        counts: Counter[str] = Counter()
+        simulation.driver.bus.attach(lambda event: counts.update(_names(event)))
+        outcomes = simulation.run()
+        counts.update(outcome.reason for outcome in outcomes.values())
+        return counts
+
+
+def _names(event: Event) -> list[str]:
+    tag = str(event.__struct_config__.tag)
+    reason = getattr(event, "reason", "") if tag in ("preempt", "reject") else ""
+    return [tag, f"{tag} {reason}"] if reason else [tag]
+
+
+def work(action: str, folder: Path, first: int, last: int, *, large: bool) -> Counter[str]:
+    """Record or verify the workloads from `first` to before `last`. Raises AssertionError at the first failure."""
+    counts: Counter[str] = Counter()
+    for seed in range(first, last):
+        if action == "record":
+            counts += record(folder, seed, large=large)
+            continue
+        result = verify(folder / f"seed-{seed}" / TRACE_NAME)
+        assert result.divergence is None, f"workload {seed}: {result.divergence}"
+        assert result.clean_end
+        assert result.warnings == []
+        counts["decisions verified"] += result.num_decisions
+        counts["checkpoints"] += result.num_checkpoints
+    return counts
+
+
+def in_processes(
+    action: str, folder: Path, first: int, last: int, *, hash_seed: int, large: bool = False
+) -> Counter[str]:
+    """`work` in two processes at once; the sum of what they counted. Raises AssertionError with what one said."""
+    bounds = [first + (last - first) * part // NUM_PROCESSES for part in range(NUM_PROCESSES + 1)]
+    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, action, str(folder), str(low), str(high), *["--large"] * large],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        for low, high in pairwise(bounds)
+    ]
+    counts: Counter[str] = Counter()
+    failures = []
+    for process in processes:
+        output, errors = process.communicate()
+        if process.returncode:
+            failures.append(errors.decode())
+        else:
+            counts += Counter(json.loads(output))
+    assert not failures, "\n".join(failures)
+    return counts
+
+
+ALL_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in (*FACTS, *DECISIONS, *MARKERS))
+
+
+if __name__ == "__main__":
+    chosen, place, low, high = sys.argv[1:5]
+    print(json.dumps(work(chosen, Path(place), int(low), int(high), large="--large" in sys.argv)))

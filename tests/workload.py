@@ -1,0 +1,199 @@
+"""Random workloads: what is drawn from a seed, and what must come of it.
+
+A workload is a seed. Its machine (pool, limits, depth, replicas, plug-ins) and its life (arrivals in groups, cancels,
+late text ends, grammars, dying workers, pauses, swaps) are drawn from it, so a run is (seed, commit). The tokens that
+each sequence must end with do not depend on any of that: `is_expected` knows them from the request alone.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+from eventlm.config import CoreConfig
+from eventlm.control.plugins import resolve
+from eventlm.control.request import EngineRequest
+from eventlm.core.core import Core
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.core.state import Plugins
+from eventlm.events import Header
+from eventlm.sampling_params import SamplingParams
+from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token
+
+POLICIES = ("fcfs", "edf", "lrs")
+BATCHERS = ("fixed", "dynamic")
+ROUTERS = ("round_robin", "pull", "least_loaded")
+MILLISECOND = 1_000_000
+#: Ends that cut a sequence short.
+CUT_SHORT = ("cancelled", "deadline", "front_end_lost", "error")
+#: Requests with this cache salt wait for a grammar. It stands in for a field that requests do not have yet.
+GRAMMAR_SALT = "grammar"
+
+
+class Machine(NamedTuple):
+    """What a workload runs on."""
+
+    core: CoreConfig
+    policies: list[dict[str, Any]]
+    batcher: dict[str, Any]
+    router: dict[str, Any]
+    fake: FakeParameters
+
+
+class Outcome(NamedTuple):
+    """How a sequence ended."""
+
+    reason: str
+    tokens: tuple[int, ...]
+
+
+class Chaos(NamedTuple):
+    """Chances of what goes wrong, each per request or per workload."""
+
+    cancels: float = 0.1
+    kills: int = 2
+    drops_if_late: float = 0.2
+    unseeded: float = 0.2
+    grammars: float = 0.1
+    #: Chance that a grammar cannot be built.
+    bad_grammars: float = 0.2
+    text_ends: float = 0.4
+    max_text_delay_ns: int = 5 * 4 * MILLISECOND
+
+
+def draw_machine(rng: random.Random, seed: int) -> Machine:
+    """A small machine. Every policy x batcher x router comes up in 18 consecutive seeds."""
+    block_size = rng.choice([1, 2, 4, 8])
+    num_blocks = rng.choice([9, 14, 24, 60, 200])
+    core = CoreConfig(
+        models=["fake"],
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=(num_blocks - 1) * block_size,
+        num_replicas=rng.choice([1, 1, 2, 3]),
+        max_num_seqs=rng.choice([1, 2, 4, 8, 32]),
+        max_num_batched_tokens=rng.choice([4, 8, 16, 64]),
+        max_queue_len=rng.choice([4, 20, 1000]),
+        max_steps_in_flight=rng.choice([1, 2, 3, 4]),
+        max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
+        max_tokens_per_row=rng.choice([1, 1, 2, 4]),
+        max_skips=rng.choice([0, 1, 4]),
+        max_evictions=rng.choice([0, 1, 2]),
+    )
+    return _with_plugins(rng, seed, core)
+
+
+def draw_large_machine(rng: random.Random, seed: int) -> Machine:
+    """A larger one: more blocks, longer lines, up to 4 replicas."""
+    block_size = rng.choice([2, 8, 16])
+    num_blocks = rng.choice([60, 200, 1000])
+    core = CoreConfig(
+        models=["fake"],
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=min((num_blocks - 1) * block_size, 2000),
+        num_replicas=rng.choice([1, 2, 4]),
+        max_num_seqs=rng.choice([4, 16, 64]),
+        max_num_batched_tokens=rng.choice([16, 64, 256]),
+        max_queue_len=rng.choice([20, 1000]),
+        max_steps_in_flight=rng.choice([1, 2, 4]),
+        max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
+        max_tokens_per_row=rng.choice([1, 1, 2, 4]),
+        max_skips=rng.choice([0, 4, 8]),
+        max_evictions=rng.choice([0, 2, 3]),
+    )
+    return _with_plugins(rng, seed, core)
+
+
+def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
+    policies = [
+        {"type": "fcfs"},
+        {"type": "edf", "evict_margin_ms": rng.choice([0, 5, 10_000]), "min_deadline_ms": rng.choice([1, 50])},
+        {"type": "lrs", "evict_margin": rng.choice([0, 0.5, 8]), "min_deadline_ms": rng.choice([1, 50])},
+    ]
+    first = seed % 3
+    policies = policies[first:] + policies[:first]
+    batcher: dict[str, Any] = {"type": BATCHERS[seed // 3 % 2]}
+    if batcher["type"] == "dynamic":
+        batcher |= {"target_ms": rng.choice([1, 4, 20]), "min_chunk_tokens": rng.choice([1, 4])}
+    fake = FakeParameters(
+        end_ppm=rng.choice([0, 30_000, 200_000]),
+        late_ppm=rng.choice([0, 50_000]),
+        die_ppm=rng.choice([0, 0, 4_000]),
+    )
+    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 6 % 3]}, fake)
+
+
+def make_core(machine: Machine) -> tuple[Header, Core]:
+    """The header of a run on this machine, and a core as it describes."""
+    policies = [resolve("policy", spec) for spec in machine.policies]
+    batcher, router = resolve("batcher", machine.batcher), resolve("router", machine.router)
+    header = Header(
+        run="simulation",
+        unix_start_ns="0",
+        code_version="0",
+        core=machine.core,
+        plugins=[*(policy.record for policy in policies), batcher.record, router.record],
+        predictor=list(DEFAULT_COEFFICIENTS),
+    )
+    plugins = Plugins(
+        policies={policy.record.name: policy.instance for policy in policies},
+        policy=policies[0].record.name,
+        batcher=batcher.instance,
+        router=router.instance,
+    )
+    return header, Core(machine.core, plugins, Predictor.from_coefficients(DEFAULT_COEFFICIENTS))
+
+
+def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRequest:
+    """A request that fits the context; some share prefixes."""
+    context = machine.core.max_model_len
+    prompt_tokens = rng.randint(1, max(1, min(context - 1, rng.choice([6, 20, context - 1]))))
+    shared_tokens = rng.choice([0, prompt_tokens, rng.randint(0, prompt_tokens)])
+    prompt = [7] * shared_tokens + [rng.randrange(256) for _ in range(prompt_tokens - shared_tokens)]
+    kind: Any = rng.choice(["generate"] * 8 + ["score", "pool"])
+    return EngineRequest(
+        model="fake",
+        prompt_token_ids=prompt,
+        params=SamplingParams(max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24)))),
+        kind=kind,
+        n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
+        seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),
+        skip_cache_read=rng.random() < 0.1,
+        cache_salt=GRAMMAR_SALT if rng.random() < chaos.grammars and kind == "generate" else "",
+        priority=rng.choice([0, 0, 0, -1, 3]),
+        deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
+        drop_if_late=rng.random() < chaos.drops_if_late,
+        has_text_ends=rng.random() < chaos.text_ends and kind == "generate",
+        offline=rng.random() < 0.2,
+        front_end=rng.choice([0, 0, 0, 1]),
+    )
+
+
+def text_end_position(seed: int, index: int) -> int:
+    """Where the edge will find an end in a text that may have one; most are never reached."""
+    return 1 + draw("text", seed, index) % 40
+
+
+def worker_outcome(request: EngineRequest, seed: int, index: int, fake: FakeParameters) -> Outcome:
+    """What the worker makes of a sequence if nobody cuts it short: a function of the request alone."""
+    if request.kind != "generate":
+        return Outcome("complete", ())
+    tokens: list[int] = []
+    while len(tokens) < request.params.max_tokens:
+        drawn = draw("end", seed, index, len(tokens)) % MILLION
+        if drawn < fake.end_ppm:
+            return Outcome(ENDS[drawn % len(ENDS)], (*tokens, EOS_TOKEN_ID))
+        tokens.append(fake_token(seed, index, len(tokens)))
+    return Outcome("length", tuple(tokens))
+
+
+def is_expected(outcome: Outcome, request: EngineRequest, seed: int, index: int, fake: FakeParameters) -> bool:
+    """Whether a sequence may end so. Only where it was cut short does anything but its request have a say."""
+    made = worker_outcome(request, seed, index, fake)
+    if outcome.reason in CUT_SHORT:
+        return outcome.tokens == made.tokens[: len(outcome.tokens)]
+    position = text_end_position(seed, index)
+    if request.has_text_ends and position <= len(made.tokens):
+        made = Outcome("stop", made.tokens[:position])
+    return outcome == made
