@@ -17,15 +17,14 @@ import platform
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogLine
 from eventlm.config import CoreConfig
 from eventlm.control.plugins import resolve
-from eventlm.core.core import Core
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state import Plugins
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.events import Arrived, Event, Header, Launched, StepCompleted, WorkerUp
 from eventlm.events.codec import encode_body
 from eventlm.replay.rebuild import rebuild
@@ -98,7 +97,7 @@ def completion(run: Run, launched: Launched, names: dict[int, int]) -> StepCompl
     """Every sampling row produced a token, and every 16th token fills a block."""
     produced = [1] * len(launched.decodes) + [row[4] for row in launched.chunks]
     filled = []
-    for row, (request, _, confirmed, _) in enumerate(launched.decodes):
+    for row, (_, _, confirmed, _) in enumerate(launched.decodes):
         if confirmed % BLOCK_SIZE == 0:
             names[0] += 1
             filled.append((row, [names[0]]))
@@ -167,7 +166,7 @@ def verify_time(run: Run, first_timed: int, num_steps: int) -> float:
     times = []
     step_lines = lines[first_timed - 1 :]
     starts = [i for i, line in enumerate(step_lines) if line.tag == "done"] + [len(step_lines)]
-    for first, last in zip(starts, starts[1:], strict=False):
+    for first, last in pairwise(starts):
         start = time.perf_counter_ns()
         for line in step_lines[first:last]:
             verifier.feed(line)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Literal, NamedTuple
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -30,6 +30,9 @@ FinishReason = Literal[
 #: Ends that a worker can see.
 WorkerEnd = Literal["eos", "stop_token", "grammar"]
 
+#: Its own, because anybody in the process may change the thread's.
+_CONTEXT = Context(prec=40)
+
 
 class SequenceId(NamedTuple):
     """A sequence: the seq of its request's arrival event, and which of the request's `n` samples it is."""
@@ -44,8 +47,8 @@ def parts_per_million(value: float | str) -> int:
     Raises ValueError for what is not a finite decimal number.
     """
     try:
-        scaled = Decimal(str(value)) * 1_000_000
-        return int(scaled.to_integral_value())
+        scaled = _CONTEXT.multiply(Decimal(str(value)), Decimal(1_000_000))
+        return int(scaled.to_integral_value(context=_CONTEXT))
     except (InvalidOperation, OverflowError) as error:
         raise ValueError(f"{value!r} is not a finite decimal number") from error
 

@@ -19,17 +19,10 @@ class Dynamic(Batcher, frozen=True, kw_only=True):
 
     def chunk_tokens(self, load: StepLoad, sequence: SequenceView, max_tokens: int, predictor: Predictor) -> int:
         target_ns = milliseconds_to_ns(self.target_ms)
-        start = sequence.done_tokens
         fits, too_long = 0, max_tokens + 1
         while too_long - fits > 1:
             tokens = (fits + too_long) // 2
-            predicted = predictor.step_ns(
-                prefill_tokens=load.prefill_tokens + tokens,
-                num_decodes=load.num_decodes,
-                context_tokens=load.context_tokens + start + tokens,
-                chunk_context=load.chunk_context + tokens * (start + tokens // 2),
-            )
-            if predicted <= target_ns:
+            if load.predicted_ns(predictor, sequence.done_tokens, tokens) <= target_ns:
                 fits = tokens
             else:
                 too_long = tokens

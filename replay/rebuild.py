@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from eventlm.config import PluginSpec
+from eventlm.config import CoreConfig, PluginSpec
 from eventlm.config.load import replace_fields
 from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
 from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import Plugins
-from eventlm.errors import UsageError
+from eventlm.errors import TraceVersionError, UsageError
 from eventlm.events import Header, PluginRecord
+
+#: Fields of the core's configuration that block integers and the replicas in facts depend on.
+FIXED_BY_FACTS = ("block_size", "models", "num_replicas")
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -41,6 +44,10 @@ class Rebuilt(NamedTuple):
 def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     """Raises UsageError where a plug-in cannot be found or a change makes no sense."""
     changes = changes or Changes()
+    if header.flags:
+        raise TraceVersionError(f"the run had changes of behaviour {header.flags}, which this version does not know")
+    if header.s:
+        raise UsageError("this is a later segment of a run; verify the run from its first segment")
     drift: list[str] = []
     policies: dict[str, Policy] = {}
     first_policy = ""
@@ -57,8 +64,22 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     plugins = Plugins(
         policies=policies, policy=first_policy, batcher=_typed(batcher, Batcher), router=_typed(router, Router)
     )
-    config = replace_fields(header.core, changes.settings, where="--set")
+    config = _changed_config(header.core, changes.settings)
     return Rebuilt(Core(config, plugins, Predictor.from_coefficients(header.predictor)), drift)
+
+
+def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
+    """The recorded configuration with some fields changed, as far as the recorded facts still fit it."""
+    fixed = [name for name in settings if name in FIXED_BY_FACTS]
+    if fixed:
+        raise UsageError(
+            f"--set {fixed[0]}: the trace's facts were made for {getattr(config, fixed[0])}, it cannot change"
+        )
+    changed = replace_fields(config, settings, where="--set")
+    longest = (changed.num_blocks - 1) * changed.block_size
+    if longest < 1:
+        raise UsageError(f"--set num_blocks={changed.num_blocks}: at least 2 blocks are needed")
+    return structs.replace(changed, max_model_len=min(changed.max_model_len, longest))
 
 
 def _chosen(
@@ -80,8 +101,12 @@ def _recorded(record: PluginRecord, changes: Changes, drift: list[str]) -> Resol
         )
     kind: Any = record.kind
     resolved = resolve(kind, {"type": record.name, **record.parameters})
-    if resolved.record.source_hash != record.source_hash:
-        drift.append(f"the {record.kind} {record.name} has another source than when the trace was recorded")
+    for field in ("reference", "version", "source_hash"):
+        before, now = getattr(record, field), getattr(resolved.record, field)
+        if before != now:
+            drift.append(
+                f"the {record.kind} {record.name} has another {field} ({now}) than the one that ran ({before})"
+            )
     return resolved
 
 

@@ -84,11 +84,14 @@ class Verifier:
             self._compare(line)
             return
         event = line.event()
+        if isinstance(event, Gap):
+            raise Found(Code.GAP, f"events {event.first} to {event.last} are missing: {event.reason}", event)
+        if isinstance(event, Header) or encode_body(event) != line.body:
+            what = "it is a second header" if isinstance(event, Header) else "it is not written as eventlm writes it"
+            raise TraceCorruptError(f"{line.path} is damaged at line {line.number}, byte {line.byte_offset}: {what}")
         if self.expected:
             extra = self.expected[0]
             raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
-        if isinstance(event, Gap):
-            raise Found(Code.GAP, f"events {event.first} to {event.last} are missing: {event.reason}", event)
         if isinstance(event, Checkpoint):
             self._check_digests(event)
         if isinstance(event, Fact | Marker):
@@ -148,7 +151,8 @@ def verify(
                     on_progress(reader.position, reader.size_bytes)
         except Found as found:
             assert line is not None
-            divergence = _explain(reader, verifier, line, found, _drift_code(changes, drift))
+            with LogReader(path) as second_reader:
+                divergence = _explain(second_reader, verifier, line, found, _drift_code(changes, drift))
         if on_progress is not None:
             on_progress(reader.position, reader.size_bytes)
         return VerifyResult(
@@ -211,7 +215,8 @@ def _chain(reader: LogReader, line: LogLine, requests: list[int]) -> list[str]:
     while s > 0 and len(links) < MAX_CHAIN:
         event = _event_at(reader, s)
         links.append(_one_line(event))
-        s = event.c
+        # A cause lies before its effect; whatever else a made-up trace says is not followed.
+        s = event.c if event.c < s else 0
     if s > 0:
         links.append("...")
     for request in requests[:3]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from eventlm.cli.cache_plan import plan_cache
 from eventlm.cli.model_source import FAKE_MODEL, find_model
 from eventlm.config import Config
+from eventlm.config.load import replace_fields
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.setup import make_setup
 from eventlm.core.predictor import Predictor
@@ -41,7 +40,7 @@ def compose(config: Config) -> Composition:
     Raises UsageError, CheckpointError or PullError.
     """
     _check_predictor(config.scheduler.predictor)
-    _check_fake(config.model.fake)
+    replace_fields(FakeParameters(), config.model.fake, where="--fake")
     source = find_model(config.model)
     plan = plan_cache(config, source.folder)
     setup = make_setup(
@@ -80,11 +79,3 @@ def _check_predictor(coefficients: list[int]) -> None:
         Predictor.from_coefficients(coefficients)
     except ValueError as error:
         raise UsageError(f"--predictor: {error}") from error
-
-
-def _check_fake(parameters: dict[str, Any]) -> None:
-    try:
-        msgspec.convert(parameters, FakeParameters)
-    except msgspec.ValidationError as error:
-        known = ", ".join(FakeParameters.__struct_fields__)
-        raise UsageError(f"--fake: {error}; the fake worker's parameters are the integers {known}") from error

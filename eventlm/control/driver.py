@@ -20,7 +20,7 @@ from eventlm.core.validate import validate, validate_liveness
 from eventlm.events import (
     Admitted,
     Checkpoint,
-    Closed,
+    Closing,
     Decision,
     Desynced,
     Emitted,
@@ -40,7 +40,7 @@ from eventlm.events.decisions import RejectReason
 from eventlm.worker.protocol import StepPayload, StepResult
 
 #: Makes facts just before they are stamped, so that they can depend on what earlier facts of the drain did. Gets the
-#: position that the first of them will have.
+#: position that the first of them will have, and makes at least one.
 MakeFacts = Callable[[int], Sequence[Fact]]
 #: Told once whether a group was admitted: None, or why not; and the seqs of its requests.
 OnAdmission = Callable[[RejectReason | None, list[int]], None]
@@ -94,7 +94,7 @@ class Driver:
         self._inbox.append(lambda _: [fact])
 
     def submit(self, group: list[tuple[EngineRequest, Sink]], on_admission: OnAdmission) -> None:
-        """Queue the arrivals of one group."""
+        """Queue the arrivals of one group, which is not empty."""
 
         def make(seq: int) -> list[Fact]:
             facts: list[Fact] = [
@@ -113,7 +113,7 @@ class Driver:
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue the edge's word on a text; nothing if the request has left."""
         if request in self.live:
-            self.put_fact(TextEnded(request=request, index=index, position=position, reason=reason))
+            self.put_fact(TextEnded(c=request, request=request, index=index, position=position, reason=reason))
 
     def drain(self, now_ns: int) -> None:
         """Apply all that is pending as one tick at `now_ns`, or 1 ns after the last one if the clock stood still."""
@@ -176,8 +176,8 @@ class Driver:
             self._ship(decision, body, self.live.launch(decision))
         elif isinstance(decision, Emitted):
             self._outbox += self.live.emit(decision)
-        elif isinstance(decision, Closed):
-            self._outbox.append(self.live.close(decision))
+        elif isinstance(decision, Closing):
+            self._outbox.append(self.live.start_closing(decision))
         elif isinstance(decision, Finished):
             self._outbox.append(self.live.finish(decision))
         elif isinstance(decision, Admitted):

@@ -18,7 +18,7 @@ import structlog
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriter
-from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
+from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.predictor_fit import fit
@@ -33,7 +33,7 @@ from eventlm.control.request import (
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
 from eventlm.events.decisions import RejectReason
 from eventlm.worker.protocol import StepPayload, StepResult
@@ -106,7 +106,7 @@ class InferenceEngine:
         self._driver = Driver(
             header,
             core,
-            self._make_live(seed),
+            self._make_live(seed, header.block_table_size),
             bus=Bus(history=self._history if self._writer is not None else None, on_broken=_report_broken),
             ship=self._ship,
             writer=self._writer,
@@ -118,14 +118,11 @@ class InferenceEngine:
         self._drain()
         self.state = "ready"
 
-    def _make_live(self, seed: int) -> LiveRequests:
-        core = self.setup.core
-        names = BlockNames(
-            secrets.token_bytes(32), block_size=core.block_size, capacity=PAIRS_PER_BLOCK * core.num_blocks
-        )
+    def _make_live(self, seed: int, block_table_size: int) -> LiveRequests:
+        block_size = self.setup.core.block_size
         return LiveRequests(
-            names,
-            block_size=core.block_size,
+            BlockNames(secrets.token_bytes(32), block_size=block_size, capacity=block_table_size),
+            block_size=block_size,
             seed_key=seed.to_bytes(8, "little"),
             digest_key=secrets.token_bytes(32),
         )
@@ -138,8 +135,10 @@ class InferenceEngine:
         """
         if self.state != "ready":
             raise EngineUnavailableError(f"the engine is {self.state}")
+        if not group:
+            return []
         for request in group:
-            self._check_length(request)
+            self._check(request)
         driver, loop = self._require_driver(), asyncio.get_running_loop()
         handles = [RequestHandle(-1, request.n, self._end_text, self.cancel) for request in group]
         admitted: asyncio.Future[RejectReason | None] = loop.create_future()
@@ -169,7 +168,7 @@ class InferenceEngine:
         """End a request; nothing if it has ended."""
         driver = self._driver
         if driver is not None and request in driver.live:
-            self.put_fact(Cancelled(request=request, reason=reason))
+            self.put_fact(Cancelled(c=request, request=request, reason=reason))
 
     def put_fact(self, fact: Fact) -> None:
         """Queue a fact for the next tick."""
@@ -215,7 +214,9 @@ class InferenceEngine:
             self._driver.end_text(request, index, position, reason)
             self._wake()
 
-    def _check_length(self, request: EngineRequest) -> None:
+    def _check(self, request: EngineRequest) -> None:
+        if request.n < 1 or (request.kind == "generate" and request.params.max_tokens < 1):
+            raise UsageError("a request asks for at least one sample (n) of at least one token (max_tokens)")
         num_tokens = len(request.prompt_token_ids)
         if not num_tokens or num_tokens + request.params.max_tokens > self.max_model_len:
             raise ContextLengthError(

@@ -21,7 +21,7 @@ from eventlm.control.request import (
     TokensOutput,
 )
 from eventlm.errors import EventLMError
-from eventlm.events import Arrived, Closed, Emitted, Finished, Launched, StepCompleted
+from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import NewSequence, StepPayload, StepResult, encode
 
@@ -95,7 +95,7 @@ class LiveRequests:
         request = structs.replace(request, params=structs.replace(request.params, seed=seed))
         live = LiveRequest(request, sink)
         self._requests[seq] = live
-        root = self._names.root(request.model, "", request.cache_salt)
+        root = self._names.root(request.model, request.adapter, request.cache_salt)
         names = self._names.extend(root, request.prompt_token_ids)
         for index in range(request.n):
             sample = Sample(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
@@ -108,10 +108,15 @@ class LiveRequests:
             blocks=names.integers,
             max_tokens=request.params.max_tokens if request.kind == "generate" else 0,
             skip_cache_read=request.skip_cache_read,
+            adapter=request.adapter,
             priority=request.priority,
             deadline_ns=request.deadline_ns,
             slo_ttft_ns=request.slo_ttft_ns,
             slo_tpot_ns=request.slo_tpot_ns,
+            service_class=request.service_class,
+            session=request.session,
+            parent=request.parent,
+            waits_for_grammar=request.waits_for_grammar,
             drop_if_late=request.drop_if_late,
             received_ns=request.received_ns,
             ready_ns=request.ready_ns,
@@ -229,10 +234,10 @@ class LiveRequests:
             outputs.append(Output(sample.request.sink, TokensOutput(identity.index, start, produced)))
         return outputs
 
-    def close(self, closed: Closed) -> Output:
+    def start_closing(self, closing: Closing) -> Output:
         """A sequence takes no more tokens; its edge owes the end of its text."""
-        sample = self._samples.pop(SequenceId(closed.request, closed.index))
-        return Output(sample.request.sink, ClosingOutput(closed.index, closed.reason, closed.position))
+        sample = self._samples.pop(SequenceId(closing.request, closing.index))
+        return Output(sample.request.sink, ClosingOutput(closing.index, closing.reason, closing.position))
 
     def finish(self, finished: Finished) -> Output:
         """A sequence is over, and with the last of its request that too."""

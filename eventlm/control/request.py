@@ -41,12 +41,17 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     skip_cache_read: bool = False
     cache_salt: str = ""
+    adapter: str = ""
     priority: int = 0
     deadline_ns: int = 0
     slo_ttft_ns: int = 0
     slo_tpot_ns: int = 0
+    service_class: str = ""
+    session: int = 0
+    parent: int = 0
     drop_if_late: bool = False
     has_text_ends: bool = False
+    waits_for_grammar: bool = False
     offline: bool = False
     received_ns: int = 0
     ready_ns: int = 0

@@ -19,6 +19,7 @@ from eventlm.config.load import config_hash, redacted
 from eventlm.control.block_names import PAIRS_PER_BLOCK
 from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
 from eventlm.core.state import Plugins
+from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
@@ -48,6 +49,11 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
 def make_setup(config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int) -> EngineSetup:
     """Resolve the plug-ins and derive the core's limits. Raises UsageError for a plug-in that cannot be had."""
     scheduler = config.scheduler
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise UsageError(
+            f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{scheduler.max_num_seqs}: decodes would leave no room for a prompt; raise one or lower the other"
+        )
     kinds: list[tuple[PluginKind, dict[str, Any]]] = [
         ("policy", scheduler.policy),
         ("batcher", scheduler.batcher),

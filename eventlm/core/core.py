@@ -12,9 +12,10 @@ from typing import Any
 from eventlm.config import CoreConfig
 from eventlm.core import replicaset, sequence_manager
 from eventlm.core.predictor import Predictor
+from eventlm.core.sequence import IllegalTransitionError
 from eventlm.core.state import CoreState, Plugins
 from eventlm.core.step_completion import complete_step
-from eventlm.errors import InvariantError
+from eventlm.errors import InvariantError, UsageError
 from eventlm.events import (
     Arrived,
     Cancelled,
@@ -34,6 +35,9 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
+
+#: JSON numbers are exact below this.
+MAX_TS = 1 << 53
 
 
 class Core:
@@ -58,20 +62,37 @@ class Core:
         Raises InvariantError for an event that is out of order or contradicts the state.
         """
         state = self.state
-        if event.s != state.next_seq or event.ts < state.now_ns:
-            raise InvariantError(
-                f"event {event.s} at {event.ts} is out of order: {state.next_seq} at {state.now_ns} ns or later is due"
-            )
+        self._check_place(event)
         state.next_seq += 1
         state.now_ns = event.ts
         if isinstance(event, Marker):
             return []
         state.cause = event.s
         state.decisions = []
-        _HANDLERS[type(event)](state, event)
-        if event.p:
-            replicaset.plan(state)
+        state.drain_open = not event.p
+        try:
+            _HANDLERS[type(event)](state, event)
+            if event.p:
+                replicaset.plan(state)
+        except IllegalTransitionError as error:
+            raise InvariantError(f"event {event.s} ({type(event).__name__}): {error}") from error
+        if event.p and state.group:
+            raise InvariantError(f"event {event.s} ends a drain in the middle of a group of arrivals")
         return state.decisions
+
+    def _check_place(self, event: Fact | Marker) -> None:
+        """Facts of one drain share a time, a later drain has a larger one, and markers stand between drains."""
+        state = self.state
+        if event.s != state.next_seq or not 0 <= event.c <= event.s:
+            raise InvariantError(f"event {event.s}, caused by {event.c}, came where event {state.next_seq} was due")
+        if isinstance(event, Marker):
+            fits = not state.drain_open and event.ts == state.now_ns
+        else:
+            fits = event.ts == state.now_ns if state.drain_open else event.ts > state.now_ns
+            fits = fits and event.p in (0, 1) and event.ts < MAX_TS
+        if not fits:
+            where = "inside the drain" if state.drain_open else "after the drain"
+            raise InvariantError(f"event {event.s} at {event.ts} ns does not fit {where} at {state.now_ns} ns")
 
     def digests(self) -> dict[str, str]:
         """16 hex digits for each component of the state."""
@@ -80,22 +101,15 @@ class Core:
 
 def _swap_predictor(state: CoreState, fact: PredictorSwapped) -> None:
     """New times for all that wait; static keys stay as they were read."""
-    state.predictor = Predictor.from_coefficients(fact.coefficients)
+    try:
+        state.predictor = Predictor.from_coefficients(fact.coefficients)
+    except UsageError as error:
+        raise InvariantError(f"event {fact.s}: {error}") from error
     chunk = state.config.max_num_batched_tokens
     for request in state.requests.values():
         for s in request.sequences:
             s.view.prefill_ns = state.predictor.prefill_ns(s.prompt_tokens, 0, chunk)
             s.view.remaining_ns = state.predictor.prefill_ns(s.view.prompt_tokens, s.view.done_tokens, chunk)
-
-
-def _swap_policy(state: CoreState, fact: PolicySwapped) -> None:
-    """Another policy orders all that wait; residents keep the urgency of their admission."""
-    policy = state.plugins.policies.get(fact.name)
-    if policy is None:
-        raise InvariantError(f"policy {fact.name!r} was not installed at start")
-    state.policy_name, state.policy = fact.name, policy
-    for queue in [state.shared_queue, *(replica.queue for replica in state.replicas)]:
-        queue.rebuild(state.keys_for(queue.views), static=policy.static)
 
 
 def _pause(state: CoreState, fact: Paused) -> None:
@@ -106,24 +120,19 @@ def _resume(state: CoreState, fact: Resumed) -> None:
     state.paused = False
 
 
-def _timers(state: CoreState, fact: TimerDue) -> None:
-    for request in state.pop_timers(fact.due_ns):
-        sequence_manager.drop_late(state, request)
-
-
 _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {
     Arrived: sequence_manager.arrive,
-    Cancelled: lambda state, fact: sequence_manager.finish_request(state, fact.request, "cancelled"),
+    Cancelled: sequence_manager.cancel,
     StepCompleted: complete_step,
     TextEnded: sequence_manager.text_end,
     WorkerUp: replicaset.worker_up,
-    WorkerLost: lambda state, fact: replicaset.worker_lost(state, fact.replica, fact.epoch),
-    Desynced: lambda state, fact: replicaset.worker_lost(state, fact.replica, fact.epoch),
-    TimerDue: _timers,
+    WorkerLost: replicaset.worker_lost,
+    Desynced: replicaset.worker_lost,
+    TimerDue: sequence_manager.timers_due,
     PredictorSwapped: _swap_predictor,
-    PolicySwapped: _swap_policy,
-    FrontEndLost: lambda state, fact: sequence_manager.lose_front_end(state, fact.front_end),
-    GrammarReady: lambda state, fact: sequence_manager.grammar_ready(state, fact.request, fact.error),
+    PolicySwapped: replicaset.swap_policy,
+    FrontEndLost: sequence_manager.lose_front_end,
+    GrammarReady: sequence_manager.grammar_ready,
     Paused: _pause,
     Resumed: _resume,
 }

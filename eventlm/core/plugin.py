@@ -19,7 +19,7 @@ DEFAULT_DEADLINE_MULTIPLIER_PPM = 1_500_000
 DEFAULT_MIN_DEADLINE_NS = 500_000_000
 
 
-class SequenceView:
+class SequenceView(Struct, kw_only=True, eq=False):
     """A waiting sequence or a partial prefill, as plug-ins see it. Never its true output length.
 
     Times are nanoseconds since the run started; `deadline_ns` counts from the arrival and is 0 if the request has
@@ -27,48 +27,19 @@ class SequenceView:
     `prefill_ns` is the predicted time of the whole prompt, `remaining_ns` of what is left.
     """
 
-    __slots__ = (
-        "arrival_ns",
-        "cached_tokens",
-        "deadline_ns",
-        "done_tokens",
-        "index",
-        "output_tokens",
-        "prefill_ns",
-        "priority",
-        "prompt_tokens",
-        "remaining_ns",
-        "request",
-        "service_class",
-        "session",
-    )
-
-    def __init__(
-        self,
-        *,
-        request: int,
-        index: int,
-        priority: int,
-        arrival_ns: int,
-        deadline_ns: int,
-        prompt_tokens: int,
-        prefill_ns: int,
-        service_class: str,
-        session: int,
-    ) -> None:
-        self.request = request
-        self.index = index
-        self.priority = priority
-        self.arrival_ns = arrival_ns
-        self.deadline_ns = deadline_ns
-        self.prompt_tokens = prompt_tokens
-        self.done_tokens = 0
-        self.cached_tokens = 0
-        self.output_tokens = 0
-        self.prefill_ns = prefill_ns
-        self.remaining_ns = prefill_ns
-        self.service_class = service_class
-        self.session = session
+    request: int
+    index: int
+    priority: int
+    arrival_ns: int
+    deadline_ns: int
+    prompt_tokens: int
+    prefill_ns: int
+    remaining_ns: int
+    service_class: str
+    session: int
+    done_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
 
     def relative_deadline_ns(
         self,
@@ -85,17 +56,14 @@ class SequenceView:
         return self.arrival_ns + self.relative_deadline_ns() - now_ns - self.remaining_ns
 
 
-class StepLoad:
+class StepLoad(Struct, eq=False):
     """What the step being formed holds so far, in the predictor's features."""
 
-    __slots__ = ("chunk_context", "context_tokens", "num_decodes", "num_tokens", "prefill_tokens")
-
-    def __init__(self) -> None:
-        self.num_tokens = 0
-        self.num_decodes = 0
-        self.prefill_tokens = 0
-        self.context_tokens = 0
-        self.chunk_context = 0
+    num_tokens: int = 0
+    num_decodes: int = 0
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+    chunk_context: int = 0
 
     def add_chunk(self, start: int, num_tokens: int) -> None:
         """Account for a prefill chunk of `num_tokens` behind `start` tokens of context."""
@@ -104,13 +72,13 @@ class StepLoad:
         self.context_tokens += start + num_tokens
         self.chunk_context += num_tokens * (start + num_tokens // 2)
 
-    def predicted_ns(self, predictor: Predictor) -> int:
-        """Predicted duration of the step as it stands."""
+    def predicted_ns(self, predictor: Predictor, start: int = 0, num_tokens: int = 0) -> int:
+        """Predicted duration of the step as it stands, or with a chunk more: `num_tokens` behind `start`."""
         return predictor.step_ns(
-            prefill_tokens=self.prefill_tokens,
+            prefill_tokens=self.prefill_tokens + num_tokens,
             num_decodes=self.num_decodes,
-            context_tokens=self.context_tokens,
-            chunk_context=self.chunk_context,
+            context_tokens=self.context_tokens + start + num_tokens,
+            chunk_context=self.chunk_context + num_tokens * (start + num_tokens // 2),
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from eventlm.errors import UsageError
 from eventlm.types import ceil_div
 
 NUM_COEFFICIENTS = 5
@@ -31,9 +32,9 @@ class Predictor(Struct, frozen=True):
 
     @classmethod
     def from_coefficients(cls, coefficients: list[int] | tuple[int, ...]) -> Predictor:
-        """Raises ValueError if there are not exactly five non-negative integers."""
+        """Raises UsageError if there are not exactly five non-negative integers."""
         if len(coefficients) != NUM_COEFFICIENTS or any(value < 0 for value in coefficients):
-            raise ValueError(
+            raise UsageError(
                 f"a predictor has {NUM_COEFFICIENTS} non-negative integer coefficients, got {list(coefficients)}"
             )
         return cls(*coefficients)

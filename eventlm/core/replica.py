@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from operator import attrgetter
 from typing import NamedTuple
 
 from eventlm.core.block_pool import ROOT, BlockPool
-from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.sequence import Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
+from eventlm.types import SequenceId
+
+_urgency = attrgetter("urgency")
 
 
 class ChunkRow(NamedTuple):
     """A prefill chunk in flight. `final` is the last chunk of its prefill."""
 
     sequence: Sequence
-    num_tokens: int
     final: bool
 
 
 class StepInFlight(NamedTuple):
-    """A launched step. Rows are `decodes`, then `chunks`; `residencies` and `most` have one entry a row.
-
-    An empty `most` says that every sampling row may produce one token.
-    """
+    """A launched step. Rows are `decodes`, then `chunks`; `residencies` and `most` have one entry a row."""
 
     step: int
-    seq: int
+    launch_seq: int
     decodes: list[Sequence]
     chunks: list[ChunkRow]
     residencies: list[int]
@@ -40,18 +40,17 @@ class StepInFlight(NamedTuple):
 class Replica:
     """State of one replica. `queue` holds the sequences that a router sent here."""
 
-    def __init__(self, index: int, num_blocks: int, *, static: bool) -> None:
+    def __init__(self, index: int, num_blocks: int) -> None:
         self.index = index
         self.up = False
         self.epoch = 0
         self.next_step = 0
         self.pool = BlockPool(num_blocks)
-        self.queue = WaitingQueue(static=static)
+        self.queue = WaitingQueue()
         self.running: list[Sequence] = []
-        self._ranks: list[Urgency] = []
         self.num_partial = 0
         self.in_flight: deque[StepInFlight] = deque()
-        self.forget: list[tuple[int, int]] = []
+        self.forget: list[SequenceId] = []
         #: Tokens that the residents had when they were admitted.
         self.admitted_tokens = 0
 
@@ -72,24 +71,24 @@ class Replica:
         sequence.target = sequence.total
         sequence.launched = len(hits) * block_size
         sequence.skips = 0
-        place = bisect_left(self._ranks, sequence.urgency)
-        self._ranks.insert(place, sequence.urgency)
+        place = bisect_left(self.running, sequence.urgency, key=_urgency)
         self.running.insert(place, sequence)
         self.num_partial += 1
         self.admitted_tokens += sequence.target
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a resident's blocks and slot. Its worker is told to forget it with the next launch."""
-        place = bisect_left(self._ranks, sequence.urgency)
-        del self._ranks[place], self.running[place]
+        place = bisect_left(self.running, sequence.urgency, key=_urgency)
+        del self.running[place]
         self.num_partial -= sequence.state is State.PREFILL
         self.admitted_tokens -= sequence.target
         self.pool.release_all(sequence.table)
-        self.forget.append((sequence.request, sequence.index))
+        self.forget.append(sequence.id)
         sequence.table = []
         sequence.num_tree_blocks = 0
         sequence.launched = 0
         sequence.view.done_tokens = 0
+        sequence.view.cached_tokens = 0
 
     def exchange_hits(self, sequence: Sequence, block_size: int) -> None:
         """Swap reserved blocks whose content has become hittable for those that hold it; skip past them."""
@@ -97,7 +96,7 @@ class Replica:
         last = sequence.max_hit_blocks(block_size)
         while place < last and place == sequence.num_tree_blocks and not sequence.arrival.skip_cache_read:
             node = self.pool.tree.get(sequence.names[place])
-            if node is None:
+            if node is None or node.parent != (sequence.names[place - 1] if place else ROOT):
                 break
             self.pool.hold(node.block)
             self.pool.release(sequence.table[place])
@@ -117,15 +116,32 @@ class Replica:
             place += 1
         sequence.num_tree_blocks = place
 
+    def partials(self) -> list[Sequence]:
+        """Residents whose prefill is not launched to its end, most urgent at admission first."""
+        if not self.num_partial:
+            return []
+        return [sequence for sequence in self.running if sequence.state is State.PREFILL]
+
+    def finish_prefill(self, sequence: Sequence) -> None:
+        """The last chunk is launched."""
+        sequence.transition(State.DECODE)
+        self.num_partial -= 1
+
+    def summary(self) -> str:
+        """What a digest must see of it beside its blocks and sequences."""
+        steps = [(step.step, step.launch_seq) for step in self.in_flight]
+        forget = [(request, index) for request, index in self.forget]
+        return f"{self.up} {self.epoch} {self.next_step} {self.admitted_tokens} {steps} {forget}"
+
     def lose_worker(self) -> list[Sequence]:
         """The worker is gone with its cache and its steps. Returns all whose rows were in flight, each once."""
         self.up = False
-        dropped: dict[tuple[int, int], Sequence] = {}
+        dropped: dict[SequenceId, Sequence] = {}
         for step in self.in_flight:
             for sequence in step.decodes:
-                dropped[(sequence.request, sequence.index)] = sequence
+                dropped[sequence.id] = sequence
             for row in step.chunks:
-                dropped[(row.sequence.request, row.sequence.index)] = row.sequence
+                dropped[row.sequence.id] = row.sequence
         self.in_flight.clear()
         return list(dropped.values())
 

@@ -3,48 +3,64 @@
 from __future__ import annotations
 
 from eventlm.core.plugin import ReplicaView, RequestView
+from eventlm.core.plugin_calls import ask_margin, ask_policy, ask_router
 from eventlm.core.replica import Replica
 from eventlm.core.residency import preempt
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue
-from eventlm.core.state import CoreState
-from eventlm.core.step_planner import RoundKeys, plan_step
-from eventlm.events import PolicyFailed, Routed, WorkerUp
+from eventlm.core.state import CoreState, replica_of
+from eventlm.core.step_planner import plan_step
+from eventlm.errors import InvariantError
+from eventlm.events import Desynced, PolicySwapped, Routed, WorkerLost, WorkerUp
 
 
 def worker_up(state: CoreState, fact: WorkerUp) -> None:
-    """A worker with an empty cache is ready. One of an epoch that is not newer is a no-op."""
-    replica = state.replicas[fact.replica]
-    if replica.up or fact.epoch <= replica.epoch:
+    """A worker with an empty cache is ready; the one before it, if its loss has not been said, is gone.
+
+    One of an epoch that is not newer than any heard of is a no-op.
+    """
+    replica = replica_of(state, fact.replica)
+    if fact.epoch <= replica.epoch:
         return
+    if replica.up:
+        _lose(state, replica)
     replica.up = True
     replica.epoch = fact.epoch
 
 
-def worker_lost(state: CoreState, replica_index: int, epoch: int) -> None:
-    """Cache and steps in flight are gone; the sequences wait for another worker with the tokens they have."""
-    replica = state.replicas[replica_index]
-    if not replica.up or epoch != replica.epoch:
+def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
+    """Cache and steps in flight are gone; the sequences wait for another worker with the tokens they have.
+
+    The loss of an older worker is a no-op; that of one never heard of is remembered, so that it cannot come up.
+    """
+    replica = replica_of(state, fact.replica)
+    if fact.epoch < replica.epoch:
         return
+    replica.epoch = fact.epoch
+    if replica.up:
+        _lose(state, replica)
+
+
+def _lose(state: CoreState, replica: Replica) -> None:
     homeless = [sequence for sequence in replica.lose_worker() if sequence.state is State.WAITING]
     for sequence in homeless:
-        _clear_flight(state, sequence)
+        _clear_flight(sequence)
     residents = replica.running[:]
     for sequence in residents:
-        _clear_flight(state, sequence)
+        _clear_flight(sequence)
         preempt(state, replica, sequence, "lost", None)
     queued = replica.queue.members[:]
     for sequence in queued:
         replica.queue.remove(sequence)
     replica.start_anew()
-    for sequence in sorted(homeless + residents + queued, key=lambda s: (s.request, s.index)):
+    for sequence in sorted(homeless + residents + queued, key=lambda s: s.id):
         sequence.home = -1
         sequence.replica = -1
         state.touch(sequence)
-        state.unrouted.append(sequence)
+        state.unrouted[sequence.id] = sequence
 
 
-def _clear_flight(state: CoreState, sequence: Sequence) -> None:
+def _clear_flight(sequence: Sequence) -> None:
     sequence.in_flight = 0
     sequence.sampling_in_flight = 0
     sequence.pending = 0
@@ -55,6 +71,7 @@ def plan(state: CoreState) -> None:
     if state.paused:
         return
     _route_new(state)
+    state.margin = ask_margin(state) if state.num_waiting else None
     while True:
         ready = [
             replica
@@ -63,46 +80,58 @@ def plan(state: CoreState) -> None:
         ]
         if not ready:
             return
-        round_keys = _read_keys(state)
-        progressed = False
-        for replica in sorted(ready, key=lambda r: (r.admitted_tokens, r.index)):
-            if plan_step(state, replica, round_keys):
-                progressed = True
-        if not progressed:
+        _read_keys(state)
+        launched = [plan_step(state, replica) for replica in sorted(ready, key=lambda r: (r.admitted_tokens, r.index))]
+        if not any(launched):
             return
 
 
-def _read_keys(state: CoreState) -> RoundKeys:
+def _read_keys(state: CoreState) -> None:
     """One call of a policy that is not static, over all that wait and all partial prefills."""
     if state.policy.static:
-        return {}
-    queues = [state.shared_queue, *(replica.queue for replica in state.replicas)]
-    views = [view for queue in queues for view in queue.views]
-    partials = [
-        sequence
-        for replica in state.replicas
-        if replica.num_partial
-        for sequence in replica.running
-        if sequence.state is State.PREFILL
-    ]
-    keys = state.keys_for(views + [sequence.view for sequence in partials])
+        return
+    waiting = [sequence for queue in state.queues for sequence in queue.members]
+    partials = [sequence for replica in state.replicas for sequence in replica.partials()]
+    keys, state.round_generation = ask_policy(state, [sequence.view for sequence in waiting + partials])
     place = 0
-    for queue in queues:
+    for queue in state.queues:
         queue.order_by(keys[place : place + len(queue)])
         place += len(queue)
-    return {(s.request, s.index): key for s, key in zip(partials, keys[place:], strict=True)}
+    state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[place:], strict=True)}
+
+
+def swap_policy(state: CoreState, fact: PolicySwapped) -> None:
+    """Another policy orders all that wait and the partial prefills; decodes keep the urgency of their admission."""
+    policy = state.plugins.policies.get(fact.name)
+    if policy is None:
+        raise InvariantError(f"policy {fact.name!r} was not installed at start")
+    state.policy_name, state.policy = fact.name, policy
+    state.policy_generation += 1
+    state.partial_keys = {}
+    partials = [sequence for replica in state.replicas for sequence in replica.partials()]
+    if policy.static:
+        keys, _ = ask_policy(state, [sequence.view for sequence in partials])
+        state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys, strict=True)}
+    for queue in state.queues:
+        members = queue.members[:]
+        for sequence in members:
+            queue.remove(sequence)
+        for sequence in members:
+            enqueue(state, sequence)
 
 
 def _route_new(state: CoreState) -> None:
     """Offer sequences that have no home to the router, all of a request at once, once a worker is up."""
     if not state.unrouted or not any(replica.up for replica in state.replicas):
         return
-    unrouted, state.unrouted = state.unrouted, []
+    unrouted, state.unrouted = state.unrouted, {}
     by_request: dict[int, list[Sequence]] = {}
-    for sequence in unrouted:
+    for sequence in unrouted.values():
         by_request.setdefault(sequence.request, []).append(sequence)
     for request, sequences in by_request.items():
-        home = _ask_router(state, request, sequences)
+        question = RequestView(request, state.num_routed, len(sequences), sequences[0].total)
+        state.num_routed += 1
+        home = ask_router(state, question, [view_of(replica) for replica in state.replicas if replica.up])
         for sequence in sequences:
             sequence.home = -1 if home is None else home
             state.touch(sequence)
@@ -111,27 +140,6 @@ def _route_new(state: CoreState) -> None:
             complete = len(sequences) == state.requests[request].arrival.n
             for index in [-1] if complete else [sequence.index for sequence in sequences]:
                 state.decide(Routed, because=request, request=request, index=index, replica=home)
-
-
-def _ask_router(state: CoreState, request: int, sequences: list[Sequence]) -> int | None:
-    """The router's answer if it makes sense; else whoever has room."""
-    views = [view_of(replica) for replica in state.replicas if replica.up]
-    question = RequestView(
-        request=request,
-        ordinal=state.num_routed,
-        num_sequences=len(sequences),
-        num_tokens=sequences[0].total,
-    )
-    state.num_routed += 1
-    try:
-        home = state.plugins.router.route(question, views)
-        if home is None or (type(home) is int and any(view.index == home for view in views)):
-            return home
-        error = "the router answered something else than the index of a replica that is up"
-    except Exception as raised:  # a plug-in may raise anything; it must not stop the engine
-        error = f"the router raised {type(raised).__name__}"
-    state.decide(PolicyFailed, error=error)
-    return None
 
 
 def view_of(replica: Replica) -> ReplicaView:

@@ -1,7 +1,7 @@
 """Who gets onto a replica and who has to go: admission, preemption, eviction.
 
-Evictions at admission are all or nothing and bounded by `max_evictions` between two tokens; a memory preemption
-always gives the one who asked at least one block, for each resident has a block that it shares with nobody.
+Evictions at admission are all or nothing and bounded by `max_evictions` between two tokens. A memory preemption of
+another sequence gives the one who asked at least the one block that it needs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eventlm.core.replica import Replica
-from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue
 from eventlm.core.state import CoreState
 from eventlm.core.waiting_queue import Candidate
@@ -38,10 +38,10 @@ def measure(state: CoreState, replica: Replica, sequence: Sequence) -> Fit:
 def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) -> None:
     """Give a waiting sequence its blocks and slot. Its urgency is kept as it is now."""
     sequence = candidate.sequence
-    queue = state.shared_queue if sequence.home < 0 else replica.queue
-    queue.remove(sequence)
+    state.queue_of(sequence).remove(sequence)
     state.num_waiting -= 1
     sequence.urgency = candidate.urgency
+    sequence.generation = sequence.key_generation if state.policy.static else state.round_generation
     replica.settle(sequence, fit.hits, state.config.block_size)
     if sequence.residency == 1:
         sequence.cached_tokens = sequence.launched
@@ -70,7 +70,7 @@ def preempt(state: CoreState, replica: Replica, sequence: Sequence, reason: Pree
         index=sequence.index,
         replica=replica.index,
         reason=reason,
-        by=None if by is None else (by.request, by.index),
+        by=None if by is None else by.id,
     )
     if not sequence.in_flight and reason != "lost":
         enqueue(state, sequence)
@@ -82,15 +82,7 @@ def make_room(state: CoreState, replica: Replica, grower: Sequence) -> bool:
     Returns False if the grower was preempted. Residents less urgent than the grower have no row in the step yet,
     because decodes get theirs most urgent first and chunks after all decodes.
     """
-    victim: Sequence | None = None
-    for resident in reversed(replica.running):
-        if resident is grower:
-            break
-        if resident.state is State.PREFILL:
-            victim = resident
-            break
-        if victim is None:
-            victim = resident
+    victim = _memory_victim(replica, grower)
     if victim is None:
         preempt(state, replica, grower, "memory", None)
         return False
@@ -98,30 +90,49 @@ def make_room(state: CoreState, replica: Replica, grower: Sequence) -> bool:
     return True
 
 
-def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> bool:
+def _memory_victim(replica: Replica, grower: Sequence) -> Sequence | None:
+    """The least urgent resident below the grower that would free a block, partial prefills before decodes."""
+    references = replica.pool.references
+    decode: Sequence | None = None
+    for resident in reversed(replica.running):
+        if resident is grower:
+            break
+        partial = resident.state is State.PREFILL
+        if not partial and decode is not None:
+            continue
+        # Nearly always the last block is its own; only a sequence that generates nothing can share all it has.
+        if not any(references[block] == 1 for block in reversed(resident.table)):
+            continue
+        if partial:
+            return resident
+        decode = resident
+        if not replica.num_partial:
+            break
+    return decode
+
+
+def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
     """Evict residents for the head of the queue and admit it, if that suffices; else leave all as it was.
 
-    Returns whether it was admitted. Nothing is done where it fits without.
+    Nothing is done where it fits without.
     """
-    margin = state.eviction_margin()
-    if not replica.running or not _may_evict(replica.running[-1], candidate.urgency, margin):
-        return False
+    if not replica.running or not _may_evict(state, replica.running[-1], candidate):
+        return
     fit = measure(state, replica, candidate.sequence)
     needs_slot = len(replica.running) >= state.config.max_num_seqs
     if fit.num_lacking <= 0 and not needs_slot:
-        return False
-    victims = _choose_victims(state, replica, candidate, fit, margin)
+        return
+    victims = _choose_victims(state, replica, candidate, fit, needs_slot=needs_slot)
     if victims is None:
-        return False
+        return
     for victim in victims:
         victim.evictions += 1
         preempt(state, replica, victim, "admission", candidate.sequence)
     admit(state, replica, candidate, measure(state, replica, candidate.sequence))
-    return True
 
 
 def _choose_victims(
-    state: CoreState, replica: Replica, candidate: Candidate, fit: Fit, margin: int | None
+    state: CoreState, replica: Replica, candidate: Candidate, fit: Fit, *, needs_slot: bool
 ) -> list[Sequence] | None:
     """The least urgent residents whose leaving gives the candidate what it lacks; None if that is not enough."""
     references = replica.pool.references
@@ -129,13 +140,10 @@ def _choose_victims(
     left: dict[int, int] = {}
     victims = []
     lacking = fit.num_lacking
-    needs_slot = len(replica.running) >= state.config.max_num_seqs
     for resident in reversed(replica.running):
         if lacking <= 0 and not needs_slot:
             break
-        if not _may_evict(resident, candidate.urgency, margin):
-            break
-        if resident.evictions >= state.config.max_evictions:
+        if resident.evictions >= state.config.max_evictions or not _may_evict(state, resident, candidate):
             continue
         victims.append(resident)
         needs_slot = False
@@ -145,8 +153,12 @@ def _choose_victims(
     return victims if lacking <= 0 and not needs_slot else None
 
 
-def _may_evict(resident: Sequence, urgency: Urgency, margin: int | None) -> bool:
-    priority, key = urgency[0], urgency[1]
+def _may_evict(state: CoreState, resident: Sequence, candidate: Candidate) -> bool:
+    """By a lower priority always; within one priority by the policy's margin, if one policy made both keys."""
+    priority, key = candidate.urgency[:2]
     if resident.urgency[0] != priority:
         return resident.urgency[0] > priority
-    return margin is not None and key + margin < resident.urgency[1]
+    generation = candidate.sequence.key_generation if state.policy.static else state.round_generation
+    if state.margin is None or generation != state.policy_generation or resident.generation != generation:
+        return False
+    return key + state.margin < resident.urgency[1]

@@ -1,13 +1,11 @@
 """A sequence, its states and the table of legal transitions.
 
-    WAITING ──admit──► PREFILL ──last chunk launched──► DECODE
-       ▲  ▲               │                               │
-       │  └───preempt─────┴────────────preempt────────────┘
-       │
-    HELD (its grammar is being built)
+    WAITING_FOR_GRAMMAR ──► WAITING ──admitted──► PREFILL ──last chunk launched──► DECODE
+                               ▲ ◄───preempted─────┘                                 │
+                               └───────────────────preempted─────────────────────────┘
 
-From any of them an end leads to FINISHED, or first to CLOSING where the edge looks for ends in the text.
-A preempted sequence waits, and is not in a queue until its steps in flight have completed.
+When worker or core sees a sequence's end it goes to CLOSING if the edge looks for ends in its text, else to FINISHED.
+A preempted sequence waits, and is in no queue until its steps in flight have completed; it may also end by them.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Urgency = tuple[int, int, int, int]
 class State(IntEnum):
     """Where a sequence is. The first four are alive: they take tokens."""
 
-    HELD = 0
+    WAITING_FOR_GRAMMAR = 0
     WAITING = 1
     PREFILL = 2
     DECODE = 3
@@ -34,24 +32,20 @@ class State(IntEnum):
     FINISHED = 5
 
 
-#: States below this one take tokens.
-FIRST_ENDED = State.CLOSING
-
 TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
     {
-        (State.HELD, State.WAITING),
-        (State.HELD, State.FINISHED),
-        (State.WAITING, State.PREFILL),
-        (State.WAITING, State.CLOSING),
-        (State.WAITING, State.FINISHED),
-        (State.PREFILL, State.DECODE),
-        (State.PREFILL, State.WAITING),
-        (State.PREFILL, State.CLOSING),
-        (State.PREFILL, State.FINISHED),
-        (State.DECODE, State.WAITING),
-        (State.DECODE, State.CLOSING),
-        (State.DECODE, State.FINISHED),
-        (State.CLOSING, State.FINISHED),
+        (State.WAITING_FOR_GRAMMAR, State.WAITING),  # its matcher is built
+        (State.WAITING_FOR_GRAMMAR, State.FINISHED),  # its matcher failed, cancel, deadline, front end lost
+        (State.WAITING, State.PREFILL),  # admitted to a replica
+        (State.WAITING, State.CLOSING),  # ended by a row that was in flight when it was preempted
+        (State.WAITING, State.FINISHED),  # the same, or cancel, deadline, text end, front end lost
+        (State.PREFILL, State.DECODE),  # the last chunk is launched
+        (State.PREFILL, State.WAITING),  # preempted, evicted, or its worker was lost
+        (State.PREFILL, State.FINISHED),  # cancel, deadline, text end, front end lost
+        (State.DECODE, State.WAITING),  # preempted, evicted, or its worker was lost
+        (State.DECODE, State.CLOSING),  # an end was seen, and the edge has yet to look at the text
+        (State.DECODE, State.FINISHED),  # an end was seen, or cancel, deadline, text end, front end lost
+        (State.CLOSING, State.FINISHED),  # the edge has looked, or cancel, front end lost
     }
 )
 
@@ -76,9 +70,13 @@ class Sequence:
         "closing_reason",
         "contribution",
         "evictions",
+        "generation",
         "home",
+        "id",
         "in_flight",
         "index",
+        "key",
+        "key_generation",
         "launched",
         "limit",
         "names",
@@ -105,8 +103,9 @@ class Sequence:
         self.arrival = arrival
         self.request = arrival.s
         self.index = index
+        self.id = SequenceId(arrival.s, index)
         self.view = view
-        self.state = State.HELD if arrival.waits_for_grammar else State.WAITING
+        self.state = State.WAITING_FOR_GRAMMAR if arrival.waits_for_grammar else State.WAITING
         self.prompt_tokens = arrival.prompt_tokens
         self.total = arrival.prompt_tokens
         self.limit = arrival.prompt_tokens + arrival.max_tokens
@@ -120,10 +119,16 @@ class Sequence:
         self.num_tree_blocks = 0
         self.shipped_blocks = 0
         self.residency = 0
-        #: Where it is resident or has rows in flight, and whose queue it waits in; -1 is nobody's and everybody's.
+        #: The replica of its last residency; -1 before any and after its worker was lost.
         self.replica = -1
+        #: The replica whose queue it waits in; -1: any replica may take it.
         self.home = -1
         self.urgency: Urgency = (arrival.priority, 0, arrival.s, index)
+        #: Of the policy whose key its urgency holds.
+        self.generation = 0
+        #: Its key under a static policy, asked for once; void where the generation is not the present one's.
+        self.key = 0
+        self.key_generation = -1
         self.evictions = 0
         self.skips = 0
         self.cached_tokens = 0
@@ -135,14 +140,14 @@ class Sequence:
         self.contribution = 0
 
     @property
-    def id(self) -> SequenceId:
-        """(request, index)."""
-        return SequenceId(self.request, self.index)
-
-    @property
     def num_output_tokens(self) -> int:
         """Confirmed output."""
         return self.total - self.prompt_tokens
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end was seen: it takes no more tokens."""
+        return self.state >= State.CLOSING
 
     @property
     def resident(self) -> bool:
@@ -175,9 +180,10 @@ class Sequence:
 class Request:
     """An admitted request: its arrival and its sequences, by index."""
 
-    __slots__ = ("arrival", "num_unfinished", "sequences")
+    __slots__ = ("arrival", "has_timer", "num_unfinished", "sequences")
 
     def __init__(self, arrival: Arrived, sequences: list[Sequence]) -> None:
         self.arrival = arrival
         self.sequences = sequences
         self.num_unfinished = len(sequences)
+        self.has_timer = False

@@ -7,22 +7,38 @@ from __future__ import annotations
 
 from eventlm.core.digest import combine
 from eventlm.core.plugin import SequenceView
-from eventlm.core.sequence import FIRST_ENDED, Request, Sequence, State
+from eventlm.core.plugin_calls import ask_policy
+from eventlm.core.sequence import Request, Sequence, State
 from eventlm.core.state import CoreState
-from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
-from eventlm.events import Admitted, Arrived, Closed, Finished, Rejected, TextEnded, TimerSet
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    Cancelled,
+    Closing,
+    Finished,
+    FrontEndLost,
+    GrammarReady,
+    Rejected,
+    TextEnded,
+    TimerDue,
+    TimerSet,
+)
 from eventlm.events.decisions import RejectReason
 from eventlm.types import FinishReason
 
 
 def arrive(state: CoreState, arrival: Arrived) -> None:
     """Collect a group; with its last member, admit or reject it as one."""
-    if arrival.group_index != len(state.group) or (state.group and state.group[0].group_size != arrival.group_size):
+    first = state.group[0] if state.group else arrival
+    if arrival.group_index != len(state.group) or first.group_size != arrival.group_size:
         raise InvariantError(
             f"arrival {arrival.s} is member {arrival.group_index} of a group of {arrival.group_size}, "
-            f"but member {len(state.group)} was due"
+            f"but member {len(state.group)} of {first.group_size} was due"
         )
+    least_tokens = 1 if arrival.kind == "generate" else 0
+    if arrival.n < 1 or arrival.prompt_tokens < 1 or arrival.max_tokens < least_tokens:
+        raise InvariantError(f"arrival {arrival.s} has no sequence, no prompt or nothing to produce")
     state.group.append(arrival)
     state.rng_digest = combine((state.rng_digest, arrival.seed))
     if len(state.group) < arrival.group_size:
@@ -31,7 +47,7 @@ def arrive(state: CoreState, arrival: Arrived) -> None:
     reason = _reason_to_reject(state, group)
     for member in group:
         if reason is None:
-            _admit(state, member)
+            _register(state, member)
         else:
             state.decide(Rejected, because=member.s, request=member.s, reason=reason)
 
@@ -41,13 +57,16 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
         return "context_length"
     num_sequences = sum(member.n for member in group)
     num_free_slots = sum(state.config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
-    if state.num_waiting + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].offline:
+    # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
+    num_waiting = state.num_waiting + state.num_closing
+    if num_waiting + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].offline:
         return "queue_full"
     return None
 
 
-def _admit(state: CoreState, arrival: Arrived) -> None:
+def _register(state: CoreState, arrival: Arrived) -> None:
     prefill_ns = state.predictor.prefill_ns(arrival.prompt_tokens, 0, state.config.max_num_batched_tokens)
+    deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
     sequences = []
     for index in range(arrival.n):
         view = SequenceView(
@@ -55,9 +74,10 @@ def _admit(state: CoreState, arrival: Arrived) -> None:
             index=index,
             priority=arrival.priority,
             arrival_ns=arrival.ts,
-            deadline_ns=arrival.deadline_ns or arrival.slo_ttft_ns,
+            deadline_ns=deadline_ns,
             prompt_tokens=arrival.prompt_tokens,
             prefill_ns=prefill_ns,
+            remaining_ns=prefill_ns,
             service_class=arrival.service_class,
             session=arrival.session,
         )
@@ -68,17 +88,12 @@ def _admit(state: CoreState, arrival: Arrived) -> None:
     for sequence in sequences:
         state.touch(sequence)
         if sequence.state is State.WAITING:
-            state.unrouted.append(sequence)
-    deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
+            state.unrouted[sequence.id] = sequence
     if arrival.drop_if_late and deadline_ns:
         due_ns = arrival.ts + deadline_ns
         state.add_timer(due_ns, arrival.s)
+        state.requests[arrival.s].has_timer = True
         state.decide(TimerSet, because=arrival.s, request=arrival.s, due_ns=due_ns)
-
-
-def queue_of(state: CoreState, sequence: Sequence) -> WaitingQueue:
-    """The queue that a waiting sequence with a ticket is in."""
-    return state.shared_queue if sequence.home < 0 else state.replicas[sequence.home].queue
 
 
 def enqueue(state: CoreState, sequence: Sequence) -> None:
@@ -87,14 +102,16 @@ def enqueue(state: CoreState, sequence: Sequence) -> None:
     view.prompt_tokens = sequence.total
     view.output_tokens = sequence.num_output_tokens
     view.remaining_ns = state.predictor.prefill_ns(sequence.total, 0, state.config.max_num_batched_tokens)
-    key = state.keys_for([view])[0] if state.policy.static else sequence.urgency[1]
-    queue_of(state, sequence).add(sequence, key)
+    if state.policy.static and sequence.key_generation != state.policy_generation:
+        keys, sequence.key_generation = ask_policy(state, [view])
+        sequence.key = keys[0]
+    state.queue_of(sequence).add(sequence, sequence.key if state.policy.static else sequence.urgency[1])
 
 
 def text_end(state: CoreState, fact: TextEnded) -> None:
     """The edge's word on a sequence's text: an end of its own, or the answer to `closing`."""
     request = state.requests.get(fact.request)
-    if request is None or not request.arrival.has_text_ends or fact.index >= request.arrival.n:
+    if request is None or not request.arrival.has_text_ends or not 0 <= fact.index < request.arrival.n:
         return
     sequence = request.sequences[fact.index]
     if sequence.state is State.FINISHED:
@@ -114,9 +131,10 @@ def end(state: CoreState, sequence: Sequence, reason: FinishReason) -> None:
     _leave(state, sequence)
     sequence.closing_reason = reason
     sequence.transition(State.CLOSING)
+    state.num_closing += 1
     state.touch(sequence)
     state.decide(
-        Closed,
+        Closing,
         request=sequence.request,
         index=sequence.index,
         reason=reason,
@@ -128,7 +146,7 @@ def finish(state: CoreState, sequence: Sequence, reason: FinishReason, position:
     """The end of a sequence, and with the last of its request that of the request."""
     _leave(state, sequence)
     sequence.transition(State.FINISHED)
-    state.touch(sequence)
+    state.forget(sequence)
     state.decide(
         Finished,
         request=sequence.request,
@@ -141,10 +159,23 @@ def finish(state: CoreState, sequence: Sequence, reason: FinishReason, position:
     request.num_unfinished -= 1
     if not request.num_unfinished:
         del state.requests[sequence.request]
+        if request.has_timer:
+            state.bury_timer()
 
 
-def finish_request(state: CoreState, request_seq: int, reason: FinishReason) -> None:
-    """End all sequences of a request that have not ended; nothing if it has."""
+def cancel(state: CoreState, fact: Cancelled) -> None:
+    """All sequences of a request that have not ended end; nothing if it has."""
+    _finish_request(state, fact.request, "cancelled")
+
+
+def lose_front_end(state: CoreState, fact: FrontEndLost) -> None:
+    """All requests of a front end end, in order of arrival."""
+    lost = [seq for seq, request in state.requests.items() if request.arrival.front_end == fact.front_end]
+    for request_seq in lost:
+        _finish_request(state, request_seq, "front_end_lost")
+
+
+def _finish_request(state: CoreState, request_seq: int, reason: FinishReason) -> None:
     request = state.requests.get(request_seq)
     if request is None:
         return
@@ -153,46 +184,40 @@ def finish_request(state: CoreState, request_seq: int, reason: FinishReason) -> 
             finish(state, sequence, reason, sequence.num_output_tokens)
 
 
-def drop_late(state: CoreState, request_seq: int) -> None:
-    """A request's deadline has passed: sequences without a first token end."""
-    request = state.requests.get(request_seq)
-    if request is None:
-        return
-    for sequence in request.sequences:
-        if sequence.state < FIRST_ENDED and sequence.num_output_tokens == 0:
-            finish(state, sequence, "deadline", 0)
+def timers_due(state: CoreState, fact: TimerDue) -> None:
+    """Deadlines have passed: sequences without a first token end."""
+    if fact.due_ns > fact.ts:
+        raise InvariantError(f"timers are due up to {fact.due_ns}, which is after {fact.ts}")
+    for request_seq in state.pop_timers(fact.due_ns):
+        for sequence in state.requests[request_seq].sequences:
+            if not sequence.ended and sequence.num_output_tokens == 0:
+                finish(state, sequence, "deadline", 0)
 
 
-def lose_front_end(state: CoreState, front_end: int) -> None:
-    """All requests of a front end end, in order of arrival."""
-    lost = [seq for seq, request in state.requests.items() if request.arrival.front_end == front_end]
-    for request_seq in lost:
-        finish_request(state, request_seq, "front_end_lost")
-
-
-def grammar_ready(state: CoreState, request_seq: int, error: str) -> None:
+def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
     """The matcher is there, so the sequences may be scheduled; or it failed, and they end."""
-    request = state.requests.get(request_seq)
+    request = state.requests.get(fact.request)
     if request is None:
         return
     for sequence in request.sequences:
-        if sequence.state is not State.HELD:
+        if sequence.state is not State.WAITING_FOR_GRAMMAR:
             continue
-        if error:
+        if fact.error:
             finish(state, sequence, "error", 0)
         else:
             sequence.transition(State.WAITING)
             state.touch(sequence)
-            state.unrouted.append(sequence)
+            state.unrouted[sequence.id] = sequence
 
 
 def _leave(state: CoreState, sequence: Sequence) -> None:
     """Give back what the sequence has: its place in line, or its blocks and slot."""
     if sequence.resident:
         state.replicas[sequence.replica].vacate(sequence)
-    elif sequence.state in (State.WAITING, State.HELD):
+    elif sequence.state in (State.WAITING, State.WAITING_FOR_GRAMMAR):
         state.num_waiting -= 1
         if sequence.ticket:
-            queue_of(state, sequence).remove(sequence)
-        elif sequence in state.unrouted:
-            state.unrouted.remove(sequence)
+            state.queue_of(sequence).remove(sequence)
+        state.unrouted.pop(sequence.id, None)
+    elif sequence.state is State.CLOSING:
+        state.num_closing -= 1

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from eventlm.config import CoreConfig
 from eventlm.core.digest import combine, to_hex, weight
-from eventlm.core.plugin import Batcher, Policy, Router, SequenceView
+from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.replica import Replica
 from eventlm.core.sequence import Request, Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
-from eventlm.events import Arrived, Decision, PolicyFailed
+from eventlm.errors import InvariantError
+from eventlm.events import Arrived, Decision
+from eventlm.types import SequenceId
 
 D = TypeVar("D", bound=Decision)
 
@@ -36,6 +38,13 @@ class CoreState:
         self.plugins = plugins
         self.policy_name = plugins.policy
         self.policy = plugins.policies[plugins.policy]
+        #: Counts policy swaps: keys of one policy mean nothing to another.
+        self.policy_generation = 0
+        #: Keys of the present round, or under a static policy those that a swap asked for, of partial prefills.
+        self.partial_keys: dict[SequenceId, int] = {}
+        #: Generation of the keys of the present round, and the policy's margin in this plan.
+        self.round_generation = 0
+        self.margin: int | None = None
         self.predictor = predictor
         #: Position of the next event, its time, and the event that is being applied.
         self.next_seq = 0
@@ -43,24 +52,29 @@ class CoreState:
         self.cause = 0
         self.decisions: list[Decision] = []
         self.paused = False
+        #: Facts of one drain share a time; only its last is marked.
+        self.drain_open = False
         self.requests: dict[int, Request] = {}
         #: Members of a group that is not complete yet.
         self.group: list[Arrived] = []
-        static = self.policy.static
-        self.replicas = [Replica(i, config.num_blocks, static=static) for i in range(config.num_replicas)]
+        self.replicas = [Replica(i, config.num_blocks) for i in range(config.num_replicas)]
         #: Sequences that any replica may take, and those that have not been offered to the router.
-        self.shared_queue = WaitingQueue(static=static)
-        self.unrouted: list[Sequence] = []
+        self.shared_queue = WaitingQueue()
+        self.queues = [self.shared_queue, *(replica.queue for replica in self.replicas)]
+        self.unrouted: dict[SequenceId, Sequence] = {}
         self.num_routed = 0
-        #: All WAITING and HELD sequences, wherever they are.
+        self.num_closing = 0
+        #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
         self.num_waiting = 0
         #: (due_ns, request), earliest first.
         self.timers: list[tuple[int, int]] = []
         self.timers_digest = 0
+        #: Timers whose request has ended.
+        self.num_dead_timers = 0
         #: Hash over the seeds of all requests so far.
         self.rng_digest = 0
         #: Sequences whose share of the digest is to be computed again, and the sum of all shares.
-        self.touched: dict[tuple[int, int], Sequence] = {}
+        self.touched: dict[SequenceId, Sequence] = {}
         self.sequences_digest = 0
 
     def decide(self, kind: type[D], /, *, because: int | None = None, **fields: Any) -> D:
@@ -71,46 +85,46 @@ class CoreState:
         self.decisions.append(decision)
         return decision
 
-    def keys_for(self, views: list[SequenceView]) -> list[int]:
-        """Ask the policy for keys. One that raises or returns nonsense is reported, and the arrival counts instead."""
-        if not views:
-            return []
-        try:
-            keys = self.policy.keys(views, self.now_ns)
-            if len(keys) == len(views) and set(map(type, keys)) == {int}:
-                return list(keys)
-            error = f"{self.policy_name} returned something else than {len(views)} integers"
-        except Exception as raised:  # a plug-in may raise anything; it must not stop the engine
-            error = f"{self.policy_name} raised {type(raised).__name__}"
-        self.decide(PolicyFailed, error=error)
-        return [view.arrival_ns for view in views]
-
-    def eviction_margin(self) -> int | None:
-        """The policy's margin; none if it cannot say."""
-        try:
-            margin = self.policy.eviction_margin()
-        except Exception as raised:  # as above
-            self.decide(PolicyFailed, error=f"{self.policy_name} raised {type(raised).__name__} on its margin")
-            return None
-        return margin if type(margin) is int else None
-
     def touch(self, sequence: Sequence) -> None:
         """Note that a sequence's share of the digest has changed."""
-        self.touched[(sequence.request, sequence.index)] = sequence
+        self.touched[sequence.id] = sequence
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended: it has no share in the digest any more."""
+        self.sequences_digest -= sequence.contribution
+        sequence.contribution = 0
+        self.touched.pop(sequence.id, None)
 
     def add_timer(self, due_ns: int, request: int) -> None:
         """Put a timer on the heap."""
         heappush(self.timers, (due_ns, request))
-        self.timers_digest += weight(due_ns) ^ weight(request)
+        self.timers_digest += _timer_share(due_ns, request)
 
     def pop_timers(self, due_ns: int) -> list[int]:
-        """Take all timers up to `due_ns` off the heap; their requests in order of time."""
+        """Take all timers up to `due_ns` off the heap; those of their requests that live, in order of time."""
         requests = []
         while self.timers and self.timers[0][0] <= due_ns:
             due, request = heappop(self.timers)
-            self.timers_digest -= weight(due) ^ weight(request)
-            requests.append(request)
+            self.timers_digest -= _timer_share(due, request)
+            if request in self.requests:
+                self.requests[request].has_timer = False
+                requests.append(request)
+            else:
+                self.num_dead_timers -= 1
         return requests
+
+    def bury_timer(self) -> None:
+        """A request has ended before its timer. Once most timers are dead they are cleared away."""
+        self.num_dead_timers += 1
+        if self.num_dead_timers * 2 > len(self.timers) + 64:
+            self.timers = [timer for timer in self.timers if timer[1] in self.requests]
+            heapify(self.timers)
+            self.timers_digest = sum(_timer_share(*timer) for timer in self.timers)
+            self.num_dead_timers = 0
+
+    def queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """The queue that a waiting sequence belongs in."""
+        return self.shared_queue if sequence.home < 0 else self.replicas[sequence.home].queue
 
     def digests(self) -> dict[str, str]:
         """16 hex digits for each component. Costs what has changed since the last call, plus the residents."""
@@ -122,16 +136,29 @@ class CoreState:
             self.sequences_digest += share - sequence.contribution
             sequence.contribution = share
         self.touched.clear()
-        queues = [self.shared_queue.digest, *(replica.queue.digest for replica in self.replicas)]
-        waiting = [(s.request, s.index) for s in self.unrouted]
+        unrouted = [(request, index) for request, index in self.unrouted]
+        queues = [to_hex(queue.digest) for queue in self.queues]
+        policy = [self.policy_name, self.policy_generation, *self.predictor.coefficients(), self.paused]
         return {
-            "queue": to_hex(combine([*map(to_hex, queues), waiting, self.num_waiting, self.num_routed])),
+            "queue": to_hex(combine([*queues, unrouted, self.num_waiting, self.num_routed])),
             "sequences": to_hex(self.sequences_digest),
+            "replicas": to_hex(combine(replica.summary() for replica in self.replicas)),
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
             "timers": to_hex(self.timers_digest),
-            "policy": to_hex(combine([self.policy_name, *self.predictor.coefficients(), self.paused])),
+            "policy": to_hex(combine(policy)),
             "rng": to_hex(self.rng_digest),
         }
+
+
+def replica_of(state: CoreState, index: int) -> Replica:
+    """The replica that a fact names. Raises InvariantError if there is none."""
+    if not 0 <= index < len(state.replicas):
+        raise InvariantError(f"there is no replica {index}, only {len(state.replicas)}")
+    return state.replicas[index]
+
+
+def _timer_share(due_ns: int, request: int) -> int:
+    return weight(weight(due_ns) + request)
 
 
 def sequence_share(sequence: Sequence) -> int:
@@ -141,23 +168,8 @@ def sequence_share(sequence: Sequence) -> int:
         return 0
     if s.state is State.CLOSING:
         # Rows still in flight for it change nothing any more.
-        return combine((s.request, s.index, s.state.value, s.total))
-    return combine(
-        (
-            s.request,
-            s.index,
-            s.state.value,
-            s.replica,
-            s.home,
-            s.total,
-            s.launched,
-            s.pending,
-            s.in_flight,
-            s.residency,
-            s.evictions,
-            s.skips,
-            len(s.names),
-            s.num_tree_blocks,
-            s.urgency[1],
-        )
-    )
+        return combine((s.request, s.index, s.state.value, s.total, s.closing_reason))
+    flight = (s.in_flight, s.sampling_in_flight, s.pending, s.residency, s.evictions, s.skips, s.generation)
+    blocks = (len(s.table), s.num_tree_blocks, s.shipped_blocks, len(s.names), s.names[-1] if s.names else 0)
+    lengths = (s.total, s.target, s.launched, s.cached_tokens)
+    return combine((s.request, s.index, s.state.value, s.replica, s.home, *lengths, *flight, *blocks, *s.urgency))

@@ -2,64 +2,78 @@
 
 from __future__ import annotations
 
+from operator import le
+from typing import NamedTuple
+
 from eventlm.core.replica import Replica, StepInFlight
-from eventlm.core.sequence import FIRST_ENDED, Sequence, State
+from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import end, enqueue
-from eventlm.core.state import CoreState
+from eventlm.core.state import CoreState, replica_of
 from eventlm.errors import InvariantError
 from eventlm.events import Emitted, StepCompleted
 from eventlm.types import FinishReason, WorkerEnd
 
-#: A sequence whose end was seen, and why.
-_Ends = list[tuple[Sequence, FinishReason]]
+
+class Outcome(NamedTuple):
+    """What a step's rows led to: (row, tokens) dropped, sequences whose end was seen, preempted ones that drained."""
+
+    dropped: list[tuple[int, int]]
+    ends: list[tuple[Sequence, FinishReason]]
+    drained: list[Sequence]
 
 
 def complete_step(state: CoreState, fact: StepCompleted) -> None:
     """Apply a completion. One of an older worker, or of one that is lost, is a no-op."""
-    replica = state.replicas[fact.replica]
+    replica = replica_of(state, fact.replica)
     if not replica.up or fact.epoch != replica.epoch:
         return
-    step = replica.in_flight.popleft() if replica.in_flight else None
-    if step is None or step.step != fact.step or len(fact.produced) != len(step.residencies):
-        raise InvariantError(
-            f"replica {fact.replica} completed step {fact.step} with {len(fact.produced)} rows, "
-            f"but step {step and step.step} with {step and len(step.residencies)} rows was due"
-        )
+    step = replica.in_flight[0] if replica.in_flight else None
+    if step is None or step.step != fact.step or step.launch_seq != fact.c:
+        raise InvariantError(f"replica {fact.replica} completed step {fact.step}, but {step and step.step} was due")
+    _check_rows(step, fact)
+    replica.in_flight.popleft()
     reasons = dict(fact.ends)
-    dropped: list[tuple[int, int]] = []
-    ends: _Ends = []
-    drained: list[Sequence] = []
-    _confirm_decodes(step, fact.produced, reasons, dropped, ends, drained)
-    _confirm_chunks(step, fact.produced, reasons, dropped, ends, drained)
+    outcome = Outcome([], [], [])
+    _confirm_decodes(step, fact.produced, reasons, outcome)
+    _confirm_chunks(step, fact.produced, reasons, outcome)
     for row, names in fact.filled:
         _fill(replica, step, row, names)
-    num_dropped = sum(count for _, count in dropped)
+    num_dropped = sum(count for _, count in outcome.dropped)
     state.decide(
         Emitted,
         replica=replica.index,
         step=step.step,
         num_tokens=sum(fact.produced) - num_dropped,
-        dropped=dropped,
+        dropped=outcome.dropped,
     )
-    for sequence, reason in ends:
+    for sequence, reason in outcome.ends:
         end(state, sequence, reason)
-    for sequence in drained:
+    for sequence in outcome.drained:
         if sequence.state is State.WAITING:
             state.touch(sequence)
             if not sequence.in_flight:
                 enqueue(state, sequence)
 
 
+def _check_rows(step: StepInFlight, fact: StepCompleted) -> None:
+    """Raises InvariantError unless every row produced between none and the most it was launched for."""
+    most = step.most
+    fits = len(fact.produced) == len(most) and min(fact.produced) >= 0 and all(map(le, fact.produced, most))
+    if not fits or any(not 0 <= row < len(most) or not most[row] for row, _ in fact.ends):
+        raise InvariantError(f"step {fact.step} of replica {fact.replica} produced what it was not launched for")
+    if any(not 0 <= row < len(most) for row, _ in fact.filled):
+        raise InvariantError(f"step {fact.step} of replica {fact.replica} filled blocks of rows it does not have")
+
+
 def _confirm_decodes(
     step: StepInFlight,
     produced: list[int],
     reasons: dict[int, WorkerEnd],
-    dropped: list[tuple[int, int]],
-    ends: _Ends,
-    drained: list[Sequence],
+    outcome: Outcome,
 ) -> None:
     """Runs once for every sequence and step: written for speed. `zip` stops at the last decode."""
-    waiting, first_ended = State.WAITING, FIRST_ENDED
+    dropped, ends, drained = outcome
+    waiting, first_ended = State.WAITING, State.CLOSING
     for row, (sequence, count, most) in enumerate(zip(step.decodes, produced, step.most, strict=False)):
         sequence.in_flight -= 1
         sequence.sampling_in_flight -= 1
@@ -84,17 +98,16 @@ def _confirm_chunks(
     step: StepInFlight,
     produced: list[int],
     reasons: dict[int, WorkerEnd],
-    dropped: list[tuple[int, int]],
-    ends: _Ends,
-    drained: list[Sequence],
+    outcome: Outcome,
 ) -> None:
+    dropped, ends, drained = outcome
     for row, chunk in enumerate(step.chunks, start=len(step.decodes)):
         sequence, count, most = chunk.sequence, produced[row], step.most[row]
         sequence.in_flight -= 1
         if most:
             sequence.sampling_in_flight -= 1
             sequence.pending -= most
-        if sequence.state >= FIRST_ENDED:
+        if sequence.ended:
             if count:
                 dropped.append((row, count))
             continue
@@ -115,7 +128,7 @@ def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int]) -> N
     """Blocks of a sequence that the step's KV completed have names now, and are hittable if it held them since."""
     num_decodes = len(step.decodes)
     sequence = step.decodes[row] if row < num_decodes else step.chunks[row - num_decodes].sequence
-    if sequence.state >= FIRST_ENDED:
+    if sequence.ended:
         return
     sequence.names += names
     if sequence.resident and sequence.residency == step.residencies[row]:

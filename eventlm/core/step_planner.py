@@ -10,16 +10,14 @@ from __future__ import annotations
 from heapq import heapify, heappop
 
 from eventlm.core.plugin import StepLoad
+from eventlm.core.plugin_calls import ask_batcher
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.residency import admit, evict_for, make_room, measure, note_progress
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
-from eventlm.core.waiting_queue import Candidate, WaitingQueue
-from eventlm.events import Launched, PolicyFailed
+from eventlm.core.waiting_queue import Candidate
+from eventlm.events import Launched
 from eventlm.types import ceil_div
-
-#: Keys of the partial prefills for this round, by (request, index); empty under a static policy.
-RoundKeys = dict[tuple[int, int], int]
 
 
 class StepPlan:
@@ -35,26 +33,25 @@ class StepPlan:
         self.blocks: list[tuple[int, int, list[int]]] = []
 
 
-def plan_step(state: CoreState, replica: Replica, round_keys: RoundKeys) -> bool:
+def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    queues = [replica.queue, state.shared_queue]
     plan = StepPlan()
-    head = _waiting_head(queues)
+    head = _waiting_head(state, replica)
     if head is not None:
         evict_for(state, replica, head)
     _add_decodes(state, replica, plan)
     if replica.num_partial or head is not None:
-        _add_prefills(state, replica, plan, queues, round_keys)
-        for queue in queues:
-            queue.end_plan()
+        _add_prefills(state, replica, plan)
+        replica.queue.end_plan()
+        state.shared_queue.end_plan()
     if not plan.decodes and not plan.chunks:
         return False
     _launch(state, replica, plan)
     return True
 
 
-def _waiting_head(queues: list[WaitingQueue]) -> Candidate | None:
-    own, shared = queues[0].peek(), queues[1].peek()
+def _waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
+    own, shared = replica.queue.peek(), state.shared_queue.peek()
     if own is None or (shared is not None and shared.urgency < own.urgency):
         return shared
     return own
@@ -77,16 +74,18 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         if sequence.state is not decode_state or sequence.sampling_in_flight >= max_in_flight:
             continue
         ahead = sequence.total + sequence.pending
+        # Conditions, not min(): a call for each row is a tenth of the whole step.
         most = sequence.limit - ahead
-        if most <= 0:
-            continue
         if most > per_row:
             most = per_row
-        if num_tokens + most > budget:
-            break
-        table = sequence.table
-        if ahead + most - 1 > len(table) * block_size and not _grow(state, replica, plan, sequence, ahead + most - 1):
+        if most > budget - num_tokens:
+            most = budget - num_tokens
+        if most <= 0:
             continue
+        if ahead + most - 1 > len(sequence.table) * block_size:
+            most = _grow(state, replica, plan, sequence, most)
+            if not most:
+                continue
         decodes.append((sequence.request, sequence.index, sequence.total, sequence.in_flight))
         decoding.append(sequence)
         row_most.append(most)
@@ -101,36 +100,45 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     load.context_tokens = context_tokens
 
 
-def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, num_tokens: int) -> bool:
-    """Blocks for `num_tokens` tokens of a decode; False if it was preempted for want of them."""
+def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, most: int) -> int:
+    """Blocks for a decode of up to `most` tokens; how many it may produce, 0 if it has no row in this step.
+
+    Where the pool has too little it produces what its own blocks hold. Only one that could produce nothing takes a
+    block from others, or goes; and it waits for its rows in flight first, which may need less than was reserved.
+    """
+    block_size = state.config.block_size
     first = len(sequence.table)
-    fresh: list[int] = []
-    for _ in range(ceil_div(num_tokens, state.config.block_size) - first):
+    ahead = sequence.total + sequence.pending
+    num_fresh = ceil_div(ahead + most - 1, block_size) - first
+    if replica.pool.num_available < num_fresh:
+        most_now = first * block_size - ahead + 1
+        if most_now > 0:
+            return most_now
+        if sequence.sampling_in_flight:
+            return 0
         if not replica.pool.num_available and not make_room(state, replica, sequence):
-            replica.pool.release_all(fresh)
-            return False
-        fresh.append(replica.pool.allocate())
+            return 0
+        num_fresh = 1
+        most = min(most, (first + 1) * block_size - ahead + 1)
+    fresh = [replica.pool.allocate() for _ in range(num_fresh)]
     sequence.table += fresh
-    plan.blocks.append((len(plan.decodes), first, fresh))
     sequence.shipped_blocks = len(sequence.table)
-    return True
+    plan.blocks.append((len(plan.decodes), first, fresh))
+    return most
 
 
-def _add_prefills(
-    state: CoreState, replica: Replica, plan: StepPlan, queues: list[WaitingQueue], round_keys: RoundKeys
-) -> None:
+def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     """Chunks of partial prefills and of newly admitted sequences, more urgent ones first."""
     config = state.config
-    partials = _partial_heap(replica, round_keys)
+    partials = _partial_heap(state, replica)
     passed: list[Sequence] = []
     line_open = True
     while plan.load.num_tokens < config.max_num_batched_tokens:
         head = None
         if line_open and len(replica.running) < config.max_num_seqs:
-            head = _waiting_head(queues)
+            head = _waiting_head(state, replica)
         if partials and (head is None or partials[0][0] < head.urgency):
-            sequence = heappop(partials)[1]
-            _add_chunk(state, replica, plan, sequence)
+            _add_chunk(state, replica, plan, heappop(partials)[1])
         elif head is None:
             return
         elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0:
@@ -142,18 +150,16 @@ def _add_prefills(
         else:
             line_open = head.sequence.skips < config.max_skips and len(passed) < config.max_skips
             passed.append(head.sequence)
-            (queues[0] if head.sequence.home >= 0 else queues[1]).pass_over()
+            state.queue_of(head.sequence).pass_over()
 
 
-def _partial_heap(replica: Replica, round_keys: RoundKeys) -> list[tuple[Urgency, Sequence]]:
+def _partial_heap(state: CoreState, replica: Replica) -> list[tuple[Urgency, Sequence]]:
     """Partial prefills by this round's keys (urgencies are unique, so sequences are never compared)."""
     heap = []
-    if replica.num_partial:
-        for sequence in replica.running:
-            if sequence.state is State.PREFILL:
-                priority, key, request, index = sequence.urgency
-                heap.append(((priority, round_keys.get((request, index), key), request, index), sequence))
-        heapify(heap)
+    for sequence in replica.partials():
+        priority, key, request, index = sequence.urgency
+        heap.append(((priority, state.partial_keys.get(sequence.id, key), request, index), sequence))
+    heapify(heap)
     return heap
 
 
@@ -162,12 +168,14 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     config = state.config
     before = sequence.launched
     replica.exchange_hits(sequence, config.block_size)
-    if sequence.residency == 1:
-        sequence.cached_tokens += sequence.launched - before
-    note_progress(state, sequence)
+    if sequence.launched != before:
+        if sequence.residency == 1:
+            sequence.cached_tokens += sequence.launched - before
+        note_progress(state, sequence)
     start = sequence.launched
     max_tokens = min(sequence.target - start, config.max_num_batched_tokens - plan.load.num_tokens)
-    num_tokens = _ask_batcher(state, replica, plan, sequence, max_tokens)
+    idle = not plan.decodes and not plan.chunks and not replica.in_flight
+    num_tokens = ask_batcher(state, plan.load, sequence.view, max_tokens, idle=idle)
     if not num_tokens:
         return
     row = len(plan.decodes) + len(plan.chunks)
@@ -187,26 +195,11 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     sequence.in_flight += 1
     plan.most.append(most)
     plan.chunks.append((sequence.request, sequence.index, start, num_tokens, int(samples)))
-    plan.chunk_rows.append(ChunkRow(sequence, num_tokens, final))
+    plan.chunk_rows.append(ChunkRow(sequence, final))
     plan.load.add_chunk(start, num_tokens)
     if final:
-        sequence.transition(State.DECODE)
-        replica.num_partial -= 1
+        replica.finish_prefill(sequence)
     note_progress(state, sequence)
-
-
-def _ask_batcher(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, max_tokens: int) -> int:
-    """The batcher's answer if it makes sense. One that would leave a replica idle for ever does not."""
-    idle = not plan.decodes and not plan.chunks and not replica.in_flight
-    try:
-        num_tokens = state.plugins.batcher.chunk_tokens(plan.load, sequence.view, max_tokens, state.predictor)
-        if type(num_tokens) is int and (1 if idle else 0) <= num_tokens <= max_tokens:
-            return num_tokens
-        error = f"the batcher answered something else than {int(idle)} to {max_tokens} tokens"
-    except Exception as raised:  # a plug-in may raise anything; it must not stop the engine
-        error = f"the batcher raised {type(raised).__name__}"
-    state.decide(PolicyFailed, error=error)
-    return max_tokens
 
 
 def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:

@@ -29,11 +29,11 @@ def validate(state: CoreState) -> None:
 def validate_liveness(state: CoreState) -> None:
     """Raises LivenessError if somebody waits and nothing is under way. For the state after a marked fact.
 
-    What can be under way: a step, a timer, a worker's start, an edge's `text_end`, a grammar; or the engine is paused.
+    What can be under way: a step, a worker's start, an edge's `text_end`, a grammar; or the engine is paused.
     """
     if state.paused or any(replica.in_flight for replica in state.replicas):
         return
-    if not all(replica.up for replica in state.replicas):
+    if not any(replica.up for replica in state.replicas):
         return
     for request in state.requests.values():
         for sequence in request.sequences:
@@ -89,12 +89,16 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     found = []
     queues: list[WaitingQueue] = [state.shared_queue, *(replica.queue for replica in state.replicas)]
     places: dict[tuple[int, int], int] = {}
-    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), state.unrouted]:
+    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), state.unrouted.values()]:
         for sequence in members:
             places[sequence.id] = places.get(sequence.id, 0) + 1
     for sequence in sequences:
-        ended = sequence.state in (State.CLOSING, State.FINISHED)
-        unplaced = ended or sequence.state is State.HELD or (sequence.state is State.WAITING and sequence.in_flight > 0)
+        ended = sequence.ended
+        unplaced = (
+            ended
+            or sequence.state is State.WAITING_FOR_GRAMMAR
+            or (sequence.state is State.WAITING and sequence.in_flight > 0)
+        )
         if places.pop(sequence.id, 0) != (0 if unplaced else 1):
             found.append(f"{sequence} is in the wrong number of places")
         if ended and sequence.table:
@@ -103,7 +107,10 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
             found.append(f"{sequence} is in line, but does not wait")
     if places:
         found.append(f"unknown sequences {sorted(places)[:4]} are in a queue or run")
-    num_waiting = sum(s.state in (State.WAITING, State.HELD) for s in sequences)
+    num_closing = sum(s.state is State.CLOSING for s in sequences)
+    if num_closing != state.num_closing:
+        found.append(f"{num_closing} sequences close, {state.num_closing} are counted")
+    num_waiting = sum(s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR) for s in sequences)
     if num_waiting != state.num_waiting:
         found.append(f"{num_waiting} sequences wait, {state.num_waiting} are counted")
     for queue in queues:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 from eventlm.core.digest import weight
-from eventlm.core.plugin import SequenceView
 from eventlm.core.sequence import Sequence, Urgency
 
 
@@ -23,21 +23,18 @@ class Candidate(NamedTuple):
     sequence: Sequence
 
 
-#: (priority, key, request, index, ticket, sequence); the ticket is unique, so sequences are never compared.
+#: (priority, key, request, index, ticket, sequence). The first five are unique, so sequences are never compared.
 _Entry = tuple[int, int, int, int, int, Sequence]
 
 
 class WaitingQueue:
-    """One queue. `members` is in order of (request, index), `views` beside it for the policy."""
+    """One queue. `members` is in order of (request, index)."""
 
-    def __init__(self, *, static: bool) -> None:
-        self.static = static
+    def __init__(self) -> None:
         self.members: list[Sequence] = []
-        self.views: list[SequenceView] = []
         self.num_tokens = 0
         self.digest = 0
-        self._ids: list[tuple[int, int]] = []
-        self._heap: list[_Entry] | None = [] if static else None
+        self._heap: list[_Entry] | None = None
         self._keys: list[int] = []
         self._head: Candidate | None = None
         self._passed: list[_Entry] = []
@@ -47,11 +44,8 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence, key: int) -> None:
         """Put a sequence in line. Under a policy that is not static `key` counts until the next round."""
-        identity = (sequence.request, sequence.index)
-        place = bisect_left(self._ids, identity)
-        self._ids.insert(place, identity)
+        place = bisect_left(self.members, sequence.id, key=_id)
         self.members.insert(place, sequence)
-        self.views.insert(place, sequence.view)
         # Counted by the sequence, so that no entry it left behind in any queue is ever valid again.
         sequence.num_tickets += 1
         sequence.ticket = sequence.num_tickets
@@ -67,24 +61,19 @@ class WaitingQueue:
         """Take a sequence out of line."""
         if self._heap is None:
             self._build_heap()
-        place = bisect_left(self._ids, (sequence.request, sequence.index))
-        del self._ids[place], self.members[place], self.views[place]
+        del self.members[bisect_left(self.members, sequence.id, key=_id)]
         sequence.ticket = 0
         self.num_tokens -= sequence.total
         self.digest -= _share(sequence)
+        if not self._passed and self._heap is not None and len(self._heap) > 2 * len(self.members) + 64:
+            self._heap = [entry for entry in self._heap if entry[5].ticket == entry[4]]
+            heapify(self._heap)
 
     def order_by(self, keys: list[int]) -> None:
         """Set the keys of this round, one for each of `members`. Not for a static policy."""
         self._heap = None
         self._head = None
         self._keys = keys
-
-    def rebuild(self, keys: list[int], *, static: bool) -> None:
-        """Another policy: order everything anew by its keys, one for each of `members`."""
-        self.static = static
-        self.order_by(keys)
-        if static:
-            self._build_heap()
 
     def peek(self) -> Candidate | None:
         """The most urgent sequence that has not been passed over in this plan."""
@@ -128,9 +117,12 @@ class WaitingQueue:
         self._head = None
 
 
+_id = attrgetter("id")
+
+
 def _entry(sequence: Sequence, key: int) -> _Entry:
     return (sequence.view.priority, key, sequence.request, sequence.index, sequence.ticket, sequence)
 
 
 def _share(sequence: Sequence) -> int:
-    return weight(weight(sequence.request) + sequence.index) ^ sequence.total
+    return weight(weight(weight(sequence.request) + sequence.index) + sequence.total + sequence.key)

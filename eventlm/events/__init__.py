@@ -5,11 +5,11 @@ from __future__ import annotations
 from eventlm.events.base import Decision, Event, Fact, Marker
 from eventlm.events.decisions import (
     Admitted,
-    Closed,
+    Closing,
     Emitted,
     Finished,
     Launched,
-    PolicyFailed,
+    PluginFailed,
     Preempted,
     Rejected,
     Routed,
@@ -33,7 +33,7 @@ from eventlm.events.facts import (
 )
 from eventlm.events.markers import Checkpoint, End, Gap, Header, PluginRecord, UserMark
 
-#: Every event by its tag's class; the order is that of the documentation and has no meaning.
+#: All classes of events; the order has no meaning.
 FACTS: tuple[type[Fact], ...] = (
     Arrived,
     Cancelled,
@@ -57,10 +57,10 @@ DECISIONS: tuple[type[Decision], ...] = (
     Launched,
     Preempted,
     Emitted,
-    Closed,
+    Closing,
     Finished,
     TimerSet,
-    PolicyFailed,
+    PluginFailed,
 )
 MARKERS: tuple[type[Marker], ...] = (Header, Checkpoint, Gap, UserMark, End)
 
@@ -72,7 +72,7 @@ __all__ = [
     "Arrived",
     "Cancelled",
     "Checkpoint",
-    "Closed",
+    "Closing",
     "Decision",
     "Desynced",
     "Emitted",
@@ -88,7 +88,7 @@ __all__ = [
     "Marker",
     "Paused",
     "PluginRecord",
-    "PolicyFailed",
+    "PluginFailed",
     "PolicySwapped",
     "PredictorSwapped",
     "Preempted",

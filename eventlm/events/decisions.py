@@ -12,7 +12,7 @@ PreemptReason = Literal["memory", "admission", "lost"]
 
 
 class Admitted(Decision, frozen=True, kw_only=True, tag="admit"):
-    """The request has its place in the queue."""
+    """The request has its place in the queue. (Its admission to a replica is part of a launch.)"""
 
     request: int
 
@@ -76,7 +76,7 @@ class Emitted(Decision, frozen=True, kw_only=True, tag="emit"):
     dropped: list[tuple[int, int]] = []
 
 
-class Closed(Decision, frozen=True, kw_only=True, tag="closing"):
+class Closing(Decision, frozen=True, kw_only=True, tag="closing"):
     """First phase of a finish: an end was seen at `position`; the edge owes its `text_end`."""
 
     request: int
@@ -102,7 +102,7 @@ class TimerSet(Decision, frozen=True, kw_only=True, tag="set_timer"):
     due_ns: int
 
 
-class PolicyFailed(Decision, frozen=True, kw_only=True, tag="policy_failed"):
-    """The policy raised or returned nonsense; this round was ordered by arrival."""
+class PluginFailed(Decision, frozen=True, kw_only=True, tag="plugin_failed"):
+    """A plug-in raised or answered nonsense. Instead: order of arrival, no eviction, a whole chunk, the shared queue."""
 
     error: str

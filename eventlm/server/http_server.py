@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -97,7 +99,9 @@ async def _bind(config: ServerConfig, connect: Callable[[], asyncio.BaseProtocol
     try:
         return await asyncio.get_running_loop().create_server(connect, config.host, config.port, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number) if number in errno.errorcode else getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"cannot listen on {config.host}:{config.port}: {reason}; choose another address with --host and --port"
         ) from error

@@ -1,0 +1,128 @@
+"""What recording costs: CPU time of the recorder's code over the run, and the run's wall time with and without it.
+
+    python benchmarks/recording.py [--model FOLDER] [--clients 8] [--requests 32] [--rounds 3]
+
+Closed loop against the engine itself (no HTTP), interleaved rounds with and without a trace. The recorder's code is
+what would not run without it: encoding of the events that no worker needs, chaining, and write(2). Nothing else should
+run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from eventlm.config import Config, ModelConfig, RecordConfig
+from eventlm.control import driver as driver_module
+from eventlm.control.engine import InferenceEngine
+from eventlm.control.request import EngineRequest
+from eventlm.control.setup import make_setup
+from eventlm.events import Event, Launched
+from eventlm.models.pull import pull
+from eventlm.sampling_params import SamplingParams
+
+PROMPT_TOKENS = 128
+OUTPUT_TOKENS = 64
+
+
+class Round(NamedTuple):
+    """One run of the workload."""
+
+    wall_s: float
+    recorder_s: float
+    per_drain_us: list[float]
+    num_bytes: int
+
+
+class Meter:
+    """Times the recorder's code within a driver, drain by drain (CPU time of the thread)."""
+
+    def __init__(self, driver: driver_module.Driver) -> None:
+        self.per_drain_us: list[float] = []
+        self._spent_ns = 0
+        writer = driver._writer
+        if writer is None:
+            return
+        record, flush, drain = driver._record, writer.flush, driver.drain
+
+        def timed_record(event: Event) -> bytes:
+            if isinstance(event, Launched):
+                return record(event)
+            return self._timed(record, event)
+
+        def timed_drain(now_ns: int) -> None:
+            self._spent_ns = 0
+            drain(now_ns)
+            if self._spent_ns:
+                self.per_drain_us.append(self._spent_ns / 1000)
+
+        driver._record = timed_record  # type: ignore[method-assign]
+        writer.flush = lambda: self._timed(flush)  # type: ignore[method-assign]
+        driver.drain = timed_drain  # type: ignore[method-assign]
+
+    def _timed(self, call, *arguments):  # type: ignore[no-untyped-def]
+        start = time.thread_time_ns()
+        try:
+            return call(*arguments)
+        finally:
+            self._spent_ns += time.thread_time_ns() - start
+
+
+async def run(model: str, folder: Path | None, num_clients: int, num_requests: int) -> Round:
+    """One engine, one workload."""
+    config = Config(model=ModelConfig(model=model), record=RecordConfig(record=str(folder or ""), validate_every=0))
+    engine = InferenceEngine(make_setup(config, model=model, model_name="m", num_blocks=4096, max_model_len=2048))
+    await engine.start()
+    assert engine._driver is not None
+    meter = Meter(engine._driver)
+    pending = list(range(num_requests))
+
+    async def client() -> None:
+        while pending:
+            number = pending.pop()
+            prompt = [5 + (number * 7919 + place * 104_729) % 1000 for place in range(PROMPT_TOKENS)]
+            params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+            (handle,) = await engine.submit([EngineRequest(model="m", prompt_token_ids=prompt, params=params)])
+            async for _ in handle:
+                pass
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(num_clients)))
+    wall_s = time.perf_counter() - start
+    num_bytes = engine._writer.num_bytes if engine._writer is not None else 0
+    await engine.stop()
+    return Round(wall_s, sum(meter.per_drain_us) / 1e6, meter.per_drain_us, num_bytes)
+
+
+def main() -> None:
+    """Print one line a round, then the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="checkpoint folder or `fake`; the default model if left out")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    model = arguments.model or str(pull())
+    recorded, plain = [], []
+    for number in range(arguments.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            recorded.append(uvloop.run(run(model, Path(folder), arguments.clients, arguments.requests)))
+        plain.append(uvloop.run(run(model, None, arguments.clients, arguments.requests)))
+        print(f"round {number + 1}: {recorded[-1].wall_s:.2f} s with a trace, {plain[-1].wall_s:.2f} s without")
+    drains = sorted(us for result in recorded for us in result.per_drain_us)
+    share = sum(r.recorder_s for r in recorded) / sum(r.wall_s for r in recorded)
+    with_s, without_s = (statistics.median(r.wall_s for r in results) for results in (recorded, plain))
+    print(f"recorder CPU {share:.3%} of run time; a step: {drains[len(drains) // 2]:.0f} us, "
+          f"p99 {drains[len(drains) * 99 // 100]:.0f} us; {recorded[-1].num_bytes / 1024:.0f} KiB of trace")  # fmt: skip
+    print(f"wall time, medians: {with_s:.2f} s with, {without_s:.2f} s without, ratio {with_s / without_s:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Calls into plug-ins, each with what counts instead where one raises or answers nonsense. Every failure is logged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from eventlm.core.plugin import ReplicaView, RequestView, SequenceView, StepLoad
+from eventlm.core.state import CoreState
+from eventlm.events import PluginFailed
+
+#: Generation of keys that no policy made: they compare with none of any policy.
+NO_GENERATION = -1
+
+
+class Keys(NamedTuple):
+    """One key for each sequence asked about, and the generation of the policy that made them."""
+
+    keys: list[int]
+    generation: int
+
+
+def ask_policy(state: CoreState, views: list[SequenceView]) -> Keys:
+    """Keys of the policy in force; else the arrivals."""
+    if not views:
+        return Keys([], state.policy_generation)
+    try:
+        keys = state.policy.keys(views, state.now_ns)
+        if len(keys) == len(views) and set(map(type, keys)) == {int}:
+            return Keys(list(keys), state.policy_generation)
+        error = f"the policy returned something else than {len(views)} integers"
+    except Exception as raised:  # a plug-in may raise anything; it must not stop the engine
+        error = f"the policy raised {type(raised).__name__}"
+    state.decide(PluginFailed, error=error)
+    return Keys([view.arrival_ns for view in views], NO_GENERATION)
+
+
+def ask_margin(state: CoreState) -> int | None:
+    """By how much a key must undercut another to evict it; else never."""
+    try:
+        margin = state.policy.eviction_margin()
+        if margin is None or type(margin) is int:
+            return margin
+        error = "the policy's margin is neither an integer nor None"
+    except Exception as raised:  # as above
+        error = f"the policy raised {type(raised).__name__} on its margin"
+    state.decide(PluginFailed, error=error)
+    return None
+
+
+def ask_batcher(state: CoreState, load: StepLoad, view: SequenceView, max_tokens: int, *, idle: bool) -> int:
+    """Tokens of the next chunk; else all of them. None at all is nonsense where it would leave a replica `idle`."""
+    try:
+        num_tokens = state.plugins.batcher.chunk_tokens(load, view, max_tokens, state.predictor)
+        if type(num_tokens) is int and int(idle) <= num_tokens <= max_tokens:
+            return num_tokens
+        error = f"the batcher answered something else than {int(idle)} to {max_tokens} tokens"
+    except Exception as raised:  # as above
+        error = f"the batcher raised {type(raised).__name__}"
+    state.decide(PluginFailed, error=error)
+    return max_tokens
+
+
+def ask_router(state: CoreState, question: RequestView, replicas: Seq[ReplicaView]) -> int | None:
+    """The index of one of `replicas`, or None for whoever has room; else None."""
+    try:
+        home = state.plugins.router.route(question, replicas)
+        if home is None or (type(home) is int and any(view.index == home for view in replicas)):
+            return home
+        error = "the router answered something else than the index of a replica that is up"
+    except Exception as raised:  # as above
+        error = f"the router raised {type(raised).__name__}"
+    state.decide(PluginFailed, error=error)
+    return None
