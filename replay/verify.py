@@ -16,7 +16,7 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
-from eventlm.errors import InvariantError, LivenessError
+from eventlm.errors import InvariantError, LivenessError, TraceCorruptError
 from eventlm.events import DECISIONS, Checkpoint, Decision, Event, Fact, Gap, Header, Marker
 from eventlm.events.codec import encode_body
 from eventlm.replay.divergence import (

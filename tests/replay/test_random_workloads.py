@@ -26,8 +26,8 @@ NUM_DELAYED = 36
 NUM_SOAKED = 20_000
 SOAK_BATCH = 500
 
-#: Tags that no workload brings about: there is no recorder that loses records, and no operator who makes notes.
-UNSEEN = {"gap", "mark", "policy_failed"}
+#: Tags that nobody sees here: a header comes before its readers, no record is lost, no plug-in fails, nobody notes.
+UNSEEN = {"header", "gap", "mark", "policy_failed", "plugin_failed"}
 
 
 class Recorded(NamedTuple):
@@ -47,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 def test_workloads_end_as_they_must_within_all_invariants(recorded: Recorded) -> None:
     # The recording raised nothing; this says that it was worth something.
     counts = recorded.counts
-    assert counts["header"] == counts["end"] == NUM_WORKLOADS
+    assert counts["end"] == NUM_WORKLOADS
     assert counts.keys() >= ALL_TAGS - UNSEEN
     for often in ("preempt memory", "preempt admission", "preempt lost", "reject queue_full", "stop", "eos", "length"):
         assert counts[often] > 50, often
