@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from eventlm.bus.log_writer import TRACE_NAME
+from eventlm.replay.verify import DECISION_TAGS
 from tests.replay.workload_runs import ALL_TAGS, in_processes
 from tests.simulation import Simulation
 from tests.workload import BATCHERS, MILLISECOND, POLICIES, ROUTERS, Chaos, Outcome, draw_machine
@@ -58,8 +59,7 @@ def test_workloads_end_as_they_must_within_all_invariants(recorded: Recorded) ->
 @pytest.mark.parametrize("hash_seed", [1, 2])
 def test_workloads_verify_under_another_hash_seed(recorded: Recorded, hash_seed: int) -> None:
     counts = in_processes("verify", recorded.folder, 0, NUM_WORKLOADS, hash_seed=hash_seed)
-    decisions = ("admit", "reject", "route", "launch", "preempt", "emit", "closing", "finish", "set_timer")
-    assert counts["decisions verified"] == sum(recorded.counts[tag] for tag in decisions)
+    assert counts["decisions verified"] == sum(recorded.counts[tag] for tag in DECISION_TAGS)
     assert counts["checkpoints"] == recorded.counts["checkpoint"]
 
 

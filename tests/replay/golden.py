@@ -1,0 +1,83 @@
+"""Golden traces: small runs as they were, kept beside the tests.
+
+    python -m tests.replay.golden     # record them anew
+
+A change of behaviour shows as a golden trace that does not verify. Until the first release such a change bumps
+BEHAVIOUR_VERSION, and the traces are recorded anew in the same commit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.replay.traces import CALM, Objects, places, record, small_machine, tampered
+from tests.workload import Chaos, Machine
+
+FOLDER = Path(__file__).with_suffix("")
+MAX_BYTES = 60 * 1024
+
+
+class Golden(NamedTuple):
+    """A run by its machine and seed."""
+
+    machine: Machine
+    chaos: Chaos
+    seed: int
+    num_requests: int
+
+
+GOLDEN = {
+    # Groups, chunks, shared prefixes, samples of one prompt; one step at a time.
+    "fcfs_one_replica": Golden(small_machine({"type": "fcfs"}, max_steps_in_flight=1), CALM, 3, 12),
+    # A tight pool and slots: evictions, memory preemptions; ends in the text, deadlines, cancels.
+    "edf_tight": Golden(
+        small_machine({"type": "edf", "min_deadline_ms": 1, "evict_margin_ms": 5}, num_blocks=10, max_model_len=36),
+        Chaos(kills=0, text_ends=0.6),
+        4,
+        10,
+    ),
+    # Two replicas whose workers die, rows of several tokens, grammars, swaps.
+    "lrs_dying_workers": Golden(
+        small_machine(
+            {"type": "lrs", "min_deadline_ms": 1}, num_replicas=2, max_tokens_per_row=3, max_steps_in_flight=3
+        ),
+        Chaos(kills=4, grammars=0.3),
+        8,
+        12,
+    ),
+}
+#: The first of them with a launch that gives a block to a sequence that does not own it.
+BROKEN = "broken_block"
+
+
+def record_golden(name: str, folder: Path) -> Path:
+    """Record one of the runs in `folder`."""
+    golden = GOLDEN[name]
+    return record(
+        folder, golden.machine, seed=golden.seed, chaos=golden.chaos, num_requests=golden.num_requests, run=name
+    )
+
+
+def break_block(objects: Objects) -> None:
+    """Change one block number of the tenth launch that writes any."""
+    launches = [place for place in places(objects, "launch") if "blocks" in objects[place]]
+    numbers = objects[launches[9]]["blocks"][0][2]
+    numbers[0] = (numbers[0] + 1) % objects[0]["core"]["num_blocks"]
+
+
+def main() -> None:
+    """Record all golden traces anew."""
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in GOLDEN:
+            content = record_golden(name, Path(temporary)).read_bytes()
+            assert len(content) < MAX_BYTES, f"{name} has {len(content)} bytes"
+            (FOLDER / f"{name}.jsonl").write_bytes(content)
+            print(f"{name}: {len(content.splitlines())} events, {len(content)} bytes")
+    tampered(FOLDER / f"{next(iter(GOLDEN))}.jsonl", FOLDER / f"{BROKEN}.jsonl", break_block)
+
+
+if __name__ == "__main__":
+    main()

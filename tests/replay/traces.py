@@ -1,0 +1,78 @@
+"""Small recorded runs, and traces that somebody has meddled with while keeping the hash chain right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventlm.bus.log_writer import LogWriter
+from eventlm.config import CoreConfig
+from eventlm.events.codec import chain, close_line, split_line
+from eventlm.worker.fake import FakeParameters
+from tests.simulation import Simulation
+from tests.workload import Chaos, Machine
+
+#: A trace as JSON objects without their hashes.
+Objects = list[dict[str, Any]]
+
+CALM = Chaos(cancels=0, kills=0, drops_if_late=0, grammars=0, text_ends=0.2)
+
+
+def small_machine(policy: dict[str, Any], **limits: int) -> Machine:
+    """One replica of 24 blocks of 4 tokens, unless said otherwise."""
+    fields = {
+        "block_size": 4,
+        "num_blocks": 24,
+        "max_model_len": 92,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+    }
+    core = CoreConfig(models=["fake"], **(fields | limits))  # type: ignore[arg-type]
+    others = [{"type": name} for name in ("fcfs", "edf", "lrs") if name != policy["type"]]
+    return Machine(core, [policy, *others], {"type": "fixed"}, {"type": "round_robin"}, FakeParameters())
+
+
+def record(
+    folder: Path, machine: Machine, *, seed: int = 1, chaos: Chaos = CALM, num_requests: int = 16, run: str = "run"
+) -> Path:
+    """Run a workload on a machine and record it in `folder`."""
+    writer = LogWriter(folder, run, measure=False)
+    Simulation(seed, num_requests=num_requests, chaos=chaos, machine=machine, writer=writer).run()
+    return writer.path
+
+
+def read_objects(path: Path) -> Objects:
+    """The events of a trace as JSON objects."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        split = split_line(line)
+        assert split is not None
+        found.append(msgspec.json.decode(split.body + b"}"))
+    return found
+
+
+def write_objects(path: Path, objects: Sequence[dict[str, Any]]) -> Path:
+    """Write objects as a trace whose `s` are gapless and whose hashes are right."""
+    previous_h = ""
+    lines = []
+    for s, item in enumerate(objects):
+        body = msgspec.json.encode(item | {"s": s} if s else item)[:-1]
+        previous_h = chain(previous_h, body)
+        lines.append(close_line(body, previous_h))
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def tampered(source: Path, target: Path, change: Callable[[Objects], Any]) -> Path:
+    """A copy of a trace in which something was changed by somebody who can compute hashes."""
+    objects = read_objects(source)
+    change(objects)
+    return write_objects(target, objects)
+
+
+def places(objects: Objects, tag: str) -> list[int]:
+    """Where events of a kind stand."""
+    return [place for place, item in enumerate(objects) if item["t"] == tag]
