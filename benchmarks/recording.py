@@ -3,8 +3,9 @@
     python benchmarks/recording.py [--model FOLDER] [--clients 8] [--requests 32] [--rounds 3]
 
 Closed loop against the engine itself (no HTTP), interleaved rounds with and without a trace. The recorder's code is
-what would not run without it: encoding of the events that no worker needs, chaining, and write(2). Nothing else should
-run on the machine.
+what would not run without it: encoding of the events that no worker needs, chaining, and write(2), once a step. A step
+of milliseconds leaves the caches cold, so a bare write(2) in the same rhythm is timed beside it as the floor. Nothing
+else should run on the machine.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import NamedTuple
 
 import uvloop
 
+from eventlm.bus.log_writer import LogWriter
 from eventlm.config import Config, ModelConfig, RecordConfig
-from eventlm.control import driver as driver_module
+from eventlm.control.driver import Driver
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import EngineRequest
 from eventlm.control.setup import make_setup
-from eventlm.events import Event, Launched
+from eventlm.events import Event
 from eventlm.models.pull import pull
 from eventlm.sampling_params import SamplingParams
 
@@ -44,35 +46,28 @@ class Round(NamedTuple):
 class Meter:
     """Times the recorder's code within a driver, drain by drain (CPU time of the thread)."""
 
-    def __init__(self, driver: driver_module.Driver) -> None:
+    def __init__(self, driver: Driver) -> None:
         self.per_drain_us: list[float] = []
-        self._spent_ns = 0
-        writer = driver._writer
-        if writer is None:
-            return
-        record, flush, drain = driver._record, writer.flush, driver.drain
+        write = driver._write
 
-        def timed_record(event: Event) -> bytes:
-            if isinstance(event, Launched):
-                return record(event)
-            return self._timed(record, event)
+        def timed(writer: LogWriter, events: list[Event]) -> None:
+            start = time.thread_time_ns()
+            write(writer, events)
+            self.per_drain_us.append((time.thread_time_ns() - start) / 1000)
 
-        def timed_drain(now_ns: int) -> None:
-            self._spent_ns = 0
-            drain(now_ns)
-            if self._spent_ns:
-                self.per_drain_us.append(self._spent_ns / 1000)
+        driver._write = timed  # type: ignore[method-assign]
 
-        driver._record = timed_record  # type: ignore[method-assign]
-        writer.flush = lambda: self._timed(flush)  # type: ignore[method-assign]
-        driver.drain = timed_drain  # type: ignore[method-assign]
 
-    def _timed(self, call, *arguments):  # type: ignore[no-untyped-def]
-        start = time.thread_time_ns()
-        try:
-            return call(*arguments)
-        finally:
-            self._spent_ns += time.thread_time_ns() - start
+def bare_writes(num_bytes: int, pause_s: float) -> list[float]:
+    """The floor: microseconds of CPU time of one bare write(2) of a step's bytes, after a pause as long as a step's."""
+    times = []
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for _ in range(200):
+            time.sleep(pause_s)
+            start = time.thread_time_ns()
+            file.write(b"x" * num_bytes)
+            times.append((time.thread_time_ns() - start) / 1000)
+    return sorted(times)
 
 
 async def run(model: str, folder: Path | None, num_clients: int, num_requests: int) -> Round:
@@ -101,6 +96,11 @@ async def run(model: str, folder: Path | None, num_clients: int, num_requests: i
     return Round(wall_s, sum(meter.per_drain_us) / 1e6, meter.per_drain_us, num_bytes)
 
 
+def quantile(ordered: list[float], percent: int) -> float:
+    """The value below which `percent` of an ordered list lies."""
+    return ordered[len(ordered) * percent // 100]
+
+
 def main() -> None:
     """Print one line a round, then the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,6 +118,11 @@ def main() -> None:
         print(f"round {number + 1}: {recorded[-1].wall_s:.2f} s with a trace, {plain[-1].wall_s:.2f} s without")
     drains = sorted(us for result in recorded for us in result.per_drain_us)
     share = sum(r.recorder_s for r in recorded) / sum(r.wall_s for r in recorded)
+    num_bytes = sum(r.num_bytes for r in recorded) // len(drains)
+    floor = bare_writes(num_bytes, sum(r.wall_s for r in recorded) / len(drains))
+    print(f"recorder CPU: {share:.3%} of run time, {num_bytes} bytes a step")
+    print(f"a step: median {quantile(drains, 50):.0f} us, p99 {quantile(drains, 99):.0f} us")
+    print(f"a bare write(2) in this rhythm: median {quantile(floor, 50):.0f} us, p99 {quantile(floor, 99):.0f} us")
     with_s, without_s = (statistics.median(r.wall_s for r in results) for results in (recorded, plain))
     print(f"recorder CPU {share:.3%} of run time; a step: {drains[len(drains) // 2]:.0f} us, "
           f"p99 {drains[len(drains) * 99 // 100]:.0f} us; {recorded[-1].num_bytes / 1024:.0f} KiB of trace")  # fmt: skip

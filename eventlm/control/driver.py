@@ -74,6 +74,8 @@ class Driver:
         self._last_checkpoint = 0
         self._inbox: list[MakeFacts] = []
         self._unpublished: list[Event] = []
+        #: Bodies of the launches among them, which their workers have had already.
+        self._shipped: dict[int, bytes] = {}
         self._outbox: list[Output] = []
         self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
         self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
@@ -148,31 +150,22 @@ class Driver:
             self._writer.close()
 
     def _apply(self, fact: Fact) -> None:
-        self._record(fact)
+        self._unpublished.append(fact)
         if isinstance(fact, WorkerLost | Desynced) and fact.epoch == self.core.state.replicas[fact.replica].epoch:
             self.live.forget_worker(fact.replica)
         for decision in self.core.apply(fact):
-            body = self._record(decision)
-            self._effect(decision, body)
+            self._unpublished.append(decision)
+            self._effect(decision)
 
     def _mark(self, marker: Marker) -> None:
         seq = self.core.next_seq
         stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=max(seq - 1, 0))
-        self._record(stamped)
+        self._unpublished.append(stamped)
         self.core.apply(stamped)
 
-    def _record(self, event: Event) -> bytes:
-        """Append an event to the log; its body, empty if nobody needs it."""
-        self._unpublished.append(event)
-        if self._writer is None and not isinstance(event, Launched):
-            return b""
-        body = encode_body(event)
-        if self._writer is not None:
-            self._writer.append(body)
-        return body
-
-    def _effect(self, decision: Decision, body: bytes) -> None:
+    def _effect(self, decision: Decision) -> None:
         if isinstance(decision, Launched):
+            body = self._shipped[decision.s] = encode_body(decision)
             self._ship(decision, body, self.live.launch(decision))
         elif isinstance(decision, Emitted):
             self._outbox += self.live.emit(decision)
@@ -200,9 +193,10 @@ class Driver:
 
     def _deliver(self) -> None:
         """Write, then let everybody see: subscribers, and clients."""
-        if self._writer is not None:
-            self._writer.flush()
         events, self._unpublished = self._unpublished, []
+        if self._writer is not None:
+            self._write(self._writer, events)
+        self._shipped.clear()
         self.bus.publish(events)
         admissions, self._admissions = self._admissions, []
         for on_admission, reason, seqs in admissions:
@@ -210,3 +204,9 @@ class Driver:
         outbox, self._outbox = self._outbox, []
         for sink, output in outbox:
             sink(output)
+
+    def _write(self, writer: LogWriter, events: list[Event]) -> None:
+        """All of the drain in one go and one system call: what a step pays for being recorded."""
+        for event in events:
+            writer.append(self._shipped.get(event.s) or encode_body(event))
+        writer.flush()
