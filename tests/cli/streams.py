@@ -1,0 +1,51 @@
+"""Concurrent streaming clients from the openai package."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+
+from tests.serving import PATIENCE_SECONDS
+
+
+class Stream:
+    """One streamed completion: what its client has seen so far."""
+
+    def __init__(self, client: openai.AsyncOpenAI, **fields: Any) -> None:
+        self.seed: int = fields.get("seed", 0)
+        self.text = ""
+        self.finish_reason = ""
+        self.error: Exception | None = None
+        self._progress = asyncio.Event()
+        self._client = client
+        self._fields = fields
+
+    async def run(self, *, leave_after: int | None = None) -> Stream:
+        """Read to the end, or leave once there are so many characters. An error is kept, not raised."""
+        try:
+            async with await self._client.completions.create(stream=True, **self._fields) as chunks:
+                async for chunk in chunks:
+                    [choice] = chunk.choices
+                    self.text += choice.text
+                    self.finish_reason = choice.finish_reason or ""
+                    self._progress.set()
+                    if leave_after is not None and len(self.text) >= leave_after:
+                        break
+        except Exception as error:
+            self.error = error
+        self._progress.set()
+        return self
+
+    async def wait_for_text(self, num_characters: int) -> None:
+        """Wait until the client has seen so much, or an error."""
+        while len(self.text) < num_characters and self.error is None:
+            self._progress.clear()
+            await self._progress.wait()
+
+
+async def until_all_have(streams: list[Stream], num_characters: int) -> None:
+    """Wait until every client has seen so much text."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*(stream.wait_for_text(num_characters) for stream in streams))

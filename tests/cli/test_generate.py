@@ -1,0 +1,164 @@
+"""`eventlm generate` as a process: what it prints, what it refuses, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from eventlm.events import Arrived, End, Finished
+from tests.checkpoints import make_checkpoint
+from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
+
+
+def generate(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("generate", *arguments),
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def output_of(*arguments: str, cwd: Path, stdin: str = "") -> str:
+    done = generate(*arguments, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_prompt_is_completed(tmp_path: Path) -> None:
+    done = generate("--model", "fake", "--seed", "5", "--max-tokens", "48", "Hello", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, fake_text(5, 48) + "\n", "")
+
+
+def test_several_prompts_are_printed_in_order_and_recorded(tmp_path: Path) -> None:
+    arguments = ["--model", "fake", "--seed", "5", "--max-tokens", "9", "--record", "runs", "--max-num-seqs", "1"]
+    done = generate(*arguments, "One", "-", "Three\nlines\nof text", cwd=tmp_path, stdin="Two " * 40)
+    text = fake_text(5, 9)
+    assert done.stdout.split("\n") == [
+        "=== 1/3: One",
+        text,
+        "=== 2/3: " + ("Two " * 40)[:59] + "…",
+        text,
+        "=== 3/3: Three",
+        text,
+        "",
+    ]
+    trace = verified(tmp_path / "runs" / "latest" / "trace.jsonl")
+    assert trace.result.clean_end
+    assert [(event.group_size, event.offline) for event in trace.of(Arrived)] == [(3, True)] * 3
+    run = (tmp_path / "runs" / "latest").resolve().name
+    assert done.stderr == f"eventlm: recorded to runs/{run}/trace.jsonl\n"
+
+
+def test_more_prompts_than_the_queue_has_room_for(tmp_path: Path) -> None:
+    prompts = [f"prompt {number}" for number in range(12)]
+    arguments = ["--model", "fake", "--max-queue-len", "2", "--max-num-seqs", "2", "--max-tokens", "3"]
+    assert output_of(*arguments, *prompts, cwd=tmp_path).count("===") == 12
+
+
+def test_a_stop_string_ends_the_text_before_it(tmp_path: Path) -> None:
+    whole = fake_text(5, 60)
+    stop = whole[30:36]
+    arguments = ["--model", "fake", "--seed", "5", "--max-tokens", "60", "--stop", "nowhere", "--stop", stop]
+    assert output_of(*arguments, "Hello", cwd=tmp_path) == whole[: whole.index(stop)] + "\n"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_checkpoint_folder(tmp_path: Path, family: str) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint", family=family)  # type: ignore[arg-type]
+    greedy = ["--model", str(folder), "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--kv-memory", "8MiB"]
+    plain = output_of(*greedy, "The quick brown fox", cwd=tmp_path)
+    chat = output_of(*greedy, "--chat", "The quick brown fox", cwd=tmp_path)
+    assert plain != chat
+    # The same text through the template by hand is the same prompt.
+    prompt = "<|im_start|>user\nThe quick brown fox<|im_end|>\n<|im_start|>assistant\n"
+    assert output_of(*greedy, prompt, cwd=tmp_path) == chat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no prompt given: eventlm generate PROMPT..., or - to read standard input"),
+        (["-", "-"], "- is given twice"),
+        (["hi", "--temperature", "3"], "Invalid value for 'temperature': expected `float` <= 2.0"),
+        (["hi", "--top-p", "0"], "Invalid value for 'top_p'"),
+        (["hi", "--max-tokens", "0"], "Invalid value for 'max_tokens'"),
+        (["hi", "--max-tokens", "9000"], "maximum context length is 8192 tokens"),
+        (["hi", "--stop", ""], "Invalid value for 'stop[0]'"),
+        (["x" * 9000], "maximum context length is 8192 tokens"),
+        (["hi", "--max-tokens", "many"], "argument --max-tokens: invalid int value: 'many'"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = generate("--model", "fake", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("eventlm: error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_input_that_is_not_utf8(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command("generate", "--model", "fake", "-"), cwd=tmp_path, input=b"ab\xff", capture_output=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert b"standard input is not valid UTF-8: invalid start byte at byte 2" in done.stderr
+
+
+def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint")
+    config = folder / "tokenizer_config.json"
+    config.write_text(config.read_text().replace("chat_template", "no_template"))
+    done = generate("--model", str(folder), "--chat", "Hello", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "this model has no chat template; leave --chat out" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_it(tmp_path: Path, number: signal.Signals) -> None:
+    arguments = ["--model", "fake", "--max-tokens", "8000", "--record", "runs", "--fake", "base_ns=20000000"]
+    with subprocess.Popen(
+        command("generate", *arguments, "Hello"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        [worker] = children(process.pid)
+        process.send_signal(number)
+        assert process.wait(PATIENCE_SECONDS) == (-number if number == signal.SIGKILL else 128 + number)
+        wait_until(lambda: not is_running(worker))
+        assert process.stderr.read() == b""
+    trace = verified(tmp_path / "runs" / "latest" / "trace.jsonl")
+    if number != signal.SIGKILL:
+        assert isinstance(trace.events[-1], End)
+        assert [event.reason for event in trace.of(Finished)] == ["cancelled"]
+
+
+def test_killed_while_its_worker_starts(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("generate", "--model", "fake", "Hello"), cwd=tmp_path, stdout=subprocess.PIPE
+    ) as process:
+        [worker] = wait_until(lambda: children(process.pid))
+        process.kill()
+    wait_until(lambda: not is_running(worker))
+
+
+def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        done = subprocess.run(
+            command("generate", "--model", "fake", "Hello"),
+            cwd=tmp_path,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -1,0 +1,156 @@
+"""What keeps `serve` and `generate` from starting is said in one line, at once, without a traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import edit_json, make_checkpoint
+from tests.serving import PATIENCE_SECONDS, command
+
+from .conftest import StartServer
+
+
+def error_of(*arguments: str, cwd: Path, code: int) -> str:
+    done = subprocess.run(
+        command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    # A warning about an exposed server and such may come before it.
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("eventlm: error: ")
+    assert "Traceback" not in done.stderr
+    return last.removeprefix("eventlm: error: ")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """A copy of a sound checkpoint, to be broken."""
+    original = make_checkpoint(tmp_path_factory.mktemp("sound") / "model")
+
+    def copy(folder: Path) -> Path:
+        folder.mkdir()
+        for path in original.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        return folder
+
+    return copy
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def scramble_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 4096)
+
+
+def drop_a_tensor(folder: Path) -> None:
+    edit_json(folder / "config.json", num_hidden_layers=3)
+
+
+BREAKS: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / "config.json").unlink(), "there is no config.json in this folder"),
+    (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    (lambda folder: edit_json(folder / "config.json", model_type="mamba", architectures=["Mamba"]), "Mamba"),
+    (cut_weights, "truncated"),
+    (scramble_weights, "not a safetensors file"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    (drop_a_tensor, "is missing"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+    (lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be read as a tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BREAKS)
+def test_a_broken_checkpoint(
+    tmp_path: Path, checkpoint: Callable[[Path], Path], damage: Callable[[Path], object], message: str
+) -> None:
+    folder = checkpoint(tmp_path / "broken")
+    damage(folder)
+    error = error_of("serve", "--port", "0", "--model", str(folder), cwd=tmp_path, code=1)
+    assert message in error
+    assert str(folder) in error
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    for command_name, prompt in (("serve", []), ("generate", ["hi"])):
+        error = error_of(command_name, *prompt, "--model", str(tmp_path / "nowhere"), cwd=tmp_path, code=1)
+        assert "no such folder" in error
+    assert "did you mean smollm2?" in error_of("serve", "--port", "0", "--model", "smollm", cwd=tmp_path, code=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--policy", "edff"], "did you mean edf?"),
+        (["--policy", "edf:multiplyer=2"], "multiplier"),
+        (["--policy", "nowhere:Policy"], "no module 'nowhere'"),
+        (["--fake", "bas_ns=1"], "--fake: unknown key 'bas_ns'; did you mean base_ns?"),
+        (["--fake", "base_ns=soon"], "--fake: base_ns=soon: expected `int`, got `str`"),
+        (["--predictor", "1,2"], "--predictor: a predictor has 5 non-negative integer coefficients"),
+        (["--num-blocks", "4", "--max-model-len", "100"], "hold a context of 48 tokens, 100 are needed"),
+        (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
+    ],
+)
+def test_flags_that_make_no_sense(tmp_path: Path, flags: list[str], message: str) -> None:
+    assert message in error_of("serve", "--model", "fake", "--port", "0", *flags, cwd=tmp_path, code=2)
+
+
+def test_a_config_with_a_typo(tmp_path: Path) -> None:
+    (tmp_path / "eventlm.toml").write_text("[model]\nmodel = 'fake'\nmax_model_length = 4\n")
+    error = error_of("serve", "--config", "eventlm.toml", cwd=tmp_path, code=2)
+    assert "max_model_length" in error
+    assert "did you mean max_model_len?" in error
+
+
+def test_a_taken_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        error = error_of("serve", "--model", "/nowhere", "--port", port, cwd=tmp_path, code=2)
+    assert error == (
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another address with --host and --port"
+    )
+
+
+def test_a_folder_that_cannot_be_recorded_to(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    error = error_of("serve", "--model", "fake", "--port", "0", "--record", "runs", cwd=tmp_path, code=1)
+    assert error == "cannot record to runs: File exists; choose another folder"
+    error = error_of("generate", "hi", "--model", "fake", "--record", "/proc/runs", cwd=tmp_path, code=1)
+    assert error.startswith("cannot record to /proc/runs: ")
+
+
+def test_a_server_that_everybody_can_reach_warns(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--host", "0.0.0.0")
+    warning = "anybody who can reach 0.0.0.0:0 can use the server"
+    assert warning in server.stderr
+    assert server.stop() == 0
+    guarded = start_server("--model", "fake", "--host", "0.0.0.0", environment={"EVENTLM_API_KEY": "k" * 8})
+    assert warning not in guarded.stderr
+
+
+def test_names_of_the_served_model(
+    start_server: StartServer, checkpoint: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    folder = checkpoint(tmp_path / "Tiny-0.1M")
+    flags = ["--model", str(folder), "--kv-memory", "8MiB"]
+    assert start_server(*flags).model == "Tiny-0.1M"
+    server = start_server(*flags, "--served-model-name", "tiny")
+    assert [model.id for model in server.client().models.list()] == ["tiny"]
+
+
+def test_serving_loads_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom eventlm.cli.compose import compose\nimport eventlm.server.http_server, eventlm.cli.serve\n"
+        "from eventlm.config.load import load_config\ncompose(load_config(None, {'model': 'fake'}))\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([*command()[:1], "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.stdout == "[]\n", done.stderr
