@@ -59,12 +59,18 @@ def command(*arguments: str) -> list[str]:
 class Server:
     """A server process on a free port, recording to `folder/runs`. Its stderr goes to a file."""
 
-    def __init__(self, folder: Path, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        program: list[str] | None = None,
+    ) -> None:
         self.folder = folder
         self.stderr_path = folder / "stderr"
         with self.stderr_path.open("wb") as stderr:
             self.process = subprocess.Popen(
-                command("serve", "--port", "0", "--record", "runs", *flags),
+                [*(program or command()), "serve", "--port", "0", "--record", "runs", *flags],
                 cwd=folder,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
