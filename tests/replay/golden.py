@@ -30,13 +30,13 @@ class Golden(NamedTuple):
 
 GOLDEN = {
     # Groups, chunks, shared prefixes, samples of one prompt; one step at a time.
-    "fcfs_one_replica": Golden(small_machine({"type": "fcfs"}, max_steps_in_flight=1), CALM, 3, 12),
+    "fcfs_one_replica": Golden(small_machine({"type": "fcfs"}, max_steps_in_flight=1), CALM, 3, 8),
     # A tight pool and slots: evictions, memory preemptions; ends in the text, deadlines, cancels.
     "edf_tight": Golden(
         small_machine({"type": "edf", "min_deadline_ms": 1, "evict_margin_ms": 5}, num_blocks=10, max_model_len=36),
         Chaos(kills=0, text_ends=0.6),
-        4,
-        10,
+        0,
+        8,
     ),
     # Two replicas whose workers die, rows of several tokens, grammars, swaps.
     "lrs_dying_workers": Golden(
@@ -44,8 +44,8 @@ GOLDEN = {
             {"type": "lrs", "min_deadline_ms": 1}, num_replicas=2, max_tokens_per_row=3, max_steps_in_flight=3
         ),
         Chaos(kills=4, grammars=0.3),
+        22,
         8,
-        12,
     ),
 }
 #: The first of them with a launch that gives a block to a sequence that does not own it.

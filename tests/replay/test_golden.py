@@ -32,8 +32,9 @@ def test_golden_traces_hold_what_they_are_there_for() -> None:
     for name in GOLDEN:
         objects = read_objects(FOLDER / f"{name}.jsonl")
         seen[name] = {item["t"] for item in objects} | {f"{item['t']} {item.get('reason')}" for item in objects}
-    assert seen["edf_tight"] >= {"preempt memory", "preempt admission", "closing", "cancel", "set_timer", "timer"}
-    assert seen["lrs_dying_workers"] >= {"preempt lost", "worker_lost", "grammar", "route"}
+    tight = {"preempt memory", "preempt admission", "closing", "text_end", "cancel", "set_timer", "timer"}
+    assert seen["edf_tight"] >= tight
+    assert seen["lrs_dying_workers"] >= {"preempt lost", "worker_lost", "desync", "grammar", "route"}
 
 
 def test_the_broken_trace_fails_at_its_broken_launch() -> None:

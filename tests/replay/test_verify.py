@@ -159,7 +159,7 @@ def test_another_multiplier_of_edf_is_policy_drift_at_the_first_decision_it_alte
 @pytest.mark.parametrize("changes", [
     {"policy": {"type": "lrs"}},
     {"batcher": {"type": "fixed", "max_chunk_tokens": 2}},
-    {"settings": {"block_size": 8}},
+    {"settings": {"max_num_seqs": 1}},
 ])  # fmt: skip
 def test_other_changes_are_found_too(edf_run: Recording, changes: dict[str, Any]) -> None:
     found = divergence_of(verify(edf_run.path, changes=Changes(**changes)))
@@ -425,10 +425,9 @@ def test_a_plugin_whose_source_has_changed_is_a_warning_and_explains_a_differenc
 
     path = tampered(fcfs_run.path, tmp_path / "t", other_source)
     result = verify(path)
-    assert (result.exit_code, result.warnings) == (
-        0,
-        ["the policy fcfs has another source than when the trace was recorded"],
-    )
+    assert result.exit_code == 0
+    assert len(result.warnings) == 1
+    assert "the policy fcfs has another source_hash" in result.warnings[0]
     found = divergence_of(verify(tampered(path, tmp_path / "u", _another_block)))
     assert found.code == "policy_drift"
 
@@ -436,6 +435,8 @@ def test_a_plugin_whose_source_has_changed_is_a_warning_and_explains_a_differenc
 def test_changes_that_make_no_sense_are_usage_errors(fcfs_run: Recording) -> None:
     with pytest.raises(UsageError, match="did you mean block_size"):
         verify(fcfs_run.path, changes=Changes(settings={"blocksize": 8}))
+    with pytest.raises(UsageError, match="made for 4, it cannot change"):
+        verify(fcfs_run.path, changes=Changes(settings={"block_size": 8}))
     with pytest.raises(UsageError, match="max_num_seqs"):
         verify(fcfs_run.path, changes=Changes(settings={"max_num_seqs": 0}))
 
