@@ -77,5 +77,5 @@ def _check_predictor(coefficients: list[int]) -> None:
         return
     try:
         Predictor.from_coefficients(coefficients)
-    except ValueError as error:
+    except UsageError as error:
         raise UsageError(f"--predictor: {error}") from error

@@ -42,9 +42,8 @@ def expected(fields: dict[str, Any], index: int) -> tuple[str, str]:
 
 
 async def test_streams_equal_whole_replies_and_both_are_right(start_server: StartServer) -> None:
-    server = start_server(
-        "--model", "fake", "--replicas", "2", "--batcher", "dynamic", "--max-num-batched-tokens", "64"
-    )
+    limits = ["--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
+    server = start_server("--model", "fake", "--replicas", "2", "--batcher", "dynamic", *limits)
     rng = random.Random(7)
     gate = asyncio.Semaphore(16)
     async with server.async_client() as client:
