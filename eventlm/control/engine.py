@@ -58,6 +58,8 @@ class InferenceEngine:
         self._undecided: list[asyncio.Future[RejectReason | None]] = []
         self._writer: LogWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        #: The core failed: nothing more can be said of its state, nor be written.
+        self._broken = False
         self._drain_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._live_replicas = setup.core.num_replicas
@@ -191,7 +193,7 @@ class InferenceEngine:
             self.state = "dead"
             await self._stop_workers()
             return
-        if self.state in ("ready", "draining"):
+        if not self._broken:
             self.state = "draining"
             for request in list(self._driver.core.state.requests):
                 self.cancel(request, "shutdown")
@@ -200,7 +202,7 @@ class InferenceEngine:
         driver, self._driver = self._driver, None
         if self._timer is not None:
             self._timer.cancel()
-        if self.state == "draining":
+        if not self._broken:
             driver.end(reason)
         elif self._writer is not None:
             self._writer.close()
@@ -241,10 +243,12 @@ class InferenceEngine:
         try:
             driver.drain(self.now_ns())
         except EventLMError as error:
+            self._broken = True
             log.error("the engine cannot go on", error=str(error))
             self._die(str(error))
             return
         except Exception as error:
+            self._broken = True
             log.exception("the engine cannot go on: this is a defect, please report it")
             self._die(repr(error))
             return
@@ -275,6 +279,8 @@ class InferenceEngine:
         self._live_replicas -= 1
         log.error("replica given up", reason=reason, left=self._live_replicas)
         if not self._live_replicas:
+            # The loss itself belongs into the log.
+            self._drain()
             self._die(f"no worker is left: {reason}")
 
     def _die(self, reason: str) -> None:

@@ -23,6 +23,7 @@ from eventlm.worker.protocol import (
     encode,
 )
 
+STDERR_FD = 2
 #: How long a worker may take to leave when it is asked to.
 LEAVE_SECONDS = 5.0
 
@@ -50,8 +51,9 @@ class WorkerProcess:
     async def start(self) -> None:
         """Spawn the process and send it its setup."""
         command = [sys.executable, "-m", "eventlm.worker.process", *self._addresses, str(os.getpid())]
+        # What a library prints there is no output of this program.
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, env=_environment()
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=STDERR_FD, env=_environment()
         )
         self._to_worker.send(encode(self.setup))
 

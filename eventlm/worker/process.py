@@ -8,13 +8,15 @@ and leaves when the engine has died, so that no worker outlives its engine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import zmq
 
@@ -142,7 +144,7 @@ class Worker:
 
     def __init__(self, inbox: str, outbox: str, parent_pid: int) -> None:
         self._context = zmq.Context()
-        self._outbox_address = outbox
+        self._addresses = (inbox, outbox)
         self._parent_pid = parent_pid
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.connect(inbox)
@@ -153,14 +155,14 @@ class Worker:
     def _push(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
         socket.set(zmq.LINGER, 1000)
-        socket.connect(self._outbox_address)
+        socket.connect(self._addresses[1])
         return socket
 
     def run(self) -> int:
         """Serve until told to stop; the exit status."""
         while not self._inbox.poll(PARENT_POLL_MS):
             if os.getppid() != self._parent_pid:
-                return 1
+                self._leave_orphaned()
         setup = decode_to_worker(self._inbox.recv())
         assert isinstance(setup, WorkerSetup)
         threading.Thread(target=self._beat, args=(setup,), daemon=True).start()
@@ -227,6 +229,15 @@ class Worker:
             since = self._busy_since_ns
             socket.send(encode(Heartbeat(epoch=setup.epoch, busy_ns=time.monotonic_ns() - since if since else 0)))
             time.sleep(setup.heartbeat_ns / 1e9)
+        self._leave_orphaned()
+
+    def _leave_orphaned(self) -> NoReturn:
+        """The engine has died and cannot tidy up: its sockets, and the folder that it made for them, go too."""
+        paths = [Path(address.removeprefix("ipc://")) for address in self._addresses]
+        with contextlib.suppress(OSError):
+            for path in paths:
+                path.unlink(missing_ok=True)
+            paths[0].parent.rmdir()
         os._exit(1)
 
 

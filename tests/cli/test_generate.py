@@ -123,9 +123,15 @@ def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_it(tmp_path: Path, number: signal.Signals) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     arguments = ["--model", "fake", "--max-tokens", "8000", "--record", "runs", "--fake", "base_ns=20000000"]
     with subprocess.Popen(
-        command("generate", *arguments, "Hello"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("generate", *arguments, "Hello"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(temporary)},
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -135,6 +141,7 @@ def test_nothing_is_left_of_it(tmp_path: Path, number: signal.Signals) -> None:
         assert process.wait(PATIENCE_SECONDS) == (-number if number == signal.SIGKILL else 128 + number)
         wait_until(lambda: not is_running(worker))
         assert process.stderr.read() == b""
+    assert list(temporary.iterdir()) == []
     trace = verified(tmp_path / "runs" / "latest" / "trace.jsonl")
     if number != signal.SIGKILL:
         assert isinstance(trace.events[-1], End)

@@ -325,3 +325,14 @@ def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartS
     assert CANARY not in server.stderr
     assert '"api_key":"***"' in server.trace.read_text()
     assert server.trace.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_worker_left_clients_are_told_and_the_trace_is_whole(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", "die_ppm=1000000", "--max-restarts", "1")
+    for part in ("no worker is left: died", "The engine has died"):
+        reply = server.complete()
+        assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+        assert part in reply.json()["error"]["message"]
+    assert not server.is_healthy()
+    trace = server.stop_and_verify()
+    assert len(trace.of(WorkerLost)) == len(trace.of(WorkerUp)) == 2
