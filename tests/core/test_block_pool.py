@@ -1,0 +1,181 @@
+"""The block pool under random use by model sequences, and the order in which it takes blocks back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from eventlm.core.block_pool import ROOT, BlockPool
+
+
+class User:
+    """A sequence as the pool sees it: a table of blocks, the first of them in the tree along a path of names."""
+
+    def __init__(self, names: list[int]) -> None:
+        self.names = names
+        self.table: list[int] = []
+        self.num_tree_blocks = 0
+
+
+def admit(pool: BlockPool, names: list[int], num_blocks: int) -> User | None:
+    """Hold what can be hit, allocate the rest; None if that is too much."""
+    user = User(names)
+    hits = pool.lookup(names, len(names))
+    if num_blocks - len(hits) > pool.num_available - pool.num_idle_among(hits):
+        return None
+    for block in hits:
+        pool.hold(block)
+    user.table = hits + [pool.allocate() for _ in range(num_blocks - len(hits))]
+    user.num_tree_blocks = len(hits)
+    return user
+
+
+def publish(pool: BlockPool, user: User) -> None:
+    """Enter one more of its blocks into the tree, if the tree has not got its content."""
+    place = user.num_tree_blocks
+    if place < min(len(user.names), len(user.table)) and user.names[place] not in pool.tree:
+        pool.insert(user.names[place], user.names[place - 1] if place else ROOT, user.table[place])
+        user.num_tree_blocks += 1
+
+
+def path(rng: random.Random) -> list[int]:
+    """Names along a path of a small tree of texts; a name is its path, as with chained hashes."""
+    names, name = [], 0
+    for _ in range(rng.randint(1, 5)):
+        name = name * 3 + rng.randint(1, 3)
+        names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_use_keeps_every_invariant(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(rng.choice([4, 9, 40]))
+    users: list[User] = []
+    for _ in range(400):
+        action = rng.random()
+        if action < 0.35:
+            names = path(rng)
+            user = admit(pool, names, len(names) + rng.randint(0, 2))
+            if user is not None:
+                users.append(user)
+        elif action < 0.7 and users:
+            publish(pool, rng.choice(users))
+        elif action < 0.8 and users and pool.num_available:
+            rng.choice(users).table.append(pool.allocate())
+        elif users:
+            pool.release_all(users.pop(rng.randrange(len(users))).table)
+        assert pool.problems([user.table for user in users]) == []
+        held = {block for user in users for block in user.table}
+        assert pool.num_available == pool.num_blocks - len(held)
+    for user in users:
+        pool.release_all(user.table)
+    assert pool.num_available == pool.num_blocks
+
+
+def fill(pool: BlockPool, names: list[int]) -> User:
+    user = admit(pool, names, len(names))
+    assert user is not None
+    for _ in names:
+        publish(pool, user)
+    return user
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    pool = BlockPool(6)
+    first, second = fill(pool, [1, 11, 111]), fill(pool, [2, 22, 222])
+    pool.release_all(first.table)
+    pool.release_all(second.table)
+    # Using the first again makes the second the older one.
+    again = fill(pool, [1, 11, 111])
+    assert again.table == first.table
+    pool.release_all(again.table)
+    gone = []
+    for _ in range(6):
+        before = set(pool.tree)
+        pool.allocate()
+        gone += before - set(pool.tree)
+    assert gone == [222, 22, 2, 111, 11, 1]
+
+
+def test_a_parent_that_is_used_more_recently_than_its_child_outlives_it() -> None:
+    pool = BlockPool(4)
+    long = fill(pool, [1, 11, 111])
+    pool.release_all(long.table)
+    pool.release_all(fill(pool, [1]).table)
+    for _ in range(3):
+        pool.allocate()
+    # One block was free; then the two deeper ones went.
+    assert list(pool.tree) == [1]
+
+
+def test_free_blocks_are_taken_before_those_that_can_be_hit() -> None:
+    pool = BlockPool(3)
+    user = fill(pool, [1])
+    pool.release_all(user.table)
+    taken = [pool.allocate(), pool.allocate()]
+    assert user.table[0] not in taken
+    assert pool.lookup([1], 1) == user.table
+
+
+def test_hits_end_at_the_first_gap_and_at_the_limit() -> None:
+    pool = BlockPool(8)
+    user = fill(pool, [1, 11, 111])
+    assert pool.lookup([1, 11, 111, 1111], 9) == user.table
+    assert pool.lookup([1, 11, 111], 2) == user.table[:2]
+    assert pool.lookup([1, 12, 111], 9) == user.table[:1]
+    assert pool.lookup([11], 9) == []
+
+
+def test_a_name_under_another_parent_is_no_hit() -> None:
+    # The bounded table of names had lost the parent's, and gave it a new one.
+    pool = BlockPool(8)
+    user = fill(pool, [1, 11])
+    assert pool.lookup([2, 11], 9) == []
+    fill(pool, [2])
+    assert pool.lookup([2, 11], 9) == pool.lookup([2], 9)
+    assert pool.lookup([1, 11], 9) == user.table
+
+
+def test_a_block_held_twice_is_there_until_both_have_left() -> None:
+    pool = BlockPool(2)
+    first = fill(pool, [1])
+    second = admit(pool, [1], 2)
+    assert second is not None
+    assert second.table[0] == first.table[0]
+    pool.release_all(first.table)
+    assert pool.num_available == 0
+    pool.release_all(second.table)
+    assert pool.num_available == 2
+    assert pool.lookup([1], 1) == first.table
+
+
+def test_forgetting_everything_leaves_nothing_to_hit() -> None:
+    pool = BlockPool(4)
+    fill(pool, [1, 11])
+    pool.reset()
+    assert pool.lookup([1], 1) == []
+    assert pool.num_available == 4
+    assert pool.problems([]) == []
+
+
+def test_problems_are_seen() -> None:
+    pool = BlockPool(4)
+    user = fill(pool, [1, 11])
+    assert "references of blocks" in pool.problems([])[0]
+    assert pool.problems([user.table]) == []
+    del pool.tree[1]
+    assert any("lost its parent" in problem for problem in pool.problems([user.table]))
+
+
+def test_the_digest_tells_histories_apart_and_repeats() -> None:
+    def run(names: list[list[int]]) -> str:
+        pool = BlockPool(8)
+        users = [fill(pool, path) for path in names]
+        for user in users:
+            pool.release_all(user.table)
+        return str(pool.digest)
+
+    assert run([[1, 11], [2]]) == run([[1, 11], [2]])
+    assert len({run([[1, 11], [2]]), run([[2], [1, 11]]), run([[1, 11], [3]]), run([[1], [2]])}) == 4

@@ -1,0 +1,49 @@
+"""Predicted times are exact integer arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.errors import UsageError
+
+PREDICTOR = Predictor.from_coefficients([7_000, 1_100, 1_300, 17, 3])
+
+
+def test_a_step_is_the_sum_of_its_features() -> None:
+    found = PREDICTOR.step_ns(prefill_tokens=11, num_decodes=5, context_tokens=1001, chunk_context=77)
+    assert found == (7_000 + 1_100 * 11 + 1_300 * 5 + 17 * 1001 + 3 * 77) // 1000
+
+
+def test_a_prompt_alone_takes_its_chunks() -> None:
+    # 100 tokens, 30 done: 70 left in chunks of at most 32 are 3 steps, each reading the whole context.
+    wanted = (7_000 * 3 + 1_100 * 70 + 17 * 100 * 3 + 3 * 70 * (30 + 35)) // 1000
+    assert PREDICTOR.prefill_ns(100, 30, 32) == wanted
+
+
+def test_nothing_left_takes_no_time() -> None:
+    assert PREDICTOR.prefill_ns(100, 100, 32) == 0
+    assert PREDICTOR.prefill_ns(0, 0, 32) == 0
+
+
+def test_more_work_never_takes_less_time() -> None:
+    predictor = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
+    times = [predictor.prefill_ns(num_tokens, 0, 512) for num_tokens in range(0, 5000, 13)]
+    assert times == sorted(times)
+    left = [predictor.prefill_ns(5000, done, 512) for done in range(0, 5001, 7)]
+    assert left == sorted(left, reverse=True)
+
+
+def test_huge_prompts_keep_their_last_nanosecond() -> None:
+    predictor = Predictor.from_coefficients([0, 1000, 0, 0, 0])
+    assert predictor.prefill_ns(2**60 + 1, 0, 2**61) - predictor.prefill_ns(2**60, 0, 2**61) == 1
+
+
+def test_coefficients_come_back_as_they_went_in() -> None:
+    assert Predictor.from_coefficients(list(DEFAULT_COEFFICIENTS)).coefficients() == list(DEFAULT_COEFFICIENTS)
+
+
+@pytest.mark.parametrize("coefficients", [[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, -5]])
+def test_others_are_refused(coefficients: list[int]) -> None:
+    with pytest.raises(UsageError, match="5 non-negative"):
+        Predictor.from_coefficients(coefficients)

@@ -1,0 +1,216 @@
+"""How a step is formed: budget, order, chunks, skips, several tokens a row, several steps in flight."""
+
+from __future__ import annotations
+
+from eventlm.events import Launched
+from eventlm.policies.edf import Edf
+from eventlm.policies.fixed import Fixed
+from eventlm.policies.lrs import Lrs
+from tests.core.rig import MILLISECOND, Rig, arrival, rows
+
+
+def launch_of(rig: Rig) -> Launched:
+    (launched,) = rig.of(Launched)
+    return launched
+
+
+def test_a_prompt_is_launched_whole_if_the_budget_allows() -> None:
+    rig = Rig()
+    seq = rig.arrive(prompt_tokens=10)
+    launched = launch_of(rig)
+    assert launched.chunks == [(seq, 0, 0, 10, 1)]
+    assert launched.decodes == []
+    assert launched.num_tokens == 10
+    # Three blocks for ten tokens and one more, shipped with the first chunk.
+    assert [(row, place, len(blocks)) for row, place, blocks in launched.blocks] == [(0, 0, 4)]
+
+
+def test_the_budget_is_never_exceeded_and_chunks_add_up() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    rig.arrive_all(arrival(20, 3), arrival(5, 3), arrival(9, 3))
+    done: dict[int, int] = {}
+    while any(rig.flying.values()):
+        launched = rig.flying[0][0]
+        assert launched.num_tokens == len(launched.decodes) + sum(chunk[3] for chunk in launched.chunks) <= 8
+        for request, _, start, num_tokens, samples in launched.chunks:
+            assert start == done.get(request, 0)
+            done[request] = start + num_tokens
+            assert samples == (done[request] == {0: 20, 1: 5, 2: 9}[sorted(rig_requests(rig)).index(request)])
+        rig.complete()
+    assert sorted(done.values()) == [5, 9, 20]
+
+
+def rig_requests(rig: Rig) -> list[int]:
+    return sorted({found.request for found in rig.decisions if type(found).__name__ == "Admitted"})  # type: ignore[attr-defined]
+
+
+def test_decodes_go_before_chunks_and_the_most_urgent_first() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    first = rig.arrive(2, 9)
+    second = rig.arrive(2, 9, priority=-1)
+    rig.complete()
+    third = rig.arrive(20, 2)
+    rig.complete()
+    launched = launch_of(rig)
+    assert [row[0] for row in launched.decodes] == [second, first]
+    assert launched.chunks == [(third, 0, 0, 6, 0)]
+
+
+def test_decodes_beyond_the_budget_wait_their_turn() -> None:
+    rig = Rig(max_num_batched_tokens=4)
+    seqs = rig.arrive_all(*(arrival(1, 3) for _ in range(6)))
+    rig.complete()
+    assert [row[0] for row in launch_of(rig).decodes] == seqs[:4]
+    rig.finish_all()
+    assert len(rig.finished()) == 6
+
+
+def test_the_more_urgent_of_waiting_and_partial_prefills_goes_first() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    long = rig.arrive(30, 2)
+    urgent = rig.arrive(3, 2, priority=-1)
+    rig.complete()
+    launched = launch_of(rig)
+    assert launched.chunks == [(urgent, 0, 0, 3, 1), (long, 0, 8, 5, 0)]
+
+
+def test_a_partial_prefill_goes_on_before_a_later_arrival() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    long = rig.arrive(12, 2)
+    later = rig.arrive(12, 2)
+    rig.complete()
+    assert launch_of(rig).chunks == [(long, 0, 8, 4, 1), (later, 0, 0, 4, 0)]
+
+
+def test_dynamic_keys_order_partial_prefills_anew_each_round() -> None:
+    # The second has the shorter deadline: it loses its share of slack faster, and overtakes at a chunk boundary.
+    rig = Rig(policy=Lrs(min_deadline_ms=1), max_num_batched_tokens=8)
+    patient = rig.arrive(40, 2, deadline_ns=4000 * MILLISECOND)
+    hurried = rig.arrive(40, 2, deadline_ns=2000 * MILLISECOND, at=1000 * MILLISECOND)
+    rig.complete(at=1001 * MILLISECOND)
+    assert rows(launch_of(rig)) == [patient]
+    rig.complete(at=2900 * MILLISECOND)
+    assert rows(launch_of(rig)) == [hurried]
+
+
+def test_static_keys_order_the_line_by_deadline() -> None:
+    rig = Rig(policy=Edf(), max_num_seqs=1)
+    rig.arrive(4, 1, deadline_ns=50 * MILLISECOND)
+    later, sooner = rig.arrive_all(
+        arrival(4, 1, deadline_ns=300 * MILLISECOND), arrival(4, 1, deadline_ns=100 * MILLISECOND)
+    )
+    rig.complete()
+    assert rows(launch_of(rig)) == [sooner]
+    rig.complete()
+    assert rows(launch_of(rig)) == [later]
+
+
+def test_one_that_does_not_fit_is_passed_over_a_bounded_number_of_times() -> None:
+    rig = Rig(num_blocks=8, max_model_len=28, max_skips=2)
+    rig.arrive(8, 12)  # 3 blocks, and more as it goes on
+    big = rig.arrive(24, 1)  # 7 blocks: does not fit beside it
+    small = [rig.arrive(1, 1) for _ in range(4)]
+    admitted = []
+    for _ in range(3):
+        rig.complete()
+        admitted += [row[0] for row in launch_of(rig).chunks]
+    # Its first two passes let others by; then the line is blocked until it fits.
+    assert set(admitted) <= set(small)
+    assert rig.sequence(big).skips <= 2
+    rig.finish_all()
+    order = [chunk[0] for found in rig.decisions if isinstance(found, Launched) for chunk in found.chunks]
+    assert order.index(big) < order.index(small[-1])
+    assert len(rig.finished()) == 6
+
+
+def test_without_skips_the_line_is_strict() -> None:
+    rig = Rig(num_blocks=8, max_model_len=28, max_skips=0)
+    rig.arrive(8, 12)
+    big, small = rig.arrive(24, 1), rig.arrive(1, 1)
+    rig.finish_all()
+    order = [chunk[0] for found in rig.decisions if isinstance(found, Launched) for chunk in found.chunks]
+    assert order.index(big) < order.index(small)
+
+
+def test_the_slots_are_a_limit() -> None:
+    rig = Rig(max_num_seqs=2)
+    seqs = rig.arrive_all(*(arrival(1, 2) for _ in range(5)))
+    assert rows(launch_of(rig)) == seqs[:2]
+    rig.complete()
+    rig.complete()
+    assert rows(launch_of(rig)) == seqs[2:4]
+
+
+def test_a_batcher_sizes_the_chunks() -> None:
+    rig = Rig(batcher=Fixed(max_chunk_tokens=3))
+    seqs = rig.arrive_all(arrival(7, 1), arrival(2, 1))
+    assert launch_of(rig).chunks == [(seqs[0], 0, 0, 3, 0), (seqs[1], 0, 0, 2, 1)]
+
+
+def test_steps_run_ahead_as_far_as_both_limits_allow() -> None:
+    rig = Rig(max_steps_in_flight=3, max_decodes_in_flight_per_seq=2)
+    seq = rig.arrive(4, 10)
+    first, second = rig.of(Launched)
+    assert first.chunks == [(seq, 0, 0, 4, 1)]
+    assert second.decodes == [(seq, 0, 4, 1)]  # nothing confirmed yet, one step in flight
+    rig.complete()
+    assert launch_of(rig).decodes == [(seq, 0, 5, 1)]
+    assert rig.sequence(seq).pending == 2
+
+
+def test_prompt_chunks_are_bound_by_the_replica_alone() -> None:
+    rig = Rig(max_steps_in_flight=4, max_decodes_in_flight_per_seq=1, max_num_batched_tokens=4)
+    rig.arrive(16, 2)
+    assert [found.chunks[0][2] for found in rig.of(Launched)] == [0, 4, 8, 12]
+
+
+def test_run_ahead_never_goes_beyond_the_limit() -> None:
+    rig = Rig(max_steps_in_flight=4, max_decodes_in_flight_per_seq=4)
+    rig.arrive(4, 2)
+    assert len(rig.of(Launched)) == 2
+    rig.finish_all()
+    assert [end[2:] for end in rig.finished()] == [("length", 2)]
+
+
+def test_a_launch_reserves_for_the_most_and_the_rest_goes_back() -> None:
+    rig = Rig(max_tokens_per_row=4)
+    seq = rig.arrive(4, 9)
+    assert launch_of(rig).most == [4]
+    rig.complete(produced=[1])
+    launched = launch_of(rig)
+    assert launched.most == [4]
+    assert launched.num_tokens == 4
+    rig.complete(produced=[0])
+    assert rig.sequence(seq).num_output_tokens == 1
+    rig.complete(produced=[4])
+    rig.complete(produced=[2])
+    # Nine at most: two are left.
+    assert launch_of(rig).most == [2]
+    rig.complete(produced=[2])
+    assert rig.finished() == [(seq, 0, "length", 9)]
+
+
+def test_forget_rides_in_the_next_launch() -> None:
+    from eventlm.events import Cancelled
+
+    rig = Rig()
+    gone = rig.arrive(4, 9)
+    rig.complete()
+    rig.feed(Cancelled(request=gone))
+    stays = rig.arrive(4, 9)
+    rig.complete(produced=[1])
+    launched = launch_of(rig)
+    assert (gone, 0) in launched.forget
+    assert rows(launched) == [stays]
+    rig.complete()
+    assert launch_of(rig).forget == []
+
+
+def test_predicted_times_are_those_of_the_step() -> None:
+    rig = Rig()
+    rig.arrive(10, 3)
+    wanted = rig.state.predictor.step_ns(prefill_tokens=10, num_decodes=0, context_tokens=10, chunk_context=50)
+    assert launch_of(rig).predicted_ns == wanted
+    rig.complete()
+    wanted = rig.state.predictor.step_ns(prefill_tokens=0, num_decodes=1, context_tokens=11, chunk_context=0)
+    assert launch_of(rig).predicted_ns == wanted
