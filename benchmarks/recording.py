@@ -124,8 +124,6 @@ def main() -> None:
     print(f"a step: median {quantile(drains, 50):.0f} us, p99 {quantile(drains, 99):.0f} us")
     print(f"a bare write(2) in this rhythm: median {quantile(floor, 50):.0f} us, p99 {quantile(floor, 99):.0f} us")
     with_s, without_s = (statistics.median(r.wall_s for r in results) for results in (recorded, plain))
-    print(f"recorder CPU {share:.3%} of run time; a step: {drains[len(drains) // 2]:.0f} us, "
-          f"p99 {drains[len(drains) * 99 // 100]:.0f} us; {recorded[-1].num_bytes / 1024:.0f} KiB of trace")  # fmt: skip
     print(f"wall time, medians: {with_s:.2f} s with, {without_s:.2f} s without, ratio {with_s / without_s:.3f}")
 
 
