@@ -45,7 +45,7 @@ class RopeConfig(Struct, frozen=True, kw_only=True):
 class DecoderConfig(Struct, frozen=True, kw_only=True):
     """A decoder's shape.
 
-    `dtype` is the one its weights are stored in; `eos_token_ids` those of config.json.
+    `dtype` is the one its weights are stored in.
     """
 
     architecture: str
@@ -64,7 +64,6 @@ class DecoderConfig(Struct, frozen=True, kw_only=True):
     qk_norm: bool
     rope: RopeConfig
     dtype: str
-    eos_token_ids: tuple[int, ...] = ()
 
 
 class _RawConfig(Struct, frozen=True, kw_only=True):
@@ -93,7 +92,6 @@ class _RawConfig(Struct, frozen=True, kw_only=True):
     sliding_window: int | None = None
     max_window_layers: int = 0
     layer_types: list[str] | None = None
-    eos_token_id: int | list[int] | None = None
 
 
 def read_config(folder: str | Path) -> DecoderConfig:
@@ -131,7 +129,6 @@ def read_config(folder: str | Path) -> DecoderConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         rope=_rope(path, raw),
         dtype=raw.dtype or raw.torch_dtype or _stored_dtype(folder),
-        eos_token_ids=as_token_ids(raw.eos_token_id),
     )
 
 
@@ -185,13 +182,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: holds {type(values).__name__}, not a JSON object")
     return values
-
-
-def as_token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """Token ids that a config may give as nothing, one number or a list."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
 
 
 def _architecture(path: Path, values: dict[str, Any]) -> str:

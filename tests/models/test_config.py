@@ -16,7 +16,6 @@ from eventlm.models.config import (
     read_config,
     resolve_dtype,
 )
-from eventlm.models.generation_config import GenerationDefaults, read_generation_defaults
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,7 +45,6 @@ def test_llama(tmp_path: Path) -> None:
     assert (config.qk_norm, config.tie_word_embeddings, config.attention_bias) == (False, False, False)
     assert config.rope == RopeConfig(original_max_position_embeddings=1024)
     assert config.rms_norm_eps == 1e-5
-    assert config.eos_token_ids == (2,)
 
 
 def test_qwen3(tmp_path: Path) -> None:
@@ -135,19 +133,6 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
             read_config(tmp_path)
 
 
-def test_generation_defaults(tmp_path: Path) -> None:
-    write(tmp_path, LLAMA)
-    assert read_generation_defaults(tmp_path) == GenerationDefaults(eos_token_ids=(2,))
-    path = tmp_path / "generation_config.json"
-    path.write_text('{"eos_token_id": [5, 6], "temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": true}')
-    assert read_generation_defaults(tmp_path) == GenerationDefaults(
-        eos_token_ids=(5, 6), temperature=0.6, top_k=20, top_p=0.9
-    )
-    path.write_text('{"top_p": 7}')
-    with pytest.raises(CheckpointError, match=r"generation_config\.json.*top_p"):
-        read_generation_defaults(tmp_path)
-
-
 def write_weights(folder: Path, data: bytes, name: str = "model.safetensors") -> Path:
     header = json.dumps({"w": {"dtype": "F16", "shape": [len(data) // 2], "data_offsets": [0, len(data)]}}).encode()
     (folder / name).write_bytes(len(header).to_bytes(8, "little") + header + data)
@@ -176,7 +161,7 @@ def test_dtype_of_the_weights_where_config_names_none(tmp_path: Path) -> None:
 
 def test_loads_no_torch() -> None:
     code = (
-        "import sys, eventlm.models.config, eventlm.models.generation_config\n"
+        "import sys, eventlm.models.config\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
