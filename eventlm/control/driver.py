@@ -142,9 +142,15 @@ class Driver:
 
     def end(self, reason: str) -> None:
         """Close the log cleanly."""
-        self.checkpoint()
-        self._mark(End(reason=reason))
-        self._deliver()
+        try:
+            self.checkpoint()
+            self._mark(End(reason=reason))
+            self._deliver()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End all subscriptions and close the log, as it is."""
         self.bus.close()
         if self._writer is not None:
             self._writer.close()

@@ -7,6 +7,7 @@ timers only wake the drain: due timers are the core's own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import structlog
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
-from eventlm.bus.log_writer import LogWriter
+from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
@@ -36,7 +37,7 @@ from eventlm.core.predictor import Predictor
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
 from eventlm.events.decisions import RejectReason
-from eventlm.worker.protocol import StepPayload, StepResult
+from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
 
@@ -91,34 +92,46 @@ class InferenceEngine:
         self._loop = asyncio.get_running_loop()
         run = make_run_id()
         record = self.setup.config.record.record
-        if record:
-            LogWriter.check_folder(record)
         try:
-            ready = await asyncio.gather(*(replica.start() for replica in self._replicas))
             if record:
-                self._writer = LogWriter(record, run)
-                self.run_folder = self._writer.run_folder
+                LogWriter.check_folder(record)
+            ready = await asyncio.gather(*(replica.start() for replica in self._replicas))
+            if self.state != "loading":
+                raise EngineUnavailableError("the engine was stopped while it started")
+            self._driver = self._make_driver(run, ready[0], LogWriter(record, run) if record else None)
         except BaseException:
+            self.state = "dead"
             await self._stop_workers()
             raise
-        predictor = self.setup.config.scheduler.predictor or fit(ready[0].samples)
-        seed = secrets.randbits(64)
-        header = make_header(self.setup, run, seed, predictor, ready[0])
-        core = Core(self.setup.core, self.setup.plugins, Predictor.from_coefficients(predictor))
-        self._driver = Driver(
-            header,
-            core,
-            self._make_live(seed, header.block_table_size),
-            bus=Bus(history=self._history if self._writer is not None else None, on_broken=_report_broken),
-            ship=self._ship,
-            writer=self._writer,
-            checkpoint_events=self.setup.config.record.checkpoint_events,
-            validate_every=self.setup.config.record.validate_every,
-        )
         for replica in self._replicas:
             replica.run()
         self._drain()
         self.state = "ready"
+
+    def _make_driver(self, run: str, first: WorkerReady, writer: LogWriter | None) -> Driver:
+        """The first thing it does is to write the header."""
+        predictor = self.setup.config.scheduler.predictor or fit(first.samples)
+        seed = secrets.randbits(64)
+        header = make_header(self.setup, run, seed, predictor, first)
+        if writer is not None:
+            self._writer = writer
+            self.run_folder = writer.run_folder
+        try:
+            return Driver(
+                header,
+                Core(self.setup.core, self.setup.plugins, Predictor.from_coefficients(predictor)),
+                self._make_live(seed, header.block_table_size),
+                bus=Bus(history=self._history if writer is not None else None, on_broken=_report_broken),
+                ship=self._ship,
+                writer=writer,
+                checkpoint_events=self.setup.config.record.checkpoint_events,
+                validate_every=self.setup.config.record.validate_every,
+            )
+        except BaseException:
+            if writer is not None:
+                with contextlib.suppress(LogWriteError):
+                    writer.close()
+            raise
 
     def _make_live(self, seed: int, block_table_size: int) -> LiveRequests:
         block_size = self.setup.core.block_size
@@ -189,24 +202,26 @@ class InferenceEngine:
 
     async def stop(self, reason: str = "stop") -> None:
         """End what still runs, close the log, stop the workers. Harmless when called twice."""
-        if self.state == "loading" or self._driver is None:
+        if self.state == "loading":
             self.state = "dead"
-            await self._stop_workers()
-            return
-        if not self._broken:
+        elif self.state == "ready":
             self.state = "draining"
-            for request in list(self._driver.core.state.requests):
+            # First an answer for those who have just come, so that they can be cancelled like everybody.
+            self._drain()
+            for request in list(self._require_driver().core.state.requests):
                 self.cancel(request, "shutdown")
             self._drain()
         await self._stop_workers()
         driver, self._driver = self._driver, None
+        if driver is None:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        if not self._broken:
-            driver.end(reason)
-        elif self._writer is not None:
-            self._writer.close()
         self.state = "dead"
+        if self._broken:
+            driver.close()
+        else:
+            driver.end(reason)
 
     async def _stop_workers(self) -> None:
         await asyncio.gather(*(replica.stop() for replica in self._replicas))

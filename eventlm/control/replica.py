@@ -7,9 +7,10 @@ fact is queued, and another one starts with the next epoch. Its sequences are re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 from msgspec import structs
@@ -32,6 +33,8 @@ from eventlm.worker.protocol import (
 
 #: Wait before the first restart in a row, doubled with each further one.
 RESTART_SECONDS = 0.1
+#: The wait is doubled at most this often.
+MAX_DOUBLINGS = 8
 
 log = structlog.get_logger("eventlm.replica")
 
@@ -60,10 +63,12 @@ class ReplicaController:
         self._engine = engine
         self._on_dead = on_dead
         self._worker: WorkerProcess | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._num_failures = 0
-        self._last_seen = 0.0
-        self._busy_ns = 0
+        #: How long one call waits for a message. Silence is counted in such calls, not read from a clock: whatever
+        #: kept this process from listening (a stopped process, a blocked loop) is not the worker's silence.
+        self._poll_seconds = setup.heartbeat_ns / 1e9
+        self._num_silent_polls = 0
 
     @property
     def worker_pid(self) -> int:
@@ -72,7 +77,15 @@ class ReplicaController:
 
     async def start(self) -> WorkerReady:
         """Bring the first worker up. Raises CheckpointError or EngineUnavailableError if it cannot start."""
-        return await self._spawn(self._setup)
+        starting = asyncio.create_task(self._spawn(self._setup), name=f"start of replica {self.index}")
+        self._task = starting
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise EngineUnavailableError("the engine was stopped while it started") from None
 
     def run(self) -> None:
         """The first worker's fact has been made: begin to listen."""
@@ -97,26 +110,29 @@ class ReplicaController:
         worker = self._worker = WorkerProcess(setup)
         try:
             await worker.start()
-            async with asyncio.timeout(self._config.start_timeout_seconds):
-                while True:
-                    message = await worker.receive()
-                    if isinstance(message, WorkerReady):
-                        self._last_seen = time.monotonic()
-                        self._busy_ns = 0
-                        return message
-                    if message is None or isinstance(message, WorkerFailed):
-                        break
-        except TimeoutError:
-            message = None
+            message = await self._first_word(worker)
         except BaseException:
             await self._discard()
             raise
+        if isinstance(message, WorkerReady):
+            self._num_silent_polls = 0
+            return message
         await self._discard()
         if isinstance(message, WorkerFailed):
             if message.user_error:
                 raise CheckpointError(message.message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
         raise EngineUnavailableError(f"worker {self.index} died or hung while it started; see above for its last words")
+
+    async def _first_word(self, worker: WorkerProcess) -> FromWorker | None:
+        """What a worker says besides that it lives; None if it dies, or says nothing in time."""
+        deadline = time.monotonic() + self._config.start_timeout_seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                message = await worker.receive(left)
+                if not isinstance(message, Heartbeat):
+                    return message
+        return None
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None
@@ -125,19 +141,25 @@ class ReplicaController:
 
     async def _supervise(self) -> None:
         """Listen to one worker after the other until the replica is given up."""
-        while True:
-            reason = await self._listen()
-            self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
-            log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
+        try:
+            while True:
+                reason = await self._listen()
+                log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
+                self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
+                await self._discard()
+                if not await self._restart():
+                    break
+        except Exception as error:
+            log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
+            reason = repr(error)
+            self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason="defect"))
             await self._discard()
-            if not await self._restart():
-                self._on_dead(reason)
-                return
+        self._on_dead(reason)
 
     async def _restart(self) -> bool:
         """Start the next worker, with patience; False if it is no use."""
         while self._num_failures < self._config.max_restarts:
-            await asyncio.sleep(RESTART_SECONDS * 2**self._num_failures)
+            await asyncio.sleep(RESTART_SECONDS * 2 ** min(self._num_failures, MAX_DOUBLINGS))
             self._num_failures += 1
             self._setup = structs.replace(self._setup, epoch=self._setup.epoch + 1, warm_up=False)
             try:
@@ -156,14 +178,13 @@ class ReplicaController:
         assert worker is not None
         while True:
             try:
-                async with asyncio.timeout(1.0):
-                    message = await worker.receive()
+                message = await worker.receive(self._poll_seconds)
             except TimeoutError:
+                self._num_silent_polls += 1
                 reason = self._silent()
-                if reason:
-                    return reason
-                continue
-            reason = self._take(message)
+            else:
+                self._num_silent_polls = 0
+                reason = self._take(message)
             if reason:
                 return reason
 
@@ -171,13 +192,12 @@ class ReplicaController:
         """One message; why the worker is lost, or nothing."""
         if message is None:
             return "died"
-        self._last_seen = time.monotonic()
         if isinstance(message, StepResult):
             self._num_failures = 0
             self._engine.complete(self.index, message)
         elif isinstance(message, Heartbeat):
-            self._busy_ns = message.busy_ns
-            return self._silent()
+            if message.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
+                return f"one step took longer than {self._config.step_timeout_seconds} s"
         elif isinstance(message, WorkerDesync):
             self._engine.put_fact(Desynced(replica=self.index, epoch=message.epoch, step=message.step))
             return f"desync in step {message.step}: {message.detail}"
@@ -186,9 +206,7 @@ class ReplicaController:
         return ""
 
     def _silent(self) -> str:
-        """Whether the worker has said nothing, or been in one step, for too long."""
-        if time.monotonic() - self._last_seen > self._config.heartbeat_timeout_seconds:
+        """Whether the worker has said nothing for too long."""
+        if self._num_silent_polls * self._poll_seconds >= self._config.heartbeat_timeout_seconds:
             return f"no heartbeat for {self._config.heartbeat_timeout_seconds} s"
-        if self._busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
-            return f"one step took longer than {self._config.step_timeout_seconds} s"
         return ""

@@ -81,6 +81,8 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     """The first worker of each replica; only the first measures, for all are alike."""
     config, core = setup.config, setup.core
     threads = config.worker.threads or max(len(os.sched_getaffinity(0)) // core.num_replicas, 1)
+    # Four in the shortest silence that counts as death, and never fewer than one a second.
+    heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [
         WorkerSetup(
             replica=replica,
@@ -93,6 +95,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
             threads=threads,
+            heartbeat_ns=heartbeat_ns,
             warm_up=replica == 0 and not config.scheduler.predictor,
             fake=config.model.fake,
         )

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from eventlm.control.request import EngineUnavailableError
 from eventlm.worker.protocol import (
     FromWorker,
     Shutdown,
@@ -26,6 +27,8 @@ from eventlm.worker.protocol import (
 STDERR_FD = 2
 #: How long a worker may take to leave when it is asked to.
 LEAVE_SECONDS = 5.0
+#: How long the last messages of a worker that has died may be on their way.
+LAST_WORDS_SECONDS = 0.1
 
 
 class WorkerProcess:
@@ -33,54 +36,81 @@ class WorkerProcess:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._to_worker: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._from_worker = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        self._process: asyncio.subprocess.Process | None = None
+        self._death: asyncio.Task[int] | None = None
+        #: The message that is waited for. Kept over calls of `receive`: whoever cancels it may lose what it has got.
+        self._message: asyncio.Future[bytes] | None = None
+
+    async def start(self) -> None:
+        """Spawn the process and send it its setup. Raises EngineUnavailableError if that cannot be done."""
+        try:
+            inbox, outbox = self._open_sockets()
+            # -P: no code from the folder that the engine happens to run in.
+            command = [sys.executable, "-P", "-m", "eventlm.worker.process", inbox, outbox, str(os.getpid())]
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                # What a library prints there is no output of this program.
+                stdout=STDERR_FD,
+                env=_environment(),
+                # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine decides what becomes of its workers.
+                start_new_session=True,
+            )
+        except (OSError, zmq.ZMQError) as error:
+            raise EngineUnavailableError(f"cannot start worker {self.setup.replica}: {error}") from error
+        self._death = asyncio.create_task(self._process.wait())
+        self._to_worker.send(encode(self.setup))
+
+    def _open_sockets(self) -> tuple[str, str]:
+        """Connect to the worker's inbox, bind its outbox; their addresses.
+
+        The inbox is the worker's to bind: a socket that connects takes messages before there is anybody at the other
+        end, while one that is bound would block until then, for ever if the worker dies first.
+        """
         #: Mode 0700, so that nobody else can reach the sockets in it.
         self._folder = tempfile.TemporaryDirectory(prefix="eventlm-")
-        self._context = zmq.asyncio.Context.instance()
         inbox, outbox = (f"ipc://{Path(self._folder.name) / name}" for name in ("in", "out"))
-        self._to_worker: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._to_worker.set(zmq.LINGER, 0)
         self._to_worker.set(zmq.SNDHWM, 0)
-        self._to_worker.bind(inbox)
-        self._from_worker = self._context.socket(zmq.PULL)
+        self._to_worker.set(zmq.RECONNECT_IVL, 10)
+        self._to_worker.connect(inbox)
         self._from_worker.set(zmq.LINGER, 0)
         self._from_worker.set(zmq.RCVHWM, 0)
         self._from_worker.bind(outbox)
-        self._addresses = (inbox, outbox)
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Spawn the process and send it its setup."""
-        command = [sys.executable, "-m", "eventlm.worker.process", *self._addresses, str(os.getpid())]
-        # What a library prints there is no output of this program.
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=STDERR_FD, env=_environment()
-        )
-        self._to_worker.send(encode(self.setup))
+        return inbox, outbox
 
     @property
     def pid(self) -> int:
         """Process id; 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
-    async def receive(self) -> FromWorker | None:
-        """The worker's next message, or None once it has died and everything it sent has been read."""
-        assert self._process is not None
-        message = asyncio.ensure_future(self._from_worker.recv())
-        death = asyncio.ensure_future(self._process.wait())
-        try:
-            await asyncio.wait({message, death}, return_when=asyncio.FIRST_COMPLETED)
-            if not message.done():
-                # What it sent before it died is on its way: give it a moment.
-                await asyncio.wait({message}, timeout=0.1)
-            if not message.done():
+    async def receive(self, timeout_seconds: float) -> FromWorker | None:
+        """The worker's next message, or None once it has died and everything it sent has been read.
+
+        Raises TimeoutError if there is nothing in time. No message is lost by that, nor when the caller is cancelled.
+        """
+        assert self._death is not None
+        if self._message is None:
+            self._message = asyncio.ensure_future(self._from_worker.recv())
+        message, death = self._message, self._death
+        if not message.done():
+            either: set[asyncio.Future[Any]] = {message, death}
+            await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not message.done() and death.done():
+            await asyncio.wait({message}, timeout=LAST_WORDS_SECONDS)
+        if not message.done():
+            if death.done():
                 return None
+            raise TimeoutError
+        self._message = None
+        try:
             found: FromWorker = decode_from_worker(message.result())
-            return found
         except (msgspec.DecodeError, zmq.ZMQError):
             return None
-        finally:
-            message.cancel()
-            death.cancel()
+        return found
 
     def send_step(self, body: bytes, payload: StepPayload) -> None:
         """Ship a launch. A worker that is gone does not hear it; its death is noticed elsewhere."""
@@ -89,22 +119,26 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """Ask it to leave, and kill it if it does not."""
-        with contextlib.suppress(zmq.Again):
-            self._to_worker.send(encode(Shutdown()), flags=zmq.NOBLOCK)
-        if self._process is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), LEAVE_SECONDS)
+        if self._death is not None and not self._death.done():
+            with contextlib.suppress(zmq.Again):
+                self._to_worker.send(encode(Shutdown()), flags=zmq.NOBLOCK)
+            await asyncio.wait({self._death}, timeout=LEAVE_SECONDS)
         await self.kill()
 
     async def kill(self) -> None:
-        """End it now, and everything that belongs to it."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        self._to_worker.close()
-        self._from_worker.close()
-        self._folder.cleanup()
+        """End it now, and everything that belongs to it. Harmless when called twice."""
+        try:
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        finally:
+            if self._message is not None:
+                self._message.cancel()
+            self._to_worker.close()
+            self._from_worker.close()
+            if self._folder is not None:
+                self._folder.cleanup()
 
 
 def _environment() -> dict[str, Any]:

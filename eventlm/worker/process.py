@@ -2,8 +2,9 @@
 
     python -m eventlm.worker.process INBOX OUTBOX PARENT_PID
 
-INBOX and OUTBOX are ZMQ endpoints that the engine has bound. The main thread computes; a second one sends heartbeats
-and leaves when the engine has died, so that no worker outlives its engine.
+INBOX and OUTBOX are ZMQ endpoints in a folder of their own; the worker binds the first, the engine the second. The main
+thread computes; a second one sends heartbeats and leaves when the engine has died, so that no worker outlives its
+engine.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Worker:
         self._addresses = (inbox, outbox)
         self._parent_pid = parent_pid
         self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.connect(inbox)
+        self._inbox.bind(inbox)
         self._outbox = self._push()
         #: Start of the step that is running, 0 between steps; read by the heartbeat's thread.
         self._busy_since_ns = 0
@@ -243,8 +244,9 @@ class Worker:
 
 def main() -> int:
     """Entry point of the process."""
-    # Ctrl-C goes to the whole foreground group; the engine decides when its workers leave.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Some of those who stop an engine send the signal to all of its processes; it decides when its workers leave.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     return Worker(sys.argv[1], sys.argv[2], int(sys.argv[3])).run()
 
 
