@@ -145,6 +145,7 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             for skipped in passed:
                 skipped.skips += 1
                 state.touch(skipped)
+                line_open = line_open and skipped.skips < config.max_skips
             admit(state, replica, head, fit)
             _add_chunk(state, replica, plan, head.sequence)
         else:
