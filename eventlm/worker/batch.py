@@ -17,6 +17,7 @@ class Batch(NamedTuple):
 
     token_ids_T, positions_T (in their sequences), slots_T (in the cache) and sampled_S (places of the last
     tokens of the rows that sample, among the step's) are int64. `sampled_rows` are the numbers of those rows.
+    tails_R: slots behind the last tokens of rows that enter their last block in this step, up to that block's end.
     """
 
     token_ids_T: Tensor
@@ -24,6 +25,7 @@ class Batch(NamedTuple):
     slots_T: Tensor
     sampled_S: Tensor
     sampled_rows: list[int]
+    tails_R: Tensor
     attention_rows: list[AttentionRow]
 
 
@@ -35,6 +37,7 @@ def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Ba
     positions = np.arange(ends[-1]) - np.repeat(ends - counts - [row.start for row in rows], counts)
     blocks = np.empty(ends[-1], dtype=np.int64)
     attention_rows = []
+    tails = [np.empty(0, dtype=np.int64)]
     for row, end in zip(rows, ends.tolist(), strict=True):
         span = slice(end - row.num_tokens, end)
         # A copy: an array that lends its memory cannot grow.
@@ -42,6 +45,10 @@ def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Ba
         token_ids[span] = row.sequence.token_ids[row.start : row.start + row.num_tokens]
         blocks[span] = table[positions[span] // block_size]
         attention_rows.append(AttentionRow(row.start, row.num_tokens, table))
+        length = row.start + row.num_tokens
+        if length % block_size and row.start <= length - length % block_size:
+            first = table[length // block_size] * block_size
+            tails.append(np.arange(first + length % block_size, first + block_size))
     sampled_rows = [number for number, row in enumerate(rows) if row.samples]
 
     def tensor(array: np.ndarray) -> Tensor:
@@ -53,5 +60,6 @@ def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Ba
         slots_T=tensor(blocks * block_size + positions % block_size),
         sampled_S=tensor(ends[sampled_rows] - 1),
         sampled_rows=sampled_rows,
+        tails_R=tensor(np.concatenate(tails)),
         attention_rows=attention_rows,
     )

@@ -48,6 +48,17 @@ class CacheEngine:
         slots = head_slots(slots_T, block_size=block_size, num_kv_heads=num_kv_heads)
         return StepAttention(self.kv, slots, plan_attention(rows, self.kv[0]), self._scale)
 
+    def clear_slots(self, slots_R: Tensor) -> None:
+        """Zero these slots, int64, in all layers.
+
+        Attention reads whole blocks and masks what lies behind a sequence, but 0 x NaN is NaN: a block must not carry
+        what overflowed in a sequence that had it before.
+        """
+        if slots_R.numel():
+            _, _, _, num_kv_heads, block_size, _ = self.kv.shape
+            slots = head_slots(slots_R, block_size=block_size, num_kv_heads=num_kv_heads)
+            self.kv.flatten(2, 4).flatten(0, 1).index_fill_(1, slots, 0)
+
     def clear(self, num_blocks: int) -> None:
         """Zero the first `num_blocks` blocks."""
         self.kv[:, :, :num_blocks].zero_()

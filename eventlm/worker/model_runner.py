@@ -69,6 +69,7 @@ class ModelRunner:
         Stores the keys and values of all rows.
         """
         batch = build_batch(rows, block_size=self.setup.block_size, device=self._device)
+        self.cache.clear_slots(batch.tails_R)
         attention = self.cache.attention(batch.slots_T, batch.attention_rows)
         logits_SV = self._decoder(batch.token_ids_T, batch.positions_T, batch.sampled_S, self._rope, attention)
         return batch.sampled_rows, logits_SV

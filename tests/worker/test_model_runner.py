@@ -200,6 +200,30 @@ def test_batches_of_mixed_length(pair: Pair, schedule: Schedule) -> None:
     schedule.check(pair.model, prompts)
 
 
+def test_what_overflowed_in_a_block_s_earlier_owner_is_not_read(plain: Pair, plain_schedule: Schedule) -> None:
+    plain.runner.cache.kv.fill_(torch.nan)
+    lengths = [1, 3, 4, 7, 18, 30]
+    prompts = {(number, 0): prompt_of(length, seed=number) for number, length in enumerate(lengths)}
+    numbers = blocks_of(13, 240)
+    late = prompts.pop((5, 0))
+    plain_schedule.step(
+        new=[new_sequence(request, ids) for (request, _), ids in prompts.items()],
+        chunks=[(request, 0, 0, len(ids), 1) for (request, _), ids in prompts.items()],
+        blocks=[(row, 0, numbers[row * 20 : row * 20 + 20]) for row in range(len(prompts))],
+    )
+    for start, size, samples in ((0, 7, 0), (7, 4, 0), (11, 2, 0), (13, 17, 1)):
+        plain_schedule.step(
+            new=[new_sequence(5, late)] if start == 0 else [],
+            decodes=[(*key, len(prompt) + len(plain_schedule.outputs[key]), 0) for key, prompt in prompts.items()],
+            chunks=[(5, 0, start, size, samples)],
+            blocks=[(5, 0, numbers[200:])] if start == 0 else [],
+        )
+    prompts[5, 0] = late
+    plain_schedule.decode(prompts, 9)
+    plain_schedule.check(plain.model, prompts)
+    plain.runner.cache.kv.zero_()
+
+
 def test_two_launches_deep(pair: Pair, schedule: Schedule) -> None:
     prompts = {(1, 0): prompt_of(10), (2, 0): prompt_of(23)}
     numbers = blocks_of(11, 40)
