@@ -46,13 +46,12 @@ def test_least_loaded_sees_what_it_routed_before() -> None:
 
 
 def test_with_one_queue_the_replica_with_fewest_tokens_takes_first() -> None:
-    rig = Rig(num_replicas=2, max_num_seqs=1)
-    first = rig.arrive(20, 9)
-    second = rig.arrive(4, 9)
-    assert {found.replica: rows(found) for found in rig.decisions if isinstance(found, Launched)} == {
-        0: [first],
-        1: [second],
+    rig = Rig(num_replicas=2, max_steps_in_flight=3)
+    seqs = [rig.arrive(20, 9), rig.arrive(4, 9), rig.arrive(4, 9), rig.arrive(30, 9)]
+    taken = {
+        chunk[0]: found.replica for found in rig.decisions if isinstance(found, Launched) for chunk in found.chunks
     }
+    assert [taken[seq] for seq in seqs] == [0, 1, 1, 1]
     assert homes(rig) == []
 
 

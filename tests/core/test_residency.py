@@ -106,6 +106,17 @@ def test_a_token_makes_one_evictable_again() -> None:
     assert len(rig.finished()) == 4
 
 
+def test_a_token_that_was_in_flight_counts() -> None:
+    rig = Rig(max_num_seqs=1, max_evictions=1, max_steps_in_flight=2)
+    victim = rig.arrive(4, 20)
+    rig.complete()
+    rig.arrive(1, 1, priority=-1)
+    assert rig.sequence(victim).evictions == 1
+    rig.complete()
+    assert rig.sequence(victim).num_output_tokens == 2
+    assert rig.sequence(victim).evictions == 0
+
+
 def tight() -> tuple[Rig, list[int]]:
     """Three sequences of which each took 2 blocks of 6, in order of arrival; at their fifth token they need more."""
     rig = Rig(num_blocks=6, max_model_len=20)
