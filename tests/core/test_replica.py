@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventlm.core.sequence import State
-from eventlm.events import Finished, Launched
+from eventlm.events import Finished, Launched, WorkerUp
 from tests.core.rig import Rig, arrival
 
 
@@ -134,8 +134,6 @@ def test_what_was_not_held_without_a_break_stays_out_of_the_tree() -> None:
 
 
 def test_a_lost_worker_empties_its_cache() -> None:
-    from eventlm.events import WorkerUp
-
     rig = Rig()
     rig.arrive(10, 2, blocks=[1, 2])
     rig.finish_all()

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from eventlm.core.sequence import State
 from eventlm.errors import InvariantError
-from eventlm.events import Cancelled, Closing, Emitted, Finished, TextEnded
+from eventlm.events import Cancelled, Closing, Emitted, Finished, TextEnded, WorkerUp
 from tests.core.rig import Rig, arrival
 
 
@@ -99,8 +99,6 @@ def test_a_preempted_sequence_may_end_by_a_step_that_was_in_flight() -> None:
 
 
 def test_a_completion_of_an_older_worker_is_a_no_op() -> None:
-    from eventlm.events import WorkerUp
-
     rig = Rig()
     seq = rig.arrive(4, 9)
     stale = rig.completion()

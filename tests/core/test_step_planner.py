@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.events import Launched
+from eventlm.events import Cancelled, Launched
 from eventlm.policies.edf import Edf
 from eventlm.policies.fixed import Fixed
 from eventlm.policies.lrs import Lrs
@@ -27,21 +27,17 @@ def test_a_prompt_is_launched_whole_if_the_budget_allows() -> None:
 
 def test_the_budget_is_never_exceeded_and_chunks_add_up() -> None:
     rig = Rig(max_num_batched_tokens=8)
-    rig.arrive_all(arrival(20, 3), arrival(5, 3), arrival(9, 3))
-    done: dict[int, int] = {}
-    while any(rig.flying.values()):
+    prompt_tokens = dict(zip(rig.arrive_all(arrival(20, 3), arrival(5, 3), arrival(9, 3)), (20, 5, 9), strict=True))
+    done = dict.fromkeys(prompt_tokens, 0)
+    while rig.flying[0]:
         launched = rig.flying[0][0]
         assert launched.num_tokens == len(launched.decodes) + sum(chunk[3] for chunk in launched.chunks) <= 8
         for request, _, start, num_tokens, samples in launched.chunks:
-            assert start == done.get(request, 0)
-            done[request] = start + num_tokens
-            assert samples == (done[request] == {0: 20, 1: 5, 2: 9}[sorted(rig_requests(rig)).index(request)])
+            assert start == done[request]
+            done[request] += num_tokens
+            assert samples == (done[request] == prompt_tokens[request])
         rig.complete()
-    assert sorted(done.values()) == [5, 9, 20]
-
-
-def rig_requests(rig: Rig) -> list[int]:
-    return sorted({found.request for found in rig.decisions if type(found).__name__ == "Admitted"})  # type: ignore[attr-defined]
+    assert done == prompt_tokens
 
 
 def test_decodes_go_before_chunks_and_the_most_urgent_first() -> None:
@@ -191,8 +187,6 @@ def test_a_launch_reserves_for_the_most_and_the_rest_goes_back() -> None:
 
 
 def test_forget_rides_in_the_next_launch() -> None:
-    from eventlm.events import Cancelled
-
     rig = Rig()
     gone = rig.arrive(4, 9)
     rig.complete()

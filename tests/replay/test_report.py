@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from msgspec import structs
+
 from eventlm.events import Admitted, Emitted, Finished
 from eventlm.replay.divergence import Code, Divergence, classify, differing_fields, requests_named
 from eventlm.replay.report import MAX_EVENT_CHARS, render, render_json
@@ -80,14 +82,11 @@ remedy    leave the change out"""
 def test_what_is_not_there_is_called_nothing_and_what_is_long_is_cut() -> None:
     found = DIVERGED.divergence
     assert found is not None
-    changed = Divergence(**{name: getattr(found, name) for name in found.__struct_fields__} | {
-        "recorded": {"t": "done", "produced": [1] * 5000}, "replayed": None, "fields": [], "chain": [], "state": [],
-    })  # fmt: skip
-    lines = render(
-        VerifyResult(**{name: getattr(DIVERGED, name) for name in DIVERGED.__struct_fields__} | {"divergence": changed})
-    ).splitlines()
+    long = {"t": "done", "produced": [1] * 5000}
+    changed = structs.replace(found, recorded=long, replayed=None, fields=[], chain=[], state=[])
+    lines = render(structs.replace(DIVERGED, divergence=changed)).splitlines()
     assert len(lines[3]) == len("recorded  ") + MAX_EVENT_CHARS
-    assert lines[3].endswith(",1 ...") or lines[3].endswith(" ...")
+    assert lines[3].endswith(" ...")
     assert lines[4] == "replayed  nothing"
     assert not any("what led" in line or "state of" in line for line in lines)
 
