@@ -100,8 +100,10 @@ class ReplicaController:
     async def stop(self) -> None:
         """End the worker and the supervision."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            # Not twice: it may be cleaning up behind an earlier cancellation, which this one would interrupt.
+            if not self._task.cancelling():
+                self._task.cancel()
+            await asyncio.wait({self._task})
         if self._worker is not None:
             await self._worker.stop()
             self._worker = None
