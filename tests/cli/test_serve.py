@@ -14,31 +14,13 @@ import openai
 import pytest
 
 from eventlm.events import Arrived, End, Finished, Launched, Rejected, TextEnded, WorkerLost, WorkerUp
-from eventlm.worker.fake import WORDS
 from tests.serving import PATIENCE_SECONDS, fake_text, is_running, verified, wait_until
 
 from .conftest import StartServer
 from .streams import Stream, until_all_have
+from .test_serve_swarm import expected, random_request
 
 SLOW = "base_ns=20000000"
-
-
-def random_request(rng: random.Random, seed: int) -> dict[str, Any]:
-    words = [word.decode().strip() for word in WORDS]
-    return {
-        "prompt": " ".join(rng.choices(words, k=rng.randint(1, 60))),
-        "seed": seed,
-        "n": rng.choice([1, 1, 1, 2, 3]),
-        "max_tokens": rng.randint(1, 150),
-        "stop": rng.choice([None, None, rng.sample(words, 2), [rng.choice(words)[-3:]], ["é", "本"]]),
-    }
-
-
-def expected(fields: dict[str, Any], index: int) -> tuple[str, str]:
-    """Text and finish reason, from the definition of the fake model and of stop strings."""
-    text = fake_text(fields["seed"], fields["max_tokens"], index=index)
-    places = [text.find(stop) for stop in fields["stop"] or [] if stop in text]
-    return (text[: min(places)], "stop") if places else (text, "length")
 
 
 async def test_streams_equal_whole_replies_and_both_are_right(start_server: StartServer) -> None:

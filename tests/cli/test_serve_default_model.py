@@ -7,7 +7,7 @@ import os
 import signal
 
 from eventlm.events import Arrived, Finished, WorkerLost
-from tests.serving import verified, wait_until
+from tests.serving import is_running, verified, wait_until
 
 from .conftest import StartServer
 from .streams import Stream, until_all_have
@@ -44,3 +44,12 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
     assert len(trace.of(WorkerLost)) == 1
     assert len(trace.cancelled_by_clients) == trace.finish_reasons["cancelled"] == len(leavers)
     assert trace.finish_reasons["length"] >= NUM_CLIENTS - len(leavers)
+
+
+def test_a_signal_while_the_model_is_loaded(start_server: StartServer) -> None:
+    server = start_server("--kv-memory", "64MiB", "--max-model-len", "512", wait=False)
+    server.log_event("loading")
+    workers = wait_until(lambda: server.worker_pids)
+    assert server.stop(number=signal.SIGINT) == 0
+    assert not any(map(is_running, workers))
+    assert "Traceback" not in server.stderr
