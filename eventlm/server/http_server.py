@@ -100,7 +100,7 @@ async def _bind(config: ServerConfig, connect: Callable[[], asyncio.BaseProtocol
         return await asyncio.get_running_loop().create_server(connect, config.host, config.port, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
         # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.
-        number = error.errno if isinstance(error, OSError) else None
+        number = error.errno or 0 if isinstance(error, OSError) else 0
         reason = os.strerror(number) if number in errno.errorcode else getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"cannot listen on {config.host}:{config.port}: {reason}; choose another address with --host and --port"
