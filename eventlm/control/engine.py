@@ -171,6 +171,11 @@ class InferenceEngine:
         self._undecided.append(admitted)
         try:
             reason = await admitted
+        except asyncio.CancelledError:
+            # The answer may have come just before.
+            for handle in handles:
+                handle.cancel()
+            raise
         finally:
             self._undecided.remove(admitted)
         if reason == "queue_full":
@@ -259,13 +264,13 @@ class InferenceEngine:
             driver.drain(self.now_ns())
         except EventLMError as error:
             self._broken = True
-            log.error("the engine cannot go on", error=str(error))
             self._die(str(error))
+            log.error("the engine cannot go on", error=str(error))
             return
         except Exception as error:
             self._broken = True
-            log.exception("the engine cannot go on: this is a defect, please report it")
             self._die(repr(error))
+            log.exception("the engine cannot go on: this is a defect, please report it")
             return
         self._arm_timer(driver)
 
@@ -292,11 +297,11 @@ class InferenceEngine:
     def _replica_dead(self, reason: str) -> None:
         """A replica was given up. The others go on; without any the engine is dead."""
         self._live_replicas -= 1
-        log.error("replica given up", reason=reason, left=self._live_replicas)
         if not self._live_replicas:
             # The loss itself belongs into the log.
             self._drain()
             self._die(f"no worker is left: {reason}")
+        log.error("replica given up", reason=reason, left=self._live_replicas)
 
     def _die(self, reason: str) -> None:
         """Tell everybody who waits."""
@@ -319,4 +324,4 @@ class InferenceEngine:
 
 
 def _report_broken(handler: object, event: Event, error: Exception) -> None:
-    log.error("a broken observer was detached", observer=repr(handler), event=event.s, error=repr(error))
+    log.error("a broken observer was detached", observer=repr(handler), seq=event.s, error=repr(error))

@@ -146,16 +146,16 @@ class ReplicaController:
         try:
             while True:
                 reason = await self._listen()
-                log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
                 self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
+                log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
                 await self._discard()
                 if not await self._restart():
                     break
         except Exception as error:
-            log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
             reason = repr(error)
             self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason="defect"))
             await self._discard()
+            log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
         self._on_dead(reason)
 
     async def _restart(self) -> bool:

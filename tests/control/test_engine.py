@@ -1,0 +1,402 @@
+"""The engine over real fake workers: what a client gets, and that nobody waits for ever whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_writer import LogWriteError
+from eventlm.config import WorkerConfig
+from eventlm.control.engine import InferenceEngine
+from eventlm.control.request import (
+    ContextLengthError,
+    EngineUnavailableError,
+    QueueFullError,
+)
+from eventlm.errors import CheckpointError, UsageError
+from eventlm.events import Arrived, Cancelled, Emitted, End, Event, Finished, WorkerLost, WorkerUp
+from eventlm.events.codec import decode_body
+from eventlm.replay.verify import VerifyResult, verify
+from tests.control.engines import (
+    Reader,
+    expected_tokens,
+    fake_setup,
+    generate,
+    is_running,
+    request,
+    running,
+    running_children,
+)
+
+SLOW = {"base_ns": 20_000_000}
+
+
+def recorded(engine: InferenceEngine) -> list[Event]:
+    assert engine.run_folder is not None
+    with LogReader(engine.run_folder / "trace.jsonl") as lines:
+        return [decode_body(line.body) for line in lines]
+
+
+def verified(engine: InferenceEngine) -> VerifyResult:
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder / "trace.jsonl")
+    assert result.divergence is None
+    return result
+
+
+async def is_empty(engine: InferenceEngine) -> bool:
+    """Whether core and shell have forgotten everything, within a few ticks."""
+    driver = engine._require_driver()
+    for _ in range(400):
+        if not driver.core.state.requests and not len(driver.live) and not engine._undecided:
+            return not driver.live._samples
+        await asyncio.sleep(0.005)
+    return False
+
+
+def fill_disk(engine: InferenceEngine) -> None:
+    """From now on every write of the recorder fails."""
+    assert engine._writer is not None
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, engine._writer._fd)
+    os.close(full)
+
+
+# --- what a client gets
+
+
+async def test_every_sequence_gets_its_tokens_in_order(tmp_path: Path) -> None:
+    async with running(record=tmp_path, replicas=2) as engine:
+        assert engine.state == "ready"
+        assert all(map(is_running, engine.worker_pids))
+        group = [request(20, seed=seed, n=2, prompt=range(seed, 40)) for seed in range(8)]
+        for seed, reader in enumerate(await generate(engine, *group)):
+            assert reader.tokens == [expected_tokens(seed, index, 20) for index in range(2)]
+            assert reader.reasons == ["length", "length"]
+            assert [each.position for each in reader.finished if each] == [20, 20]
+        assert await is_empty(engine)
+    assert engine.state == "dead"
+    events = recorded(engine)
+    assert isinstance(events[-1], End)
+    assert sum(isinstance(event, Arrived) for event in events) == 8
+    verified(engine)
+
+
+async def test_a_text_end_is_owed_once_and_ends_the_sequence() -> None:
+    async with running() as engine:
+        [reader] = await generate(engine, request(8, has_text_ends=True))
+        assert [(closing.reason, closing.position) for closing in reader.closings] == [("length", 8)]
+        assert reader.reasons == ["length"]
+        [handle] = await engine.submit([request(200, has_text_ends=True)])
+        reader = Reader(handle)
+        await reader.until_tokens(6)
+        handle.text_ended(0, 5, "stop")
+        await reader.done()
+        assert [(each.reason, each.position) for each in reader.finished if each] == [("stop", 5)]
+        handle.text_ended(0, 5, "stop")
+        assert await is_empty(engine)
+
+
+async def test_a_deadline_is_kept_by_a_timer() -> None:
+    async with running(fake={"base_ns": 300_000_000}) as engine:
+        started = time.monotonic()
+        [reader] = await generate(engine, request(5, deadline_ns=50_000_000, drop_if_late=True))
+        assert reader.reasons == ["deadline"]
+        assert 0.04 < time.monotonic() - started < 0.25
+
+
+async def test_drawn_seeds_differ_and_are_recorded(tmp_path: Path) -> None:
+    async with running(record=tmp_path) as engine:
+        readers = await generate(engine, *(request(8, seed=None) for _ in range(3)))  # type: ignore[arg-type]
+    seeds = [int(event.seed) for event in recorded(engine) if isinstance(event, Arrived)]
+    assert len(set(seeds)) == 3
+    assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 8) for seed in seeds]
+
+
+async def test_no_client_sees_a_token_before_its_fact_is_written(tmp_path: Path) -> None:
+    async with running(record=tmp_path) as engine:
+        [handle] = await engine.submit([request(30)])
+        seen = 0
+        async for output in handle:
+            seen += len(getattr(output, "token_ids", ()))
+            assert sum(event.num_tokens for event in recorded(engine) if isinstance(event, Emitted)) >= seen
+    assert seen == 30
+
+
+# --- who is turned away
+
+
+async def test_who_is_turned_away() -> None:
+    engine = InferenceEngine(fake_setup())
+    with pytest.raises(EngineUnavailableError, match="loading"):
+        await engine.submit([request()])
+    with pytest.raises(EngineUnavailableError, match="not running"):
+        _ = engine.bus
+    await engine.stop()
+    with pytest.raises(EngineUnavailableError, match="dead"):
+        await engine.submit([request()])
+    async with running(max_num_seqs=2, max_queue_len=1, max_num_batched_tokens=64, fake=SLOW) as engine:
+        assert await engine.submit([]) == []
+        with pytest.raises(ContextLengthError, match="510 prompt tokens and 12"):
+            await engine.submit([request(prompt=[1] * 510)])
+        with pytest.raises(ContextLengthError):
+            await engine.submit([request(prompt=[])])
+        with pytest.raises(UsageError):
+            await engine.submit([request(n=0)])
+        with pytest.raises(QueueFullError):
+            await engine.submit([request(n=4)])
+        readers = await generate(engine, *(request(3, seed=seed, offline=True) for seed in range(9)))
+        assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 3) for seed in range(9)]
+        assert await is_empty(engine)
+
+
+# --- clients that leave
+
+
+@pytest.mark.parametrize("num_ticks", [0, 1, 2, 3, 5, 20])
+async def test_a_client_that_leaves_while_its_group_is_undecided(num_ticks: int) -> None:
+    async with running(fake=SLOW) as engine:
+        submission = asyncio.create_task(engine.submit([request(400), request(400, n=2)]))
+        for _ in range(num_ticks):
+            await asyncio.sleep(0)
+        submission.cancel()
+        [handles] = await asyncio.gather(submission, return_exceptions=True)
+        for handle in handles if isinstance(handles, list) else ():
+            handle.cancel()
+        assert await is_empty(engine)
+
+
+async def test_a_cancelled_request_ends_wherever_it_is(tmp_path: Path) -> None:
+    async with running(record=tmp_path, max_num_seqs=4, max_num_batched_tokens=64, fake=SLOW) as engine:
+        handles = await engine.submit([request(300, seed=seed, has_text_ends=seed % 2 == 1) for seed in range(12)])
+        readers = [Reader(handle) for handle in handles]
+        await readers[0].until_tokens(3)
+        for handle in handles:
+            handle.cancel()
+            handle.cancel()
+        assert [(await reader.done()).reasons for reader in readers] == [["cancelled"]] * 12
+        handles[0].cancel()
+        assert await is_empty(engine)
+        assert (await generate(engine, request(4)))[0].tokens == [expected_tokens(5, 0, 4)]
+    verified(engine)
+
+
+# --- workers that fail
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "no heartbeat for 1 s")])
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_worker_that_is_lost_costs_nobody_a_token(
+    tmp_path: Path, number: int, reason: str, replicas: int
+) -> None:
+    worker = WorkerConfig(heartbeat_timeout_seconds=1)
+    async with running(record=tmp_path, worker=worker, replicas=replicas, fake=SLOW) as engine:
+        handles = await engine.submit([request(60, seed=seed) for seed in range(6)])
+        readers = [Reader(handle) for handle in handles]
+        await readers[0].until_tokens(5)
+        os.kill(engine.worker_pids[0], number)
+        for seed, reader in enumerate(readers):
+            assert (await reader.done()).tokens == [expected_tokens(seed, 0, 60)]
+    lost = [event for event in recorded(engine) if isinstance(event, WorkerLost)]
+    assert [(event.replica, event.epoch, event.reason) for event in lost] == [(0, 1, reason)]
+    verified(engine)
+
+
+async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
+    async with running(record=tmp_path, replicas=2, fake={"die_ppm": 120_000}) as engine:
+        readers = await generate(engine, *(request(40, seed=seed) for seed in range(8)))
+        assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 40) for seed in range(8)]
+    events = recorded(engine)
+    assert sum(isinstance(event, WorkerUp) for event in events) > 2
+    verified(engine)
+
+
+async def test_a_hung_step_is_ended(tmp_path: Path) -> None:
+    fake = {"late_ppm": 100_000, "late_factor": 2000}
+    worker = WorkerConfig(heartbeat_timeout_seconds=1, step_timeout_seconds=1)
+    async with running(record=tmp_path, worker=worker, fake=fake) as engine:
+        [reader] = await generate(engine, request(10))
+        assert reader.tokens == [expected_tokens(5, 0, 10)]
+    assert "one step took longer than 1 s" in [
+        event.reason for event in recorded(engine) if isinstance(event, WorkerLost)
+    ]
+
+
+async def test_a_blocked_loop_loses_no_step_and_no_worker(tmp_path: Path) -> None:
+    worker = WorkerConfig(heartbeat_timeout_seconds=1)
+    async with running(record=tmp_path, worker=worker, fake={"base_ns": 60_000_000}) as engine:
+        [handle] = await engine.submit([request(12)])
+        reader = Reader(handle)
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            # The loop itself is away for longer than a worker may be silent.
+            time.sleep(1.2)  # noqa: ASYNC251
+        assert (await reader.done()).tokens == [expected_tokens(5, 0, 12)]
+    assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
+
+
+async def test_an_idle_worker_is_not_lost_under_the_shortest_timeout(tmp_path: Path) -> None:
+    async with running(record=tmp_path, worker=WorkerConfig(heartbeat_timeout_seconds=1)) as engine:
+        await asyncio.sleep(1.5)
+    assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
+
+
+async def test_without_workers_everybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(record=tmp_path, worker=WorkerConfig(max_restarts=1), fake=SLOW) as engine:
+        readers = [Reader(handle) for handle in await engine.submit([request(300), request(300, n=2)])]
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        os.kill(engine.worker_pids[0], signal.SIGKILL)
+        for reader in readers:
+            with pytest.raises(EngineUnavailableError, match="no worker is left: died"):
+                await reader.done()
+        assert engine.state == "dead"
+        assert engine.worker_pids == [0]
+        with pytest.raises(EngineUnavailableError, match="dead"):
+            await engine.submit([request()])
+    assert isinstance(recorded(engine)[-1], End)
+    verified(engine)
+
+
+async def test_one_replica_given_up_leaves_its_work_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(record=tmp_path, replicas=2, worker=WorkerConfig(max_restarts=0), fake=SLOW) as engine:
+        readers = [Reader(handle) for handle in await engine.submit([request(40, seed=seed) for seed in range(6)])]
+        await readers[0].until_tokens(3)
+        os.kill(engine.worker_pids[1], signal.SIGKILL)
+        for seed, reader in enumerate(readers):
+            assert (await reader.done()).tokens == [expected_tokens(seed, 0, 40)]
+        assert engine.state == "ready"
+    verified(engine)
+
+
+# --- starts and stops
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel", "both"])
+@pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.06, 0.15])
+async def test_an_end_at_any_moment_of_the_start(tmp_path: Path, how: str, delay: float) -> None:
+    engine = InferenceEngine(fake_setup(record=tmp_path, replicas=2))
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(delay)
+    if how != "stop":
+        starting.cancel()
+    if how != "cancel":
+        await engine.stop()
+    [result] = await asyncio.gather(starting, return_exceptions=True)
+    assert result is None or isinstance(result, EngineUnavailableError | asyncio.CancelledError)
+    await engine.stop()
+    assert engine.state == "dead"
+    assert running_children() == []
+
+
+async def test_a_start_that_fails_ends_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = structs.replace(fake_setup(replicas=3), model=str(tmp_path / "none"))
+    with pytest.raises(CheckpointError, match="none"):
+        await InferenceEngine(setup).start()
+    assert running_children() == []
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(EngineUnavailableError, match="died or hung while it started"):
+        await InferenceEngine(fake_setup(replicas=2)).start()
+
+
+async def test_a_worker_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InferenceEngine(fake_setup(worker=WorkerConfig(start_timeout_seconds=1)))
+    starting = asyncio.create_task(engine.start())
+    for _ in range(10_000):
+        if pid := engine.worker_pids[0]:
+            break
+        await asyncio.sleep(0)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineUnavailableError, match="died or hung"):
+        await starting
+
+
+async def test_a_folder_that_cannot_be_recorded_to_costs_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LogWriteError, match="choose another folder"):
+        await InferenceEngine(fake_setup(record=tmp_path / "file")).start()
+
+
+async def test_a_stop_ends_what_runs_waits_and_has_just_come(tmp_path: Path) -> None:
+    engine = InferenceEngine(fake_setup(record=tmp_path, max_num_seqs=4, max_num_batched_tokens=64, fake=SLOW))
+    await engine.start()
+    readers = [Reader(handle) for handle in await engine.submit([request(300) for _ in range(8)])]
+    await readers[0].until_tokens(2)
+    late = asyncio.create_task(engine.submit([request(300)]))
+    await asyncio.sleep(0)
+    await asyncio.gather(engine.stop(), engine.stop())
+    readers += [Reader(handle) for handle in await late]
+    assert [(await reader.done()).reasons for reader in readers] == [["cancelled"]] * 9
+    events = recorded(engine)
+    assert [event.reason for event in events if isinstance(event, Cancelled)] == ["shutdown"] * 9
+    assert sum(isinstance(event, Finished) for event in events) == 9
+    assert isinstance(events[-1], End)
+    verified(engine)
+    readers[0].handle.cancel()
+    readers[0].handle.text_ended(0, 1)
+
+
+# --- the log and its readers
+
+
+async def test_a_full_disk_tells_everybody(tmp_path: Path) -> None:
+    engine = InferenceEngine(fake_setup(record=tmp_path, fake=SLOW))
+    await engine.start()
+    readers = [Reader(handle) for handle in await engine.submit([request(300), request(300)])]
+    await readers[0].until_tokens(2)
+    fill_disk(engine)
+    for reader in readers:
+        with pytest.raises(EngineUnavailableError, match="cannot write to the trace"):
+            await reader.done()
+    with pytest.raises(EngineUnavailableError, match="dead"):
+        await engine.submit([request()])
+    with pytest.raises(LogWriteError, match="No space left"):
+        await engine.stop()
+    assert engine.state == "dead"
+    await engine.stop()
+
+
+async def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(LogWriteError, match="File too large"):
+            await InferenceEngine(fake_setup(record=tmp_path)).start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_subscribers_see_the_run_from_its_first_event_to_its_last(tmp_path: Path) -> None:
+    async with running(record=tmp_path) as engine:
+        await generate(engine, request(4))
+        events = engine.bus.subscribe(from_seq=0)
+
+        async def read() -> list[Event]:
+            return [event async for event in events]  # type: ignore[misc]
+
+        reading = asyncio.create_task(read())
+        await generate(engine, request(4))
+    assert await asyncio.wait_for(reading, 5) == recorded(engine)
+
+
+async def test_an_observer_that_raises_is_detached() -> None:
+    async with running() as engine:
+        seen: list[Event] = []
+
+        def observe(event: Event) -> None:
+            seen.append(event)
+            raise RuntimeError("broken")
+
+        engine.bus.attach(observe)
+        assert (await generate(engine, request(4)))[0].reasons == ["length"]
+        assert len(seen) == 1
