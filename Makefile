@@ -11,7 +11,7 @@ run: install
 	$(BIN)/eventlm serve --record runs
 
 test: install check
-	$(BIN)/python -m pytest -q -m "not soak"
+	$(BIN)/python -m pytest -q
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(CHECKED)

@@ -16,7 +16,7 @@ from msgspec import structs
 from eventlm.bus.bus import Bus
 from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.control.driver import Driver
-from eventlm.control.live_requests import LiveRequests, Sink
+from eventlm.control.live_requests import LiveRequests
 from eventlm.control.request import ClosingOutput, EngineRequest, FinishedOutput, TokensOutput
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.core.validate import validate, validate_liveness
@@ -41,7 +41,6 @@ from eventlm.worker.fake import FakeDeath, FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult, decode_to_worker, encode
 from tests.bounds import EvictionBounds
 from tests.workload import (
-    GRAMMAR_SALT,
     MILLISECOND,
     POLICIES,
     Chaos,
@@ -69,14 +68,6 @@ class MemoryLog:
 
     def close(self) -> None:
         """Nothing to do."""
-
-
-class GrammarRequests(LiveRequests):
-    """Live requests, some of which wait for a grammar."""
-
-    def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
-        fact = super().arrive(seq, request, sink, group_size=group_size, group_index=group_index)
-        return structs.replace(fact, waits_for_grammar=request.cache_salt == GRAMMAR_SALT)
 
 
 class Client:
@@ -224,7 +215,7 @@ class Simulation:
         header, core = make_core(self.machine)
         size = self.machine.core.block_size
         names = BlockNames(b"names", block_size=size, capacity=PAIRS_PER_BLOCK * self.machine.core.num_blocks)
-        live = GrammarRequests(names, block_size=size, seed_key=b"seeds", digest_key=b"digests")
+        live = LiveRequests(names, block_size=size, seed_key=b"seeds", digest_key=b"digests")
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
         self.driver = Driver(
@@ -310,7 +301,7 @@ class Simulation:
             for client, seq in zip(group, seqs, strict=True):
                 client.seq = seq
                 client.rejected = reason
-                if reason is None and client.request.cache_salt == GRAMMAR_SALT:
+                if reason is None and client.request.waits_for_grammar:
                     self._build_grammar(seq)
 
         self.driver.submit([(client.request, client) for client in group], admitted)

@@ -26,8 +26,6 @@ ROUTERS = ("round_robin", "pull", "least_loaded")
 MILLISECOND = 1_000_000
 #: Ends that cut a sequence short.
 CUT_SHORT = ("cancelled", "deadline", "front_end_lost", "error")
-#: Requests with this cache salt wait for a grammar. It stands in for a field that requests do not have yet.
-GRAMMAR_SALT = "grammar"
 
 
 class Machine(NamedTuple):
@@ -160,7 +158,7 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRe
         n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
         seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),
         skip_cache_read=rng.random() < 0.1,
-        cache_salt=GRAMMAR_SALT if rng.random() < chaos.grammars and kind == "generate" else "",
+        waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",
         priority=rng.choice([0, 0, 0, -1, 3]),
         deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
         drop_if_late=rng.random() < chaos.drops_if_late,

@@ -27,13 +27,12 @@ class ChunkRow(NamedTuple):
 
 
 class StepInFlight(NamedTuple):
-    """A launched step. Rows are `decodes`, then `chunks`; `residencies` and `most` have one entry a row."""
+    """A launched step. Rows are `decodes`, then `chunks`; `most` has one entry a row."""
 
     step: int
     launch_seq: int
     decodes: list[Sequence]
     chunks: list[ChunkRow]
-    residencies: list[int]
     most: list[int]
 
 

@@ -61,7 +61,7 @@ class Sequence:
     launched or hit. limit: prompt and max_tokens. pending: most tokens that rows in flight may still produce.
     shipped_blocks: leading blocks of the table that its worker has as they are.
     names: integers of the leading full blocks. num_tree_blocks: leading blocks of the table that the tree holds too.
-    residency: counts admissions, so that a row knows whether its sequence has been preempted since its launch.
+    residency: counts admissions to a replica.
     """
 
     __slots__ = (

@@ -131,5 +131,6 @@ def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int]) -> N
     if sequence.ended:
         return
     sequence.names += names
-    if sequence.resident and sequence.residency == step.residencies[row]:
+    # A preempted sequence is not admitted again while a row of it is in flight: resident now is resident since.
+    if sequence.resident:
         replica.publish(sequence, len(sequence.names))

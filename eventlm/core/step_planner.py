@@ -205,7 +205,6 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
 
 def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     """Put the step in flight and decide its launch."""
-    sequences = plan.decoding + [row.sequence for row in plan.chunk_rows]
     most = plan.most if state.config.max_tokens_per_row > 1 else []
     launched = state.decide(
         Launched,
@@ -220,8 +219,7 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         num_tokens=plan.load.num_tokens,
         predicted_ns=plan.load.predicted_ns(state.predictor),
     )
-    residencies = [sequence.residency for sequence in sequences]
-    step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, residencies, plan.most)
+    step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most)
     replica.in_flight.append(step)
     replica.next_step += 1
     replica.forget = []

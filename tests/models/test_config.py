@@ -160,8 +160,5 @@ def test_dtype_of_the_weights_where_config_names_none(tmp_path: Path) -> None:
 
 
 def test_loads_no_torch() -> None:
-    code = (
-        "import sys, eventlm.models.config\n"
-        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
-    )
+    code = "import sys, eventlm.models.config\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,220 @@
+"""The worker process's loop, spoken to over its sockets, with the engine played by the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from eventlm.events.codec import encode_body
+from eventlm.worker.fake import FakeParameters, fake_token
+from eventlm.worker.process import fake_samples
+from eventlm.worker.protocol import (
+    FromWorker,
+    Heartbeat,
+    Shutdown,
+    StepPayload,
+    StepResult,
+    WorkerDesync,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSetup,
+    decode_from_worker,
+    encode,
+)
+from tests.worker.launches import launched, new_sequence, payload
+
+QUICK = {"base_ns": 1_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
+
+
+class Peer:
+    """The engine's end of a worker process."""
+
+    def __init__(self, folder: Path, *, parent_pid: int | None = None) -> None:
+        self.folder = folder
+        self._context = zmq.Context()
+        self._inbox = self._context.socket(zmq.PUSH)
+        self._outbox = self._context.socket(zmq.PULL)
+        addresses = [f"ipc://{folder}/{name}" for name in ("in", "out")]
+        self._inbox.connect(addresses[0])
+        self._outbox.bind(addresses[1])
+        command = [sys.executable, "-m", "eventlm.worker.process", *addresses, str(parent_pid or os.getpid())]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def set_up(self, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "replica": 0,
+            "epoch": 3,
+            "model": "fake",
+            "block_size": 16,
+            "num_blocks": 64,
+            "max_model_len": 512,
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 8,
+            "fake": QUICK,
+        }
+        self._inbox.send(encode(WorkerSetup(**{**fields, **changes})))
+
+    def send(self, body: Any, beside: StepPayload | None = None) -> None:
+        self._inbox.send_multipart([encode_body(body), encode(beside or payload())])
+
+    def shut_down(self) -> None:
+        self._inbox.send(encode(Shutdown()))
+
+    def hear(self) -> FromWorker:
+        assert self._outbox.poll(20_000), "the worker says nothing"
+        message: FromWorker = decode_from_worker(self._outbox.recv())
+        return message
+
+    def word(self) -> FromWorker:
+        """The next message that is no heartbeat."""
+        while isinstance(message := self.hear(), Heartbeat):
+            pass
+        return message
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Peer]]:
+    """Start a worker process, which the test's end kills."""
+    peers: list[Peer] = []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def make(**settings: Any) -> Peer:
+            sockets = Path(folder) / str(len(peers))
+            sockets.mkdir()
+            peers.append(Peer(sockets, **settings))
+            return peers[-1]
+
+        yield make
+        for peer in peers:
+            peer.close()
+
+
+def test_a_worker_s_life(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up()
+    ready = peer.word()
+    assert isinstance(ready, WorkerReady)
+    assert (ready.epoch, ready.pid, ready.model_fingerprint) == (3, peer.process.pid, "fake")
+    assert ready.samples == fake_samples(FakeParameters(**QUICK))
+    before_ns = time.monotonic_ns()
+    peer.send(
+        launched(0, chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [5])]),
+        payload(new_sequence(1, [1, 2])),
+    )
+    peer.send(launched(1, decodes=[(1, 0, 2, 1)]))
+    results = [peer.word(), peer.word()]
+    end_ns = before_ns
+    for step, result in enumerate(results):
+        assert isinstance(result, StepResult)
+        assert (result.epoch, result.step, result.tokens) == (3, step, [[fake_token(0, 0, step)]])
+        assert end_ns <= result.start_ns < result.end_ns <= time.monotonic_ns()
+        assert result.end_ns - result.start_ns >= 1_000_000
+        end_ns = result.end_ns
+    peer.shut_down()
+    assert peer.process.wait(10) == 0
+
+
+def test_it_measures_only_when_told(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(warm_up=False)
+    ready = peer.word()
+    assert isinstance(ready, WorkerReady)
+    assert ready.samples == []
+
+
+def test_heartbeats_go_on_while_it_computes_and_say_for_how_long(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(heartbeat_ns=20_000_000, fake=QUICK | {"base_ns": 400_000_000})
+    peer.word()
+    peer.send(launched(0, chunks=[(1, 0, 0, 1, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1])))
+    busy_ns = []
+    while isinstance(message := peer.hear(), Heartbeat):
+        busy_ns.append(message.busy_ns)
+    assert isinstance(message, StepResult)
+    assert len(busy_ns) > 5
+    assert busy_ns == sorted(busy_ns)
+    assert 200_000_000 < busy_ns[-1] < 500_000_000
+    while not isinstance(message := peer.hear(), Heartbeat):
+        pass
+    assert message.busy_ns == 0
+
+
+def test_after_a_desync_it_computes_nothing_more(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up()
+    peer.word()
+    peer.send(launched(0, decodes=[(4, 1, 7, 0)]))
+    peer.send(launched(1, chunks=[(1, 0, 0, 1, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1])))
+    desync = peer.word()
+    assert isinstance(desync, WorkerDesync)
+    assert (desync.epoch, desync.step) == (3, 0)
+    assert "4/1" in desync.detail
+    assert peer.process.wait(10) == 1
+
+
+def test_a_missing_model_is_the_user_s_to_mend(start: Callable[..., Peer], tmp_path: Path) -> None:
+    peer = start()
+    peer.set_up(model=str(tmp_path / "none"))
+    failed = peer.word()
+    assert isinstance(failed, WorkerFailed)
+    assert failed.user_error
+    assert "none" in failed.message
+    assert peer.process.wait(10) == 1
+    assert peer.process.stderr is not None
+    assert "Traceback" not in peer.process.stderr.read()
+
+
+def test_a_defect_is_told_in_one_line_and_in_full_on_stderr(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(fake={"speed": 3})
+    failed = peer.word()
+    assert isinstance(failed, WorkerFailed)
+    assert not failed.user_error
+    assert failed.message.startswith("TypeError: ")
+    assert peer.process.wait(10) == 1
+    assert peer.process.stderr is not None
+    assert "Traceback" in peer.process.stderr.read()
+
+
+def test_a_death_in_the_middle_of_a_step(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(fake=QUICK | {"die_ppm": 1_000_000})
+    peer.word()
+    peer.send(launched(0, chunks=[(1, 0, 0, 1, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1])))
+    assert peer.process.wait(10) == 1
+
+
+@pytest.mark.parametrize("is_set_up", [False, True])
+def test_an_orphan_leaves_and_takes_its_folder_along(start: Callable[..., Peer], *, is_set_up: bool) -> None:
+    peer = start(parent_pid=1)
+    if is_set_up:
+        peer.set_up()
+    assert peer.process.wait(10) == 1
+    assert not peer.folder.exists()
+
+
+def test_the_process_of_a_fake_model_never_loads_torch_and_none_loads_asyncio() -> None:
+    code = """
+        import sys
+        import eventlm.worker.process
+        assert "torch" not in sys.modules
+        import eventlm.worker.model_runner, eventlm.worker.warm_up
+        own = [name for name in sys.modules if name.startswith("eventlm.")]
+        assert not any("asyncio" in vars(sys.modules[name]) for name in own)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
