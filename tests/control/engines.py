@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import (
@@ -19,12 +20,17 @@ from eventlm.control.request import (
     TokensOutput,
 )
 from eventlm.control.setup import EngineSetup, make_setup
+from eventlm.events import Event
+from eventlm.events.codec import decode_body
+from eventlm.replay.verify import VerifyResult, verify
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake import fake_token
 
 BLOCK_SIZE = 16
 #: Steps short enough for tests and long enough to be caught in the middle.
 FAKE = {"base_ns": 2_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
+
+SLOW = {"base_ns": 20_000_000}
 
 
 def fake_setup(
@@ -110,6 +116,21 @@ async def generate(engine: InferenceEngine, *group: EngineRequest) -> list[Reade
     handles = await engine.submit(group)
     readers = [Reader(handle, n=member.n) for handle, member in zip(handles, group, strict=True)]
     return [await reader.done() for reader in readers]
+
+
+def recorded(engine: InferenceEngine) -> list[Event]:
+    """The events of the run's trace."""
+    assert engine.run_folder is not None
+    with LogReader(engine.run_folder / "trace.jsonl") as lines:
+        return [decode_body(line.body) for line in lines]
+
+
+def verified(engine: InferenceEngine) -> VerifyResult:
+    """What its verification says; fails at a divergence."""
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder / "trace.jsonl")
+    assert result.divergence is None
+    return result
 
 
 def is_running(pid: int) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError
 from eventlm.config import WorkerConfig
 from eventlm.control.engine import InferenceEngine
@@ -23,34 +22,20 @@ from eventlm.control.request import (
     QueueFullError,
 )
 from eventlm.errors import CheckpointError, UsageError
-from eventlm.events import Arrived, Cancelled, Emitted, End, Event, Finished, WorkerLost, WorkerUp
-from eventlm.events.codec import decode_body
-from eventlm.replay.verify import VerifyResult, verify
+from eventlm.events import Arrived, Cancelled, Emitted, End, Event, Finished
 from tests.control.engines import (
+    SLOW,
     Reader,
     expected_tokens,
     fake_setup,
     generate,
     is_running,
+    recorded,
     request,
     running,
     running_children,
+    verified,
 )
-
-SLOW = {"base_ns": 20_000_000}
-
-
-def recorded(engine: InferenceEngine) -> list[Event]:
-    assert engine.run_folder is not None
-    with LogReader(engine.run_folder / "trace.jsonl") as lines:
-        return [decode_body(line.body) for line in lines]
-
-
-def verified(engine: InferenceEngine) -> VerifyResult:
-    assert engine.run_folder is not None
-    result = verify(engine.run_folder / "trace.jsonl")
-    assert result.divergence is None
-    return result
 
 
 async def is_empty(engine: InferenceEngine) -> bool:
@@ -187,95 +172,6 @@ async def test_a_cancelled_request_ends_wherever_it_is(tmp_path: Path) -> None:
         handles[0].cancel()
         assert await is_empty(engine)
         assert (await generate(engine, request(4)))[0].tokens == [expected_tokens(5, 0, 4)]
-    verified(engine)
-
-
-# --- workers that fail
-
-
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "no heartbeat for 1 s")])
-@pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_worker_that_is_lost_costs_nobody_a_token(
-    tmp_path: Path, number: int, reason: str, replicas: int
-) -> None:
-    worker = WorkerConfig(heartbeat_timeout_seconds=1)
-    async with running(record=tmp_path, worker=worker, replicas=replicas, fake=SLOW) as engine:
-        handles = await engine.submit([request(60, seed=seed) for seed in range(6)])
-        readers = [Reader(handle) for handle in handles]
-        await readers[0].until_tokens(5)
-        os.kill(engine.worker_pids[0], number)
-        for seed, reader in enumerate(readers):
-            assert (await reader.done()).tokens == [expected_tokens(seed, 0, 60)]
-    lost = [event for event in recorded(engine) if isinstance(event, WorkerLost)]
-    assert [(event.replica, event.epoch, event.reason) for event in lost] == [(0, 1, reason)]
-    verified(engine)
-
-
-async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
-    async with running(record=tmp_path, replicas=2, fake={"die_ppm": 120_000}) as engine:
-        readers = await generate(engine, *(request(40, seed=seed) for seed in range(8)))
-        assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 40) for seed in range(8)]
-    events = recorded(engine)
-    assert sum(isinstance(event, WorkerUp) for event in events) > 2
-    verified(engine)
-
-
-async def test_a_hung_step_is_ended(tmp_path: Path) -> None:
-    fake = {"late_ppm": 100_000, "late_factor": 2000}
-    worker = WorkerConfig(heartbeat_timeout_seconds=1, step_timeout_seconds=1)
-    async with running(record=tmp_path, worker=worker, fake=fake) as engine:
-        [reader] = await generate(engine, request(10))
-        assert reader.tokens == [expected_tokens(5, 0, 10)]
-    assert "one step took longer than 1 s" in [
-        event.reason for event in recorded(engine) if isinstance(event, WorkerLost)
-    ]
-
-
-async def test_a_blocked_loop_loses_no_step_and_no_worker(tmp_path: Path) -> None:
-    worker = WorkerConfig(heartbeat_timeout_seconds=1)
-    async with running(record=tmp_path, worker=worker, fake={"base_ns": 60_000_000}) as engine:
-        [handle] = await engine.submit([request(12)])
-        reader = Reader(handle)
-        for _ in range(3):
-            await asyncio.sleep(0.05)
-            # The loop itself is away for longer than a worker may be silent.
-            time.sleep(1.2)  # noqa: ASYNC251
-        assert (await reader.done()).tokens == [expected_tokens(5, 0, 12)]
-    assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
-
-
-async def test_an_idle_worker_is_not_lost_under_the_shortest_timeout(tmp_path: Path) -> None:
-    async with running(record=tmp_path, worker=WorkerConfig(heartbeat_timeout_seconds=1)) as engine:
-        await asyncio.sleep(1.5)
-    assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
-
-
-async def test_without_workers_everybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(record=tmp_path, worker=WorkerConfig(max_restarts=1), fake=SLOW) as engine:
-        readers = [Reader(handle) for handle in await engine.submit([request(300), request(300, n=2)])]
-        monkeypatch.setattr(sys, "executable", "/no/such/python")
-        os.kill(engine.worker_pids[0], signal.SIGKILL)
-        for reader in readers:
-            with pytest.raises(EngineUnavailableError, match="no worker is left: died"):
-                await reader.done()
-        assert engine.state == "dead"
-        assert engine.worker_pids == [0]
-        with pytest.raises(EngineUnavailableError, match="dead"):
-            await engine.submit([request()])
-    assert isinstance(recorded(engine)[-1], End)
-    verified(engine)
-
-
-async def test_one_replica_given_up_leaves_its_work_to_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(record=tmp_path, replicas=2, worker=WorkerConfig(max_restarts=0), fake=SLOW) as engine:
-        readers = [Reader(handle) for handle in await engine.submit([request(40, seed=seed) for seed in range(6)])]
-        await readers[0].until_tokens(3)
-        os.kill(engine.worker_pids[1], signal.SIGKILL)
-        for seed, reader in enumerate(readers):
-            assert (await reader.done()).tokens == [expected_tokens(seed, 0, 40)]
-        assert engine.state == "ready"
     verified(engine)
 
 

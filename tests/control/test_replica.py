@@ -1,0 +1,151 @@
+"""A replica's worker fails in every way it can: its sequences go on elsewhere, or everybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eventlm.config import WorkerConfig
+from eventlm.control import replica as replica_module
+from eventlm.control.request import EngineUnavailableError
+from eventlm.control.worker_process import WorkerProcess
+from eventlm.events import End, WorkerLost, WorkerUp
+from tests.control.engines import (
+    SLOW,
+    Reader,
+    expected_tokens,
+    generate,
+    recorded,
+    request,
+    running,
+    verified,
+)
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "no heartbeat for 1 s")])
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_worker_that_is_lost_costs_nobody_a_token(
+    tmp_path: Path, number: int, reason: str, replicas: int
+) -> None:
+    worker = WorkerConfig(heartbeat_timeout_seconds=1)
+    async with running(record=tmp_path, worker=worker, replicas=replicas, fake=SLOW) as engine:
+        handles = await engine.submit([request(60, seed=seed) for seed in range(6)])
+        readers = [Reader(handle) for handle in handles]
+        await readers[0].until_tokens(5)
+        os.kill(engine.worker_pids[0], number)
+        for seed, reader in enumerate(readers):
+            assert (await reader.done()).tokens == [expected_tokens(seed, 0, 60)]
+    lost = [event for event in recorded(engine) if isinstance(event, WorkerLost)]
+    assert [(event.replica, event.epoch, event.reason) for event in lost] == [(0, 1, reason)]
+    verified(engine)
+
+
+async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
+    async with running(record=tmp_path, replicas=2, fake={"die_ppm": 120_000}) as engine:
+        readers = await generate(engine, *(request(40, seed=seed) for seed in range(8)))
+        assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 40) for seed in range(8)]
+    events = recorded(engine)
+    assert sum(isinstance(event, WorkerUp) for event in events) > 2
+    verified(engine)
+
+
+async def test_a_hung_step_is_ended(tmp_path: Path) -> None:
+    fake = {"late_ppm": 100_000, "late_factor": 2000}
+    worker = WorkerConfig(heartbeat_timeout_seconds=1, step_timeout_seconds=1)
+    async with running(record=tmp_path, worker=worker, fake=fake) as engine:
+        [reader] = await generate(engine, request(10))
+        assert reader.tokens == [expected_tokens(5, 0, 10)]
+    assert "one step took longer than 1 s" in [
+        event.reason for event in recorded(engine) if isinstance(event, WorkerLost)
+    ]
+
+
+async def test_a_blocked_loop_loses_no_step_and_no_worker(tmp_path: Path) -> None:
+    worker = WorkerConfig(heartbeat_timeout_seconds=1)
+    async with running(record=tmp_path, worker=worker, fake={"base_ns": 60_000_000}) as engine:
+        [handle] = await engine.submit([request(12)])
+        reader = Reader(handle)
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            # The loop itself is away for longer than a worker may be silent.
+            time.sleep(1.2)  # noqa: ASYNC251
+        assert (await reader.done()).tokens == [expected_tokens(5, 0, 12)]
+    assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
+
+
+async def test_an_idle_worker_is_not_lost_under_the_shortest_timeout(tmp_path: Path) -> None:
+    async with running(record=tmp_path, worker=WorkerConfig(heartbeat_timeout_seconds=1)) as engine:
+        await asyncio.sleep(1.5)
+    assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
+
+
+async def test_without_workers_everybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(record=tmp_path, worker=WorkerConfig(max_restarts=1), fake=SLOW) as engine:
+        readers = [Reader(handle) for handle in await engine.submit([request(300), request(300, n=2)])]
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        os.kill(engine.worker_pids[0], signal.SIGKILL)
+        for reader in readers:
+            with pytest.raises(EngineUnavailableError, match="no worker is left: died"):
+                await reader.done()
+        assert engine.state == "dead"
+        assert engine.worker_pids == [0]
+        with pytest.raises(EngineUnavailableError, match="dead"):
+            await engine.submit([request()])
+    assert isinstance(recorded(engine)[-1], End)
+    verified(engine)
+
+
+async def test_one_replica_given_up_leaves_its_work_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(record=tmp_path, replicas=2, worker=WorkerConfig(max_restarts=0), fake=SLOW) as engine:
+        readers = [Reader(handle) for handle in await engine.submit([request(40, seed=seed) for seed in range(6)])]
+        await readers[0].until_tokens(3)
+        os.kill(engine.worker_pids[1], signal.SIGKILL)
+        for seed, reader in enumerate(readers):
+            assert (await reader.done()).tokens == [expected_tokens(seed, 0, 40)]
+        assert engine.state == "ready"
+    verified(engine)
+
+
+async def test_a_defect_in_the_supervision_is_a_replica_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(record=tmp_path, fake=SLOW) as engine:
+        [handle] = await engine.submit([request(300)])
+        reader = Reader(handle)
+        await reader.until_tokens(2)
+
+        async def fail(self: WorkerProcess, timeout_seconds: float) -> None:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(WorkerProcess, "receive", fail)
+        with pytest.raises(EngineUnavailableError, match="broken"):
+            await reader.done()
+    verified(engine)
+
+
+async def test_restarts_in_a_row_are_counted_and_take_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    async with running(worker=WorkerConfig(max_restarts=1200), fake=SLOW) as engine:
+        [handle] = await engine.submit([request(300)])
+        monkeypatch.setattr(replica_module.asyncio, "sleep", note)
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        os.kill(engine.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(EngineUnavailableError, match="no worker is left"):
+            await Reader(handle).done()
+    assert len(waits) == 1200
+    assert waits[:3] == [0.1, 0.2, 0.4]
+    assert max(waits) == waits[-1] < 30
