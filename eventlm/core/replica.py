@@ -61,57 +61,57 @@ class Replica:
         for block in hits:
             self.pool.hold(block)
         num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
-        sequence.table = hits + [self.pool.allocate() for _ in range(num_fresh)]
+        sequence.block_table = hits + [self.pool.allocate() for _ in range(num_fresh)]
         sequence.num_tree_blocks = len(hits)
         sequence.shipped_blocks = 0
         sequence.transition(State.PREFILL)
         sequence.replica = self.index
         sequence.residency += 1
-        sequence.target = sequence.total
-        sequence.launched = len(hits) * block_size
+        sequence.prefill_tokens = sequence.num_tokens
+        sequence.launched_tokens = len(hits) * block_size
         sequence.skips = 0
         place = bisect_left(self.running, sequence.urgency, key=_urgency)
         self.running.insert(place, sequence)
         self.num_partial += 1
-        self.admitted_tokens += sequence.target
+        self.admitted_tokens += sequence.prefill_tokens
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a resident's blocks and slot. Its worker is told to forget it with the next launch."""
         place = bisect_left(self.running, sequence.urgency, key=_urgency)
         del self.running[place]
         self.num_partial -= sequence.state is State.PREFILL
-        self.admitted_tokens -= sequence.target
-        self.pool.release_all(sequence.table)
+        self.admitted_tokens -= sequence.prefill_tokens
+        self.pool.release_all(sequence.block_table)
         self.forget.append(sequence.id)
-        sequence.table = []
+        sequence.block_table = []
         sequence.num_tree_blocks = 0
-        sequence.launched = 0
+        sequence.launched_tokens = 0
         sequence.view.done_tokens = 0
         sequence.view.cached_tokens = 0
 
     def exchange_hits(self, sequence: Sequence, block_size: int) -> None:
         """Swap reserved blocks whose content has become hittable for those that hold it; skip past them."""
-        place = sequence.launched // block_size
+        place = sequence.launched_tokens // block_size
         last = sequence.max_hit_blocks(block_size)
         while place < last and place == sequence.num_tree_blocks and not sequence.arrival.skip_cache_read:
-            node = self.pool.tree.get(sequence.names[place])
-            if node is None or node.parent != (sequence.names[place - 1] if place else ROOT):
+            node = self.pool.tree.get(sequence.block_names[place])
+            if node is None or node.parent != (sequence.block_names[place - 1] if place else ROOT):
                 break
             self.pool.hold(node.block)
-            self.pool.release(sequence.table[place])
-            sequence.table[place] = node.block
+            self.pool.release(sequence.block_table[place])
+            sequence.block_table[place] = node.block
             sequence.shipped_blocks = min(sequence.shipped_blocks, place)
             place += 1
             sequence.num_tree_blocks = place
-            sequence.launched = place * block_size
+            sequence.launched_tokens = place * block_size
 
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""
-        names, tree = sequence.names, self.pool.tree
+        names, tree = sequence.block_names, self.pool.tree
         place = sequence.num_tree_blocks
         while place < num_blocks and names[place] not in tree:
             parent = names[place - 1] if place else ROOT
-            self.pool.insert(names[place], parent, sequence.table[place])
+            self.pool.insert(names[place], parent, sequence.block_table[place])
             place += 1
         sequence.num_tree_blocks = place
 

@@ -63,7 +63,7 @@ def _lose(state: CoreState, replica: Replica) -> None:
 def _clear_flight(sequence: Sequence) -> None:
     sequence.in_flight = 0
     sequence.sampling_in_flight = 0
-    sequence.pending = 0
+    sequence.pending_tokens = 0
 
 
 def plan(state: CoreState) -> None:
@@ -129,7 +129,7 @@ def _route_new(state: CoreState) -> None:
     for sequence in unrouted.values():
         by_request.setdefault(sequence.request, []).append(sequence)
     for request, sequences in by_request.items():
-        question = RequestView(request, state.num_routed, len(sequences), sequences[0].total)
+        question = RequestView(request, state.num_routed, len(sequences), sequences[0].num_tokens)
         state.num_routed += 1
         home = ask_router(state, question, [view_of(replica) for replica in state.replicas if replica.up])
         for sequence in sequences:

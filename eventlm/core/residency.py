@@ -30,7 +30,7 @@ def measure(state: CoreState, replica: Replica, sequence: Sequence) -> Fit:
     pool = replica.pool
     hits: list[int] = []
     if not sequence.arrival.skip_cache_read:
-        hits = pool.lookup(sequence.names, sequence.max_hit_blocks(block_size))
+        hits = pool.lookup(sequence.block_names, sequence.max_hit_blocks(block_size))
     num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
     return Fit(hits, num_fresh - (pool.num_available - pool.num_idle_among(hits)))
 
@@ -44,17 +44,17 @@ def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) ->
     sequence.generation = sequence.key_generation if state.policy.static else state.round_generation
     replica.settle(sequence, fit.hits, state.config.block_size)
     if sequence.residency == 1:
-        sequence.cached_tokens = sequence.launched
+        sequence.cached_tokens = sequence.launched_tokens
     note_progress(state, sequence)
 
 
 def note_progress(state: CoreState, sequence: Sequence) -> None:
     """Keep the view of a partial prefill true."""
     view = sequence.view
-    view.done_tokens = sequence.launched
+    view.done_tokens = sequence.launched_tokens
     view.cached_tokens = sequence.cached_tokens
     view.remaining_ns = state.predictor.prefill_ns(
-        sequence.target, sequence.launched, state.config.max_num_batched_tokens
+        sequence.prefill_tokens, sequence.launched_tokens, state.config.max_num_batched_tokens
     )
 
 
@@ -101,7 +101,7 @@ def _memory_victim(replica: Replica, grower: Sequence) -> Sequence | None:
         if not partial and decode is not None:
             continue
         # Nearly always the last block is its own; only a sequence that generates nothing can share all it has.
-        if not any(references[block] == 1 for block in reversed(resident.table)):
+        if not any(references[block] == 1 for block in reversed(resident.block_table)):
             continue
         if partial:
             return resident
@@ -147,7 +147,7 @@ def _choose_victims(
             continue
         victims.append(resident)
         needs_slot = False
-        for block in resident.table:
+        for block in resident.block_table:
             left[block] = left.get(block, references[block]) - 1
             lacking -= left[block] == 0 and block not in hits
     return victims if lacking <= 0 and not needs_slot else None

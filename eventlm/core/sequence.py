@@ -55,17 +55,19 @@ class IllegalTransitionError(InvariantError):
 
 
 class Sequence:
-    """One sample of a request. Lengths in tokens, `table` and `names` in blocks.
+    """One sample of a request. Lengths in tokens, `block_table` and `block_names` in blocks.
 
-    total: prompt and confirmed output. target: what the current prefill computes. launched: how much of it has been
-    launched or hit. limit: prompt and max_tokens. pending: most tokens that rows in flight may still produce.
-    shipped_blocks: leading blocks of the table that its worker has as they are.
-    names: integers of the leading full blocks. num_tree_blocks: leading blocks of the table that the tree holds too.
-    residency: counts admissions to a replica.
+    num_tokens: prompt and confirmed output. prefill_tokens: what the current prefill computes. launched_tokens: how
+    much of that has been launched or hit. max_total_tokens: prompt and max_tokens. pending_tokens: most tokens that
+    rows in flight may still produce. shipped_blocks: leading blocks of the table that its worker has as they are.
+    block_names: integers of the leading full blocks. num_tree_blocks: leading blocks of the table that the tree holds
+    too. residency: counts admissions to a replica.
     """
 
     __slots__ = (
         "arrival",
+        "block_names",
+        "block_table",
         "cached_tokens",
         "closing_reason",
         "contribution",
@@ -77,12 +79,13 @@ class Sequence:
         "index",
         "key",
         "key_generation",
-        "launched",
-        "limit",
-        "names",
+        "launched_tokens",
+        "max_total_tokens",
         "num_tickets",
+        "num_tokens",
         "num_tree_blocks",
-        "pending",
+        "pending_tokens",
+        "prefill_tokens",
         "prompt_tokens",
         "replica",
         "request",
@@ -91,10 +94,7 @@ class Sequence:
         "shipped_blocks",
         "skips",
         "state",
-        "table",
-        "target",
         "ticket",
-        "total",
         "urgency",
         "view",
     )
@@ -107,15 +107,15 @@ class Sequence:
         self.view = view
         self.state = State.WAITING_FOR_GRAMMAR if arrival.waits_for_grammar else State.WAITING
         self.prompt_tokens = arrival.prompt_tokens
-        self.total = arrival.prompt_tokens
-        self.limit = arrival.prompt_tokens + arrival.max_tokens
-        self.target = arrival.prompt_tokens
-        self.launched = 0
-        self.pending = 0
+        self.num_tokens = arrival.prompt_tokens
+        self.max_total_tokens = arrival.prompt_tokens + arrival.max_tokens
+        self.prefill_tokens = arrival.prompt_tokens
+        self.launched_tokens = 0
+        self.pending_tokens = 0
         self.in_flight = 0
         self.sampling_in_flight = 0
-        self.names = list(arrival.blocks)
-        self.table: list[int] = []
+        self.block_names = list(arrival.blocks)
+        self.block_table: list[int] = []
         self.num_tree_blocks = 0
         self.shipped_blocks = 0
         self.residency = 0
@@ -142,7 +142,7 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         """Confirmed output."""
-        return self.total - self.prompt_tokens
+        return self.num_tokens - self.prompt_tokens
 
     @property
     def ended(self) -> bool:
@@ -164,16 +164,17 @@ class Sequence:
 
     def max_hit_blocks(self, block_size: int) -> int:
         """Leading blocks that may be hit: whole ones with a name, ending before the last token to compute."""
-        return min((self.total - 1) // block_size, len(self.names))
+        return min((self.num_tokens - 1) // block_size, len(self.block_names))
 
     def blocks_to_admit(self, block_size: int) -> int:
         """Blocks it reserves at admission: all of prompt and kept output plus one, never beyond its limit."""
-        return min(ceil_div(self.total, block_size) + 1, ceil_div(self.limit, block_size))
+        return min(ceil_div(self.num_tokens, block_size) + 1, ceil_div(self.max_total_tokens, block_size))
 
     def __repr__(self) -> str:
         return (
-            f"<{self.request}.{self.index} {self.state.name} {self.total}/{self.limit} tokens, launched "
-            f"{self.launched}/{self.target}, {len(self.table)} blocks, {self.in_flight} in flight>"
+            f"<{self.request}.{self.index} {self.state.name} {self.num_tokens}/{self.max_total_tokens} tokens, "
+            f"launched {self.launched_tokens}/{self.prefill_tokens}, {len(self.block_table)} blocks, "
+            f"{self.in_flight} in flight>"
         )
 
 

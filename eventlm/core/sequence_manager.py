@@ -99,9 +99,9 @@ def _register(state: CoreState, arrival: Arrived) -> None:
 def enqueue(state: CoreState, sequence: Sequence) -> None:
     """A waiting sequence with nothing in flight gets in line where its router put it."""
     view = sequence.view
-    view.prompt_tokens = sequence.total
+    view.prompt_tokens = sequence.num_tokens
     view.output_tokens = sequence.num_output_tokens
-    view.remaining_ns = state.predictor.prefill_ns(sequence.total, 0, state.config.max_num_batched_tokens)
+    view.remaining_ns = state.predictor.prefill_ns(sequence.num_tokens, 0, state.config.max_num_batched_tokens)
     if state.policy.static and sequence.key_generation != state.policy_generation:
         keys, sequence.key_generation = ask_policy(state, [view])
         sequence.key = keys[0]

@@ -168,8 +168,14 @@ def sequence_share(sequence: Sequence) -> int:
         return 0
     if s.state is State.CLOSING:
         # Rows still in flight for it change nothing any more.
-        return combine((s.request, s.index, s.state.value, s.total, s.closing_reason))
-    flight = (s.in_flight, s.sampling_in_flight, s.pending, s.residency, s.evictions, s.skips, s.generation)
-    blocks = (len(s.table), s.num_tree_blocks, s.shipped_blocks, len(s.names), s.names[-1] if s.names else 0)
-    lengths = (s.total, s.target, s.launched, s.cached_tokens)
+        return combine((s.request, s.index, s.state.value, s.num_tokens, s.closing_reason))
+    flight = (s.in_flight, s.sampling_in_flight, s.pending_tokens, s.residency, s.evictions, s.skips, s.generation)
+    blocks = (
+        len(s.block_table),
+        s.num_tree_blocks,
+        s.shipped_blocks,
+        len(s.block_names),
+        s.block_names[-1] if s.block_names else 0,
+    )
+    lengths = (s.num_tokens, s.prefill_tokens, s.launched_tokens, s.cached_tokens)
     return combine((s.request, s.index, s.state.value, s.replica, s.home, *lengths, *flight, *blocks, *s.urgency))

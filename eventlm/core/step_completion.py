@@ -77,16 +77,16 @@ def _confirm_decodes(
     for row, (sequence, count, most) in enumerate(zip(step.decodes, produced, step.most, strict=False)):
         sequence.in_flight -= 1
         sequence.sampling_in_flight -= 1
-        sequence.pending -= most
+        sequence.pending_tokens -= most
         if sequence.state >= first_ended:
             if count:
                 dropped.append((row, count))
         else:
             if count:
-                sequence.total = total = sequence.total + count
+                sequence.num_tokens = total = sequence.num_tokens + count
                 if sequence.evictions:
                     sequence.evictions = 0
-                if total >= sequence.limit and row not in reasons:
+                if total >= sequence.max_total_tokens and row not in reasons:
                     ends.append((sequence, "length"))
             if sequence.state is waiting:
                 drained.append(sequence)
@@ -106,19 +106,19 @@ def _confirm_chunks(
         sequence.in_flight -= 1
         if most:
             sequence.sampling_in_flight -= 1
-            sequence.pending -= most
+            sequence.pending_tokens -= most
         if sequence.ended:
             if count:
                 dropped.append((row, count))
             continue
-        sequence.total += count
+        sequence.num_tokens += count
         if count:
             sequence.evictions = 0
         if row in reasons:
             ends.append((sequence, reasons[row]))
         elif chunk.final and sequence.arrival.kind != "generate":
             ends.append((sequence, "complete"))
-        elif count and sequence.total >= sequence.limit:
+        elif count and sequence.num_tokens >= sequence.max_total_tokens:
             ends.append((sequence, "length"))
         if sequence.state is State.WAITING:
             drained.append(sequence)
@@ -130,7 +130,7 @@ def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int]) -> N
     sequence = step.decodes[row] if row < num_decodes else step.chunks[row - num_decodes].sequence
     if sequence.ended:
         return
-    sequence.names += names
+    sequence.block_names += names
     # A preempted sequence is not admitted again while a row of it is in flight: resident now is resident since.
     if sequence.resident:
-        replica.publish(sequence, len(sequence.names))
+        replica.publish(sequence, len(sequence.block_names))

@@ -73,25 +73,25 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     for sequence in replica.running[:]:
         if sequence.state is not decode_state or sequence.sampling_in_flight >= max_in_flight:
             continue
-        ahead = sequence.total + sequence.pending
+        ahead = sequence.num_tokens + sequence.pending_tokens
         # Conditions, not min(): a call for each row is a tenth of the whole step.
-        most = sequence.limit - ahead
+        most = sequence.max_total_tokens - ahead
         if most > per_row:
             most = per_row
         if most > budget - num_tokens:
             most = budget - num_tokens
         if most <= 0:
             continue
-        if ahead + most - 1 > len(sequence.table) * block_size:
+        if ahead + most - 1 > len(sequence.block_table) * block_size:
             most = _grow(state, replica, plan, sequence, most)
             if not most:
                 continue
-        decodes.append((sequence.request, sequence.index, sequence.total, sequence.in_flight))
+        decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
         decoding.append(sequence)
         row_most.append(most)
         sequence.in_flight += 1
         sequence.sampling_in_flight += 1
-        sequence.pending += most
+        sequence.pending_tokens += most
         num_tokens += most
         context_tokens += ahead
     load = plan.load
@@ -107,8 +107,8 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     block from others, or goes; and it waits for its rows in flight first, which may need less than was reserved.
     """
     block_size = state.config.block_size
-    first = len(sequence.table)
-    ahead = sequence.total + sequence.pending
+    first = len(sequence.block_table)
+    ahead = sequence.num_tokens + sequence.pending_tokens
     num_fresh = ceil_div(ahead + most - 1, block_size) - first
     if replica.pool.num_available < num_fresh:
         most_now = first * block_size - ahead + 1
@@ -121,8 +121,8 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
         num_fresh = 1
         most = min(most, (first + 1) * block_size - ahead + 1)
     fresh = [replica.pool.allocate() for _ in range(num_fresh)]
-    sequence.table += fresh
-    sequence.shipped_blocks = len(sequence.table)
+    sequence.block_table += fresh
+    sequence.shipped_blocks = len(sequence.block_table)
     plan.blocks.append((len(plan.decodes), first, fresh))
     return most
 
@@ -167,32 +167,32 @@ def _partial_heap(state: CoreState, replica: Replica) -> list[tuple[Urgency, Seq
 def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
     """The next chunk of a partial prefill, behind what can be hit by now; none if the batcher wants none."""
     config = state.config
-    before = sequence.launched
+    before = sequence.launched_tokens
     replica.exchange_hits(sequence, config.block_size)
-    if sequence.launched != before:
+    if sequence.launched_tokens != before:
         if sequence.residency == 1:
-            sequence.cached_tokens += sequence.launched - before
+            sequence.cached_tokens += sequence.launched_tokens - before
         note_progress(state, sequence)
-    start = sequence.launched
-    max_tokens = min(sequence.target - start, config.max_num_batched_tokens - plan.load.num_tokens)
+    start = sequence.launched_tokens
+    max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - plan.load.num_tokens)
     idle = not plan.decodes and not plan.chunks and not replica.in_flight
     num_tokens = ask_batcher(state, plan.load, sequence.view, max_tokens, idle=idle)
     if not num_tokens:
         return
     row = len(plan.decodes) + len(plan.chunks)
-    if sequence.shipped_blocks < len(sequence.table):
-        plan.blocks.append((row, sequence.shipped_blocks, sequence.table[sequence.shipped_blocks :]))
-        sequence.shipped_blocks = len(sequence.table)
-    sequence.launched = start + num_tokens
-    replica.publish(sequence, min(sequence.launched // config.block_size, len(sequence.names)))
-    final = sequence.launched == sequence.target
+    if sequence.shipped_blocks < len(sequence.block_table):
+        plan.blocks.append((row, sequence.shipped_blocks, sequence.block_table[sequence.shipped_blocks :]))
+        sequence.shipped_blocks = len(sequence.block_table)
+    sequence.launched_tokens = start + num_tokens
+    replica.publish(sequence, min(sequence.launched_tokens // config.block_size, len(sequence.block_names)))
+    final = sequence.launched_tokens == sequence.prefill_tokens
     samples = final and sequence.arrival.kind == "generate"
     most = 0
     if samples:
-        room = len(sequence.table) * config.block_size - sequence.target + 1
-        most = min(config.max_tokens_per_row, sequence.limit - sequence.target, room)
+        room = len(sequence.block_table) * config.block_size - sequence.prefill_tokens + 1
+        most = min(config.max_tokens_per_row, sequence.max_total_tokens - sequence.prefill_tokens, room)
         sequence.sampling_in_flight += 1
-        sequence.pending += most
+        sequence.pending_tokens += most
     sequence.in_flight += 1
     plan.most.append(most)
     plan.chunks.append((sequence.request, sequence.index, start, num_tokens, int(samples)))

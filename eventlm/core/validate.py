@@ -43,12 +43,12 @@ def validate_liveness(state: CoreState) -> None:
 
 def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
     where = f"replica {replica.index}: "
-    found = [where + problem for problem in replica.pool.problems([s.table for s in replica.running])]
+    found = [where + problem for problem in replica.pool.problems([s.block_table for s in replica.running])]
     if [s.urgency for s in replica.running] != sorted(s.urgency for s in replica.running):
         found.append(where + "the residents are out of order")
     if replica.num_partial != sum(s.state is State.PREFILL for s in replica.running):
         found.append(where + "the count of partial prefills is wrong")
-    if replica.admitted_tokens != sum(s.target for s in replica.running):
+    if replica.admitted_tokens != sum(s.prefill_tokens for s in replica.running):
         found.append(where + "the count of admitted tokens is wrong")
     if len(replica.running) > state.config.max_num_seqs:
         found.append(where + f"{len(replica.running)} residents, more than max_num_seqs")
@@ -66,18 +66,18 @@ def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -
     found = []
     if not sequence.resident or sequence.replica != replica.index:
         found.append("is not resident here")
-    if len(sequence.table) > ceil_div(sequence.limit, block_size):
+    if len(sequence.block_table) > ceil_div(sequence.max_total_tokens, block_size):
         found.append("has more blocks than its limit can fill")
-    if len(sequence.table) < ceil_div(sequence.target, block_size):
+    if len(sequence.block_table) < ceil_div(sequence.prefill_tokens, block_size):
         found.append("has fewer blocks than its prefill needs")
-    if sequence.total + sequence.pending > sequence.limit:
+    if sequence.num_tokens + sequence.pending_tokens > sequence.max_total_tokens:
         found.append("may grow beyond its limit")
     if sequence.sampling_in_flight > max(state.config.max_decodes_in_flight_per_seq, 1):
         found.append("has more sampling rows in flight than allowed")
-    if (sequence.state is State.DECODE) != (sequence.launched == sequence.target):
+    if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):
         found.append("is in the wrong state for its prefill")
-    for place, block in enumerate(sequence.table[: sequence.num_tree_blocks]):
-        node = replica.pool.tree.get(sequence.names[place])
+    for place, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
+        node = replica.pool.tree.get(sequence.block_names[place])
         if node is None or node.block != block:
             found.append(f"holds block {block} at place {place}, which the tree has not")
             break
@@ -101,7 +101,7 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
         )
         if places.pop(sequence.id, 0) != (0 if unplaced else 1):
             found.append(f"{sequence} is in the wrong number of places")
-        if ended and sequence.table:
+        if ended and sequence.block_table:
             found.append(f"{sequence} has ended, but holds blocks")
         if (sequence.ticket != 0) and sequence.state is not State.WAITING:
             found.append(f"{sequence} is in line, but does not wait")
@@ -114,6 +114,6 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     if num_waiting != state.num_waiting:
         found.append(f"{num_waiting} sequences wait, {state.num_waiting} are counted")
     for queue in queues:
-        if queue.num_tokens != sum(s.total for s in queue.members):
+        if queue.num_tokens != sum(s.num_tokens for s in queue.members):
             found.append("a queue counts its tokens wrongly")
     return found

@@ -49,7 +49,7 @@ class WaitingQueue:
         # Counted by the sequence, so that no entry it left behind in any queue is ever valid again.
         sequence.num_tickets += 1
         sequence.ticket = sequence.num_tickets
-        self.num_tokens += sequence.total
+        self.num_tokens += sequence.num_tokens
         self.digest += _share(sequence)
         if self._heap is not None:
             heappush(self._heap, _entry(sequence, key))
@@ -63,7 +63,7 @@ class WaitingQueue:
             self._build_heap()
         del self.members[bisect_left(self.members, sequence.id, key=_id)]
         sequence.ticket = 0
-        self.num_tokens -= sequence.total
+        self.num_tokens -= sequence.num_tokens
         self.digest -= _share(sequence)
         if not self._passed and self._heap is not None and len(self._heap) > 2 * len(self.members) + 64:
             self._heap = [entry for entry in self._heap if entry[5].ticket == entry[4]]
@@ -125,4 +125,4 @@ def _entry(sequence: Sequence, key: int) -> _Entry:
 
 
 def _share(sequence: Sequence) -> int:
-    return weight(weight(weight(sequence.request) + sequence.index) + sequence.total + sequence.key)
+    return weight(weight(weight(sequence.request) + sequence.index) + sequence.num_tokens + sequence.key)

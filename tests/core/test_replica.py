@@ -19,7 +19,7 @@ def test_a_prompt_is_hit_from_the_launch_that_computes_it() -> None:
     second = rig.arrive(10, 2, blocks=[1, 2])  # the first is still in flight
     rig.complete()
     assert chunks_of(rig, second) == [(0, 8, 2)]
-    assert rig.sequence(first).table[:2] == rig.sequence(second).table[:2]
+    assert rig.sequence(first).block_table[:2] == rig.sequence(second).block_table[:2]
     rig.finish_all()
     cached = {found.request: found.cached_tokens for found in rig.decisions if isinstance(found, Finished)}
     assert cached == {first: 0, second: 8}
@@ -40,7 +40,7 @@ def test_samples_of_one_prompt_share_it() -> None:
     rig = Rig()
     seq = rig.arrive(9, 3, blocks=[1, 2], n=3)
     assert chunks_of(rig, seq) == [(0, 0, 9), (1, 8, 1), (2, 8, 1)]
-    tables = [rig.sequence(seq, index).table for index in range(3)]
+    tables = [rig.sequence(seq, index).block_table for index in range(3)]
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     assert len({table[2] for table in tables}) == 3
 
@@ -62,7 +62,7 @@ def test_reserved_blocks_are_exchanged_for_those_that_became_hittable() -> None:
     assert chunks_of(rig, first) == [(0, 0, 8), (0, 8, 6)]
     before = rig.state.replicas[0].pool.num_available
     assert chunks_of(rig, second) == [(0, 12, 2)]
-    assert rig.sequence(second).table[:3] == rig.sequence(first).table[:3]
+    assert rig.sequence(second).block_table[:3] == rig.sequence(first).block_table[:3]
     assert before == 32 - 3 - 1 - 1
     rig.finish_all()
     assert len(rig.finished()) == 2
@@ -73,7 +73,7 @@ def test_a_half_done_prompt_skips_past_what_another_has_computed_meanwhile() -> 
     patient = rig.arrive(22, 2, blocks=[1, 2, 3, 4, 5], priority=1)
     assert chunks_of(rig, patient) == [(0, 0, 6)]
     hurried = rig.arrive(22, 2, blocks=[1, 2, 3, 4, 5])
-    table = rig.sequence(patient).table[:]
+    table = rig.sequence(patient).block_table[:]
     rig.finish_all()
     starts = [start for _, start, _ in chunks_of(rig, patient)]
     # Both meet in the same blocks: nothing was computed twice behind the first chunk's block.
@@ -102,7 +102,7 @@ def test_generated_blocks_are_hit_once_the_step_that_stores_them_is_done() -> No
     assert rig.sequence(early).state is State.WAITING
     rig.complete(filled=[(0, [7])])  # the fourth token's KV fills the first block
     assert chunks_of(rig, early) == [(0, 4, 5)]
-    assert rig.sequence(early).table[0] == rig.sequence(seq).table[0]
+    assert rig.sequence(early).block_table[0] == rig.sequence(seq).block_table[0]
 
 
 def test_a_block_filled_before_a_preemption_does_not_enter_after_it() -> None:
@@ -129,7 +129,7 @@ def test_what_was_not_held_without_a_break_stays_out_of_the_tree() -> None:
     assert rig.preempted() == [(victim, "admission")]
     rig.feed(completion)
     assert 7 not in rig.state.replicas[0].pool.tree
-    assert rig.sequence(victim).names == [7]
+    assert rig.sequence(victim).block_names == [7]
     assert rig.sequence(victim).num_output_tokens == 2
 
 

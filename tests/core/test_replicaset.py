@@ -73,8 +73,8 @@ def test_a_lost_workers_sequences_go_on_elsewhere_with_what_they_have() -> None:
     assert [(found.request, found.reason) for found in rig.of(Preempted)] == [(seq, "lost")]
     assert homes(rig)[-1] == (seq, -1, 1)
     # The step in flight went with the worker, the two confirmed tokens did not.
-    assert rig.sequence(seq).total == 6
-    assert (rig.sequence(seq).in_flight, rig.sequence(seq).pending) == (0, 0)
+    assert rig.sequence(seq).num_tokens == 6
+    assert (rig.sequence(seq).in_flight, rig.sequence(seq).pending_tokens) == (0, 0)
     rig.complete(1)
     launched = rig.of(Launched)[0]
     assert launched.chunks == [(seq, 0, 0, 6, 1)]

@@ -12,7 +12,7 @@ SECOND = 1000 * MILLISECOND
 def test_admission_reserves_the_whole_prompt_and_one_block() -> None:
     rig = Rig(max_num_batched_tokens=4)
     seq = rig.arrive(14, 20)
-    assert len(rig.sequence(seq).table) == 5
+    assert len(rig.sequence(seq).block_table) == 5
     assert rig.state.replicas[0].pool.num_available == 27
 
 
@@ -173,8 +173,8 @@ def test_the_preempted_start_over_with_what_they_had() -> None:
     rig, (_, _, third) = tight()
     sequence = rig.sequence(third)
     # Freed KV is not counted as processed.
-    assert (sequence.launched, sequence.table, sequence.view.done_tokens) == (0, [], 0)
-    assert sequence.view.prompt_tokens == sequence.total == 9
+    assert (sequence.launched_tokens, sequence.block_table, sequence.view.done_tokens) == (0, [], 0)
+    assert sequence.view.prompt_tokens == sequence.num_tokens == 9
     rig.finish_all()
     chunks = [
         chunk for found in rig.decisions if isinstance(found, Launched) for chunk in found.chunks if chunk[0] == third

@@ -151,7 +151,7 @@ def test_steps_run_ahead_as_far_as_both_limits_allow() -> None:
     assert second.decodes == [(seq, 0, 4, 1)]  # nothing confirmed yet, one step in flight
     rig.complete()
     assert launch_of(rig).decodes == [(seq, 0, 5, 1)]
-    assert rig.sequence(seq).pending == 2
+    assert rig.sequence(seq).pending_tokens == 2
 
 
 def test_prompt_chunks_are_bound_by_the_replica_alone() -> None:

@@ -29,7 +29,7 @@ def _leak(rig: Rig) -> None:
 
 def _share(rig: Rig) -> None:
     first, second = rig.state.replicas[0].running[:2]
-    second.table[-1] = first.table[-1]
+    second.block_table[-1] = first.block_table[-1]
 
 
 def _count(rig: Rig) -> None:
@@ -62,7 +62,7 @@ def _order(rig: Rig) -> None:
 
 
 def _limit(rig: Rig) -> None:
-    rig.state.replicas[0].running[0].pending = 100
+    rig.state.replicas[0].running[0].pending_tokens = 100
 
 
 def _state(rig: Rig) -> None:
@@ -74,7 +74,7 @@ def _digest(rig: Rig) -> None:
 
 
 def _tree(rig: Rig) -> None:
-    rig.state.replicas[0].running[1].names[0] = 99
+    rig.state.replicas[0].running[1].block_names[0] = 99
 
 
 @pytest.mark.parametrize(("damage", "said"), [

@@ -84,7 +84,7 @@ def _plan(rng: random.Random, queue: WaitingQueue, naive: Naive) -> None:
 def _compare(queue: WaitingQueue, naive: Naive) -> None:
     assert len(queue) == len(naive.keys)
     assert queue.members == sorted(naive.keys, key=lambda s: s.id)
-    assert queue.num_tokens == sum(sequence.total for sequence in naive.keys)
+    assert queue.num_tokens == sum(sequence.num_tokens for sequence in naive.keys)
     order, candidate = naive.order(), queue.peek()
     if not order:
         assert candidate is None
