@@ -36,12 +36,14 @@ class Code(Enum):
     REORDERED_DECISION = Kind(10, "the replay made the same decisions in another order", _RERUN)
     STATE_DIGEST = Kind(10, "the decisions agree, but the state behind them does not", _RERUN)
     CONFIG_DRIFT = Kind(
-        10, "the replay was given another configuration than the run", "leave the change out to verify the run itself"
+        10,
+        "the replay was given another configuration than the run",
+        "none is needed if this is what you asked for; leave the change out to verify the run itself",
     )
     POLICY_DRIFT = Kind(
         10,
-        "a plug-in is not the one that ran: its source has changed or another was asked for",
-        "restore the recorded source, or read the difference as the change's effect",
+        "a plug-in is not the one that ran: another was asked for, or its source has changed",
+        "none is needed if this is what you asked for; else restore the recorded source",
     )
     SAFETY = Kind(11, "the state broke an invariant of the core", "report it with the trace")
     LIVENESS = Kind(12, "a sequence waits and nothing is under way", "report it with the trace")

