@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.replay import _trace_file
+from eventlm.cli.wording import counted
+from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
     from eventlm.bus.trace_info import TraceInfo
+    from eventlm.events import PluginRecord
 
 END_IN_WORDS = {
     "end": "a clean end",
@@ -27,7 +31,7 @@ def configure(parser: Parser) -> None:
     parser.description = "Look at, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
     parser.epilog = """\
 examples:
-  eventlm trace info runs/latest/trace.jsonl     the run in numbers
+  eventlm trace info runs/latest                 the run in numbers
   eventlm trace check runs/latest/trace.jsonl    every line against the hash chain
   eventlm trace repair runs/latest/trace.jsonl   cut off a last line that a crash left half-written
 
@@ -53,7 +57,7 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by anot
     repair.set_defaults(run=run_repair)
 
     for action in (info, check, repair):
-        action.add_argument("path", metavar="TRACE", help="the trace file")
+        action.add_argument("path", metavar="TRACE", help="the trace file, or the folder of its run")
     for action in (info, check):
         action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
 
@@ -64,8 +68,9 @@ def run_info(arguments: argparse.Namespace) -> int:
 
     from eventlm.bus.trace_info import info
 
-    with file_progress("reading", arguments.path) as on_progress:
-        found = info(arguments.path, strict=arguments.strict, on_progress=on_progress)
+    path = _trace_file(arguments.path)
+    with file_progress("reading", path) as on_progress:
+        found = info(path, strict=arguments.strict, on_progress=on_progress)
     if arguments.json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -79,10 +84,11 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Print one line if the trace is sound; damage is an error with its own exit code."""
     from eventlm.bus.trace_info import check
 
-    with file_progress("checking", arguments.path) as on_progress:
-        found = check(arguments.path, strict=arguments.strict, on_progress=on_progress)
+    path = _trace_file(arguments.path)
+    with file_progress("checking", path) as on_progress:
+        found = check(path, strict=arguments.strict, on_progress=on_progress)
     end = END_IN_WORDS[found.end_state]
-    print(f"{found.path}: ok, {found.num_events} events, {found.num_bytes} bytes, {end}")
+    print(f"{found.path}: ok, {counted(found.num_events, 'event')}, {counted(found.num_bytes, 'byte')}, {end}")
     _warn(found.warnings)
     return 0
 
@@ -91,12 +97,13 @@ def run_repair(arguments: argparse.Namespace) -> int:
     """Say what was cut off and where the old file is."""
     from eventlm.bus.trace_repair import repair
 
-    result = repair(arguments.path)
+    result = repair(_trace_file(arguments.path))
     if not result.copy:
-        print(f"{result.path}: {result.num_lines} lines, nothing to repair")
+        print(f"{result.path}: {counted(result.num_lines, 'line')}, nothing to repair")
     else:
         print(
-            f"{result.path}: cut off {result.removed_bytes} bytes, {result.num_lines} lines left; "
+            f"{result.path}: cut off {counted(result.removed_bytes, 'byte')}, "
+            f"{counted(result.num_lines, 'line')} left; "
             f"the file as it was is {result.copy}"
         )
     return 0
@@ -111,22 +118,37 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
     header, check, core = info.header, info.check, info.header.core
     started = datetime.fromtimestamp(int(header.unix_start_ns) // NANOSECONDS_PER_SECOND, UTC).isoformat()
     versions = f"format {header.format}, schema {header.schema}, behaviour {header.behaviour}"
-    kinds = f"{info.num_facts} facts, {info.num_decisions} decisions, {info.num_markers} markers"
+    kinds = ", ".join(
+        counted(number, noun)
+        for number, noun in (
+            (info.num_facts, "fact"),
+            (info.num_decisions, "decision"),
+            (info.num_markers, "marker"),
+        )
+    )
     num_finished = sum(info.finish_reasons.values())
     return [
-        ("trace", f"{check.path}, {check.num_bytes} bytes, {END_IN_WORDS[check.end_state]}"),
-        ("run", f"{header.run}, started {started}, {info.duration_ns / NANOSECONDS_PER_SECOND:.3f} s"),
+        ("trace", f"{check.path}, {counted(check.num_bytes, 'byte')}, {END_IN_WORDS[check.end_state]}"),
+        ("run", f"{header.run}, started {started}, {info.duration_ns / NANOSECONDS_PER_SECOND:,.3f} s"),
         ("written by", f"eventlm {header.code_version} ({versions})"),
         ("models", ", ".join(core.models)),
-        ("plug-ins", ", ".join(f"{plugin.kind} {plugin.name}" for plugin in header.plugins)),
-        ("replicas", f"{core.num_replicas}, each {core.num_blocks} blocks of {core.block_size} tokens"),
-        ("events", f"{check.num_events}: {kinds}"),
-        ("requests", f"{info.num_requests}, {info.num_rejected} rejected{_counts(info.reject_reasons)}"),
-        ("finished", f"{num_finished} sequences{_counts(info.finish_reasons)}"),
-        ("tokens", f"{info.num_prompt_tokens} prompt, {info.num_output_tokens} output"),
-        ("steps", f"{info.num_steps}, {info.num_preemptions} preemptions"),
+        ("plug-ins", ", ".join(map(_plugin, header.plugins))),
+        (
+            "replicas",
+            f"{core.num_replicas}, each {counted(core.num_blocks, 'block')} of {counted(core.block_size, 'token')}",
+        ),
+        ("events", f"{check.num_events:,}: {kinds}"),
+        ("requests", f"{info.num_requests:,}, {info.num_rejected:,} rejected{_counts(info.reject_reasons)}"),
+        ("finished", f"{counted(num_finished, 'sequence')}{_counts(info.finish_reasons)}"),
+        ("tokens", f"{info.num_prompt_tokens:,} prompt, {info.num_output_tokens:,} output"),
+        ("steps", f"{info.num_steps:,}, {counted(info.num_preemptions, 'preemption')}"),
     ]
 
 
+def _plugin(plugin: PluginRecord) -> str:
+    """A plug-in with all parameters that it ran with: what its defaults are is not told without importing it."""
+    return f"{plugin.kind} {format_plugin_spec({'type': plugin.name} | plugin.parameters)}"
+
+
 def _counts(counts: dict[str, int]) -> str:
-    return ": " + ", ".join(f"{count} {name}" for name, count in counts.items()) if counts else ""
+    return ": " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) if counts else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.cli.main import main
+from eventlm.events import PluginRecord
 from eventlm.models import pull as pull_module
 from tests.bus.traces import events, header, lines
 
@@ -24,7 +25,7 @@ def trace(tmp_path: Path) -> Path:
 def test_check_of_a_whole_trace(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "check", str(trace)]) == 0
     captured = capsys.readouterr()
-    assert captured.out == f"{trace}: ok, {NUM_EVENTS} events, {trace.stat().st_size} bytes, a clean end\n"
+    assert captured.out == f"{trace}: ok, {NUM_EVENTS} events, {trace.stat().st_size:,} bytes, a clean end\n"
     assert captured.err == ""
 
 
@@ -62,6 +63,35 @@ def test_info_tells_of_the_run(trace: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows["run"].strip().startswith(f"{header().run}, started 2025-01-01T00:00:00+00:00, ")
     assert f"{NUM_EVENTS}: " in rows["events"]
     assert "rejected" in rows["requests"]
+
+
+def test_info_counts_in_words_and_shows_the_plug_ins_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    parameters = {"multiplier": 2, "min_deadline_ms": 300}
+    plugins = [
+        PluginRecord(kind="policy", name="edf", reference="m:Edf", parameters=parameters),
+        PluginRecord(kind="router", name="pull", reference="m:Pull"),
+    ]
+    path.write_bytes(b"".join(lines([header(plugins=plugins), *events(1200, end=False)[1:]])))
+    assert main(["trace", "info", str(path)]) == 0
+    output = capsys.readouterr().out
+    rows = {line[:10].strip(): line[12:] for line in output.splitlines()}
+    assert rows["plug-ins"] == "policy edf:multiplier=2,min_deadline_ms=300, router pull"
+    assert rows["events"].startswith("1,200: ")
+    assert rows["events"].endswith(" decisions, 1 marker")
+    assert rows["trace"] == f"{path}, {path.stat().st_size:,} bytes, no clean end"
+
+
+def test_a_folder_stands_for_its_trace(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for action in ("info", "check", "repair"):
+        assert main(["trace", action, str(trace.parent)]) == 0
+        assert str(trace) in capsys.readouterr().out
+    trace.unlink()
+    for action in ("info", "check", "repair"):
+        assert main(["trace", action, str(trace.parent)]) == 2
+        assert "holds no trace.jsonl; name the folder of a run" in capsys.readouterr().err
 
 
 def test_info_as_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
