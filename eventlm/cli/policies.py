@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
+from collections.abc import Sequence
 
 from eventlm.cli.parser import Parser
 
-HEADINGS = ("KIND", "NAME", "PARAMETERS", "DESCRIPTION", "ORIGIN")
+HEADINGS = ("KIND", "NAME", "ORIGIN")
+LAST_HEADING = "PARAMETERS"
+
+#: Where the output goes to no terminal, and the least that the last column gets on a narrow one.
+DEFAULT_COLUMNS = 80
+MIN_COLUMNS = 24
+_INDENT = "    "
 
 
 def configure(parser: Parser) -> None:
@@ -25,14 +34,33 @@ examples:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the table, no wider than the terminal: each plug-in's row, and its description under it."""
     from eventlm.control.plugins import list_plugins
 
-    rows = [
-        (info.kind, info.name, info.parameters or "-", info.problem or info.description, info.origin)
-        for info in list_plugins()
-    ]
+    infos = list_plugins()
+    rows = [(info.kind, info.name, info.origin) for info in infos]
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    for row in (HEADINGS, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    columns = shutil.get_terminal_size((DEFAULT_COLUMNS, 0)).columns
+    print(_row(HEADINGS, LAST_HEADING, widths, columns))
+    for info, row in zip(infos, rows, strict=True):
+        print(_row(row, info.parameters or "-", widths, columns))
+        print(_wrapped(info.problem or info.description, _INDENT, _INDENT, columns))
     return 0
+
+
+def _row(cells: Sequence[str], last: str, widths: Sequence[int], columns: int) -> str:
+    """Aligned cells and then the last one, which goes on under itself."""
+    start = "".join(f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=True))
+    return _wrapped(last, start, " " * len(start), columns)
+
+
+def _wrapped(text: str, start: str, indent: str, columns: int) -> str:
+    # Names and paths stay whole, so that they can be copied.
+    return textwrap.fill(
+        text,
+        max(columns, len(start) + MIN_COLUMNS),
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -139,11 +139,23 @@ def test_a_third_partys_policy_is_listed_like_a_built_in(tmp_path: Path) -> None
     (info / "entry_points.txt").write_text("[eventlm.policies]\nslow_first = slow_first:SlowFirst\n")
     done = run("policies", env=os.environ | {"PYTHONPATH": str(package)})
     assert done.returncode == 0
-    line = next(line for line in done.stdout.splitlines() if "slow_first" in line)
-    assert [cell.strip() for cell in line.split("  ") if cell.strip()] == [
-        "policy",
-        "slow_first",
-        "patience_ms=250",
-        "The longest prompt goes first.",
-        "slow-first",
-    ]
+    lines = done.stdout.splitlines()
+    place = next(place for place, line in enumerate(lines) if "slow_first" in line)
+    assert lines[place].split() == ["policy", "slow_first", "slow-first", "patience_ms=250"]
+    assert lines[place + 1] == "    The longest prompt goes first."
+
+
+@pytest.mark.parametrize("columns", [80, 50, 120])
+def test_the_table_of_plug_ins_fits_the_terminal_and_is_aligned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["policies"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, [heading, *lines])) <= max(columns, heading.index("PARAMETERS") + 24)
+    rows = [line for line in lines if not line.startswith(" ")]
+    assert len(rows) == 8
+    for line in rows:
+        assert line[heading.index("ORIGIN") :].startswith("built-in")
+        assert line[heading.index("PARAMETERS") - 1] == " " != line[heading.index("PARAMETERS")]
+    assert "multiplier=1.5," in "".join(rows)
