@@ -49,10 +49,7 @@ def plan_cache(config: Config, folder: Path | None, *, available_bytes: int | No
     num_blocks = config.cache.num_blocks or _blocks_in_memory(config, decoder, available_bytes)
     capacity = (num_blocks - 1) * config.cache.block_size
     if capacity < max(asked, 1):
-        raise UsageError(
-            f"{num_blocks} KV blocks of {config.cache.block_size} tokens hold a context of {max(capacity, 0)} tokens, "
-            f"{max(asked, 1)} are needed: raise --num-blocks or --kv-memory, or lower --max-model-len"
-        )
+        raise _too_small(config, decoder, num_blocks)
     max_model_len = asked or min(longest, capacity)
     warnings = []
     if max_model_len < (asked or longest):
@@ -61,6 +58,26 @@ def plan_cache(config: Config, folder: Path | None, *, available_bytes: int | No
             "raise --kv-memory for more"
         )
     return CachePlan(num_blocks, max_model_len, warnings)
+
+
+def _too_small(config: Config, decoder: DecoderConfig | None, num_blocks: int) -> UsageError:
+    """What is too little, how much is needed, and what to do."""
+    cache, asked = config.cache, config.model.max_model_len
+    needed = -(-max(asked, 1) // cache.block_size) + 1
+    wish = f"a context of {asked:,} tokens" if asked else "even the shortest context"
+    remedy = ", or lower --max-model-len" if asked else ""
+    if cache.num_blocks or decoder is None:
+        return UsageError(
+            f"too few KV blocks: {wish} needs {needed:,} of {cache.block_size} tokens, there are {num_blocks:,}; "
+            f"raise --num-blocks{remedy}"
+        )
+    block_bytes = _block_bytes(config, decoder)
+    kib = -(-needed * block_bytes // 1024)
+    have = "the memory that is free" if cache.kv_memory == "auto" else f"--kv-memory {cache.kv_memory}"
+    return UsageError(
+        f"{have} is too little: {wish} needs {needed:,} KV blocks of {block_bytes:,} bytes for each replica; "
+        f"give --kv-memory {kib}KiB or more{remedy}"
+    )
 
 
 def memory_bytes(size: str) -> int:
@@ -74,8 +91,11 @@ def _blocks_in_memory(config: Config, decoder: DecoderConfig | None, available_b
     if decoder is None:
         return FAKE_NUM_BLOCKS
     budget = _budget_bytes(config.cache, config.scheduler.replicas, available_bytes)
-    block_bytes = config.cache.block_size * kv_bytes_per_token(decoder, resolve_dtype(decoder, config.model.dtype))
-    return budget // block_bytes
+    return budget // _block_bytes(config, decoder)
+
+
+def _block_bytes(config: Config, decoder: DecoderConfig) -> int:
+    return config.cache.block_size * kv_bytes_per_token(decoder, resolve_dtype(decoder, config.model.dtype))
 
 
 def _budget_bytes(cache: CacheConfig, num_replicas: int, available_bytes: int | None) -> int:

@@ -67,9 +67,17 @@ def test_the_context_is_cut_to_one_block_less_than_the_pool_with_a_warning(check
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"num_blocks": 11, "max_model_len": 161}, "hold a context of 160 tokens, 161 are needed"),
-        ({"num_blocks": 1}, "1 KV blocks of 16 tokens hold a context of 0 tokens, 1 are needed"),
-        ({"kv_memory": "1B"}, "0 KV blocks of 16 tokens hold a context of 0 tokens"),
+        (
+            {"num_blocks": 11, "max_model_len": 161},
+            "a context of 161 tokens needs 12 of 16 tokens, there are 11; raise --num-blocks, or",
+        ),
+        ({"num_blocks": 1}, "even the shortest context needs 2 of 16 tokens, there are 1; raise --num-blocks"),
+        (
+            {"kv_memory": "1KiB"},
+            "--kv-memory 1KiB is too little: even the shortest context needs 2 KV blocks of 4,096 bytes for each "
+            "replica; give --kv-memory 8KiB or more",
+        ),
+        ({"kv_memory": "8KiB", "max_model_len": 17}, "needs 3 KV blocks .* give --kv-memory 12KiB or more, or lower"),
         ({"max_model_len": 513}, "--max-model-len 513 is longer than the 512 tokens that the model was made for"),
     ],
 )
@@ -91,3 +99,11 @@ def test_the_fake_model_has_a_pool_of_its_own() -> None:
 def test_sizes_have_decimal_and_binary_units(size: str, expected: int) -> None:
     assert memory_bytes(size) == expected
     assert config_with(kv_memory=size).cache.kv_memory == size
+
+
+@pytest.mark.parametrize("overrides", [{}, {"max_model_len": 17}, {"max_model_len": 500}])
+def test_the_memory_that_an_error_asks_for_is_enough(checkpoint: Path, overrides: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as raised:
+        plan_cache(config_with(kv_memory="1KiB", **overrides), checkpoint)
+    size = str(raised.value).partition("give --kv-memory ")[2].split()[0]
+    assert plan_cache(config_with(kv_memory=size, **overrides), checkpoint).num_blocks >= 2

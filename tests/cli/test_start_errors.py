@@ -95,7 +95,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         (["--fake", "bas_ns=1"], "--fake: unknown key 'bas_ns'; did you mean base_ns?"),
         (["--fake", "base_ns=soon"], "--fake: base_ns=soon: expected `int`, got `str`"),
         (["--predictor", "1,2"], "--predictor: a predictor has 5 non-negative integer coefficients"),
-        (["--num-blocks", "4", "--max-model-len", "100"], "hold a context of 48 tokens, 100 are needed"),
+        (["--num-blocks", "4", "--max-model-len", "100"], "a context of 100 tokens needs 8 of 16 tokens, there are 4"),
         (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
     ],
 )
