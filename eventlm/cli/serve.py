@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING
 from eventlm._version import __version__
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
 from eventlm.cli.parser import Parser
+from eventlm.cli.wording import counted
 from eventlm.config import Config, ServerConfig
+from eventlm.config.plugin_spec import format_plugin_spec
 
 if TYPE_CHECKING:
     from eventlm.control.engine import InferenceEngine
 
 _TRY = """\
-curl {url}/v1/chat/completions -H 'content-type: application/json' \\
-  -d '{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}],"stream":true}}'"""
+curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
+  -d '{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}],\
+"temperature":0,"stream":true}}'"""
+#: By the variable's name, which the shell fills in: the key itself is shown nowhere.
+_AUTHORIZATION = ' \\\n  -H "Authorization: Bearer $EVENTLM_API_KEY"'
 
 
 def configure(parser: Parser) -> None:
@@ -80,6 +85,7 @@ async def _serve(config: Config) -> None:
                 load=engine.start,
                 on_listening=lambda url: log.info("loading", url=url, model=engine.setup.model),
                 on_ready=lambda url: _announce(url, engine),
+                on_draining=lambda num_requests: _announce_end(num_requests, config.server.drain_seconds),
                 stop=signals.stop,
                 cut=signals.cut,
             )
@@ -109,8 +115,10 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     setup = engine.setup
     model = engine.model_names[0]
     record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
-    hint = _TRY.format(url=url, model=model)
-    plugins = {kind: getattr(setup, kind).record.name for kind in ("policy", "batcher", "router")}
+    authorization = _AUTHORIZATION if setup.config.server.api_key else ""
+    hint = _TRY.format(url=url, model=model, authorization=authorization)
+    scheduler = setup.config.scheduler
+    plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
     if not sys.stderr.isatty():
         import structlog
 
@@ -134,3 +142,21 @@ def _announce(url: str, engine: InferenceEngine) -> None:
         *hint.splitlines(),
     ]
     print("\n".join(lines), file=sys.stderr)
+
+
+def _announce_end(num_requests: int, drain_seconds: int) -> None:
+    """Say what the server waits for before it ends, and to a person how to make that short."""
+    if not sys.stderr.isatty():
+        import structlog
+
+        structlog.get_logger("eventlm.serve").info(
+            "shutting down", num_requests=num_requests, drain_seconds=drain_seconds
+        )
+    elif not num_requests:
+        print("shutting down: no request is running", file=sys.stderr)
+    else:
+        print(
+            f"shutting down: waiting up to {drain_seconds} s for {counted(num_requests, 'request')}; "
+            f"a second Ctrl-C ends {'it' if num_requests == 1 else 'them'} at once",
+            file=sys.stderr,
+        )

@@ -53,6 +53,11 @@ class ServerContext:
         self._live: dict[int, Generation] = {}
 
     @property
+    def num_running(self) -> int:
+        """Requests that generate at the moment."""
+        return self._num_running
+
+    @property
     def limits(self) -> Limits:
         """What the model allows."""
         return Limits(self.engine.model_names, self.engine.max_model_len, self.vocab_size)

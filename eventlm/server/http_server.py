@@ -115,11 +115,13 @@ async def run_server(
     load: Callable[[], Coroutine[Any, Any, None]] | None = None,
     on_listening: Callable[[str], Any] | None = None,
     on_ready: Callable[[str], Any] | None = None,
+    on_draining: Callable[[int], Any] | None = None,
 ) -> None:
     """Serve until `stop` is set, then drain; `cut` makes that short.
 
-    Listens first and then awaits `load`, during which clients get a 503. The callbacks get the server's URL. To stop
-    the engine is the caller's. Raises UsageError if the address cannot be bound, and what `load` raises.
+    Listens first and then awaits `load`, during which clients get a 503. `on_listening` and `on_ready` get the
+    server's URL, `on_draining` the number of requests that are waited for. To stop the engine is the caller's. Raises
+    UsageError if the address cannot be bound, and what `load` raises.
     """
     server = HttpServer(context)
     host, port = await server.start()
@@ -131,7 +133,8 @@ async def run_server(
             if on_ready is not None:
                 on_ready(url)
             await stop.wait()
-        _log.info("shutting down", drain_seconds=context.config.drain_seconds)
+        if on_draining is not None:
+            on_draining(context.num_running)
         await server.drain(cut)
     finally:
         await server.close()

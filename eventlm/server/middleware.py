@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
 import secrets
@@ -27,6 +26,10 @@ CURRENT_REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 #: What servers log for a client that left before its reply; never sent.
 _CLIENT_LEFT = 499
+#: What monitors poll: no news unless one looks for it.
+HEALTH_PATH = "/health"
+#: The error with which a stream ended whose status had long been sent.
+STREAM_ERROR = web.ResponseKey("stream_error", ApiError)
 
 
 def request_id(request: web.BaseRequest) -> str:
@@ -46,21 +49,31 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     CURRENT_REQUEST_ID.set(request_id(request))
     started_ns = time.perf_counter_ns()
     status = _CLIENT_LEFT
+    outcome: dict[str, str | int] = {}
     try:
         response = await _with_envelope(request, handler)
-        status = response.status
+        status, outcome = response.status, _outcome(response)
         return response
-    except (asyncio.CancelledError, ConnectionError):
-        raise
     finally:
-        _log.info(
+        log = _log.debug if request.path == HEALTH_PATH else _log.info
+        log(
             "request",
             request_id=CURRENT_REQUEST_ID.get(),
             method=request.method,
             path=request.path,
             status=status,
             duration_ms=(time.perf_counter_ns() - started_ns) // 1_000_000,
+            **outcome,
         )
+
+
+def _outcome(response: web.StreamResponse) -> dict[str, str | int]:
+    """What the log says of a stream that an error ended, which its status does not tell."""
+    error = response.get(STREAM_ERROR)
+    if error is None:
+        return {}
+    body = error.envelope.error
+    return {"outcome": "cut", "error": body.code or body.type, "error_status": error.status}
 
 
 async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error
 from eventlm.server.generation import ChoiceOutput, Generation
-from eventlm.server.middleware import CURRENT_REQUEST_ID
+from eventlm.server.middleware import CURRENT_REQUEST_ID, STREAM_ERROR
 from eventlm.server.protocol import GenerationRequest
 from eventlm.server.replies import ApiFinishReason, Usage, api_finish_reason
 
@@ -102,12 +102,14 @@ async def _stream(
                 await response.write(_output_events(output, replies))
             tail = _event(replies.usage(generation.usage())) if include_usage else b""
         except ApiError as error:
+            response[STREAM_ERROR] = error
             tail = _data(error.to_json())
         except ConnectionError:
             raise
         except Exception:
             _log.exception("a stream failed", request_id=CURRENT_REQUEST_ID.get(), path=request.path)
-            tail = _data(internal_error().to_json())
+            response[STREAM_ERROR] = internal_error()
+            tail = _data(response[STREAM_ERROR].to_json())
     await response.write(tail + _data(b"[DONE]"))
     await response.write_eof()
     return response

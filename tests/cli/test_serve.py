@@ -150,7 +150,8 @@ async def test_sigterm_lets_streams_end_and_leaves_an_end(start_server: StartSer
         running = asyncio.create_task(stream.run())
         await until_all_have([stream], 2)
         server.process.send_signal(signal.SIGTERM)
-        server.log_event("shutting down")
+        ending = server.log_event("shutting down")
+        assert (ending["num_requests"], ending["drain_seconds"]) == (1, 30)
         with pytest.raises(openai.APIError):
             await client.completions.create(model="fake", prompt="late")
         await running
@@ -173,6 +174,8 @@ async def test_a_second_signal_ends_streams_too(start_server: StartServer) -> No
         await running
     assert isinstance(stream.error, openai.APIError)
     assert "ended this request" in str(stream.error)
+    logged = server.log_event("request")
+    assert (logged["status"], logged["outcome"], logged["error_status"]) == (200, "cut", 503)
     assert server.process.wait(120) == 0
     assert verified(server.trace).result.clean_end
 
@@ -281,6 +284,7 @@ CANARY = "canary-f3a9c1"
 
 def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartServer) -> None:
     server = start_server("--model", "fake", environment={"EVENTLM_API_KEY": f"{CANARY}-key"})
+    assert '-H "Authorization: Bearer $EVENTLM_API_KEY"' in server.log_event("ready")["hint"]
     canaries: dict[str, Any] = {
         "stop": [f"{CANARY}-stop"],
         "user": f"{CANARY}-user",

@@ -149,6 +149,13 @@ def test_the_log_has_no_content(server: RunningServer) -> None:
     assert "canary" not in repr(logs)
 
 
+def test_polls_of_the_health_are_logged_for_debugging(server: RunningServer) -> None:
+    with structlog.testing.capture_logs() as logs:
+        server.request("GET", "/health")
+        server.request("GET", "/version")
+    assert [(line["path"], line["log_level"]) for line in logs] == [("/health", "debug"), ("/version", "info")]
+
+
 def test_models_health_version(server: RunningServer) -> None:
     models = server.request("GET", "/v1/models").json()
     assert models["object"] == "list"
@@ -202,14 +209,31 @@ def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None
     thread, results = in_background(lambda: server.chat(stream=stream, max_tokens=200))
     wait_until(lambda: bool(server.engine.requests))
     time.sleep(0.02)
-    server.call(server._server.drain(asyncio.Event()))
-    thread.join(5)
+    with structlog.testing.capture_logs() as logs:
+        server.call(server._server.drain(asyncio.Event()))
+        thread.join(5)
+        wait_until(lambda: bool(logs))
     assert server.engine.cancelled[0] == (0, "shutdown")
+    [line] = logs
     if stream:
         *_, error, done = results[0].events()
         assert (error["error"]["type"], done) == ("server_error", "[DONE]")
+        assert (line["status"], line["outcome"]) == (200, "cut")
+        assert (line["error"], line["error_status"]) == ("server_error", 503)
     else:
         assert_error(results[0], 503, "server_error")
+        assert line["status"] == 503
+
+
+def test_a_stream_that_ends_well_and_one_whose_client_leaves_are_not_logged_as_cut(server: RunningServer) -> None:
+    with structlog.testing.capture_logs() as logs:
+        server.chat(stream=True)
+        endless(server)
+        connection = server.raw(chat_bytes(stream=True))
+        assert b"chat.completion.chunk" in connection.recv(65536)
+        connection.close()
+        wait_until(lambda: len(logs) == 2)
+    assert [(line["status"], "outcome" in line) for line in logs] == [(200, False), (499, False)]
 
 
 @pytest.mark.parametrize("in_haste", [False, True])
@@ -219,8 +243,11 @@ async def test_stopping(in_haste: bool) -> None:
     engine.script_end = None if in_haste else "eos"
     context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    draining: list[int] = []
     stop, cut = asyncio.Event(), asyncio.Event()
-    serving = asyncio.create_task(run_server(context, stop=stop, cut=cut, on_ready=ready.set_result))
+    serving = asyncio.create_task(
+        run_server(context, stop=stop, cut=cut, on_ready=ready.set_result, on_draining=draining.append)
+    )
     address = ("127.0.0.1", int((await ready).rpartition(":")[2]))
     reader, writer = await asyncio.open_connection(*address)
     writer.write(chat_bytes())
@@ -232,6 +259,7 @@ async def test_stopping(in_haste: bool) -> None:
     reply = await reader.read(65536)
     assert reply.startswith(b"HTTP/1.1 503 " if in_haste else b"HTTP/1.1 200 OK")
     await asyncio.wait_for(serving, 5)
+    assert draining == [1]
     with pytest.raises(OSError):
         socket.create_connection(address, timeout=1)
     writer.close()
