@@ -8,6 +8,7 @@ import msgspec
 
 from eventlm.replay.divergence import Divergence
 from eventlm.replay.verify import VerifyResult
+from eventlm.wording import counted
 
 #: Longest line of an event that is shown whole.
 MAX_EVENT_CHARS = 2000
@@ -28,19 +29,15 @@ def render_json(result: VerifyResult) -> str:
 
 
 def _summary(result: VerifyResult) -> str:
-    counts = f"{_count(result.num_events, 'event')}, {_count(result.num_decisions, 'decision')} verified, "
+    counts = f"{counted(result.num_events, 'event')}, {counted(result.num_decisions, 'decision')} verified, "
     if result.change:
         return f"{counts}tokens not checked: with {result.change} none would have come out otherwise"
-    return f"{counts}tokens not checked ({_count(result.num_checkpoints, 'checkpoint')})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{counts}tokens not checked ({counted(result.num_checkpoints, 'checkpoint')})"
 
 
 def _divergence_lines(result: VerifyResult, found: Divergence) -> list[str]:
-    before = _count(result.num_decisions, "decision")
-    checkpoints = "" if result.change else f" and {_count(result.num_checkpoints, 'checkpoint')}"
+    before = counted(result.num_decisions, "decision")
+    checkpoints = "" if result.change else f" and {counted(result.num_checkpoints, 'checkpoint')}"
     lines = [
         f"{result.path}: {found.code} at event {found.s} (line {found.line}): {found.what}",
         f"{before}{checkpoints} before it came out as recorded",

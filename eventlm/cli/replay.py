@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.trace_path import trace_file
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.errors import UsageError
 
@@ -72,27 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.verify import verify
 
     changes = Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **changed_plugins)
-    path = _trace_file(arguments.trace)
+    path = trace_file(arguments.trace)
     with file_progress("verifying", path) as on_progress:
         result = verify(path, changes=changes, strict=arguments.strict, on_progress=on_progress)
     print(render_json(result) if arguments.json else render(result))
     for warning in result.warnings:
         print(f"eventlm: warning: {warning}", file=sys.stderr)
     return result.exit_code
-
-
-def _trace_file(text: str) -> str:
-    """The trace that a file's or a run folder's path stands for."""
-    from eventlm.bus.log_writer import LATEST_NAME, TRACE_NAME
-
-    path = Path(text)
-    if not path.is_dir():
-        return text
-    if not (path / TRACE_NAME).is_file():
-        newest = path / LATEST_NAME / TRACE_NAME
-        hint = f"the newest run in it is {newest}" if newest.is_file() else "name the folder of a run"
-        raise UsageError(f"the folder {text} holds no {TRACE_NAME}; {hint}")
-    return str(path / TRACE_NAME)
 
 
 def _assignments(texts: list[str]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from eventlm._version import __version__
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
 from eventlm.cli.parser import Parser
-from eventlm.cli.wording import counted
 from eventlm.config import Config, ServerConfig
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.wording import counted
 
 if TYPE_CHECKING:
     from eventlm.control.engine import InferenceEngine

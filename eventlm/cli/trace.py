@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.replay import _trace_file
-from eventlm.cli.wording import counted
+from eventlm.cli.trace_path import trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.types import NANOSECONDS_PER_SECOND
+from eventlm.wording import counted
 
 if TYPE_CHECKING:
     from eventlm.bus.trace_info import TraceInfo
@@ -68,7 +68,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
     from eventlm.bus.trace_info import info
 
-    path = _trace_file(arguments.path)
+    path = trace_file(arguments.path)
     with file_progress("reading", path) as on_progress:
         found = info(path, strict=arguments.strict, on_progress=on_progress)
     if arguments.json:
@@ -84,7 +84,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Print one line if the trace is sound; damage is an error with its own exit code."""
     from eventlm.bus.trace_info import check
 
-    path = _trace_file(arguments.path)
+    path = trace_file(arguments.path)
     with file_progress("checking", path) as on_progress:
         found = check(path, strict=arguments.strict, on_progress=on_progress)
     end = END_IN_WORDS[found.end_state]
@@ -97,7 +97,7 @@ def run_repair(arguments: argparse.Namespace) -> int:
     """Say what was cut off and where the old file is."""
     from eventlm.bus.trace_repair import repair
 
-    result = repair(_trace_file(arguments.path))
+    result = repair(trace_file(arguments.path))
     if not result.copy:
         print(f"{result.path}: {counted(result.num_lines, 'line')}, nothing to repair")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.cli.wording import counted
+from eventlm.wording import counted
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 events"), (1, "1 event"), (2, "2 events"), (1234, "1,234 events")])
