@@ -11,7 +11,7 @@ from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
 from eventlm.core.core import Core
-from eventlm.core.plugin import Batcher, Policy, Router
+from eventlm.core.plugin import Policy
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import Plugins
 from eventlm.errors import TraceVersionError, UsageError
@@ -63,13 +63,11 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
         resolved = (
             resolve("policy", changes.policy) if place == 0 and changes.policy else _recorded(record, changes, drift)
         )
-        policies[resolved.record.name] = _typed(resolved, Policy)
+        policies[resolved.record.name] = resolved.instance
         first_policy = first_policy or resolved.record.name
     batcher = _chosen("batcher", header, changes.batcher, changes, drift)
     router = _chosen("router", header, changes.router, changes, drift)
-    plugins = Plugins(
-        policies=policies, policy=first_policy, batcher=_typed(batcher, Batcher), router=_typed(router, Router)
-    )
+    plugins = Plugins(policies=policies, policy=first_policy, batcher=batcher.instance, router=router.instance)
     config = _changed_config(header.core, changes.settings)
     return Rebuilt(Core(config, plugins, Predictor.from_coefficients(header.predictor)), drift)
 
@@ -114,9 +112,3 @@ def _recorded(record: PluginRecord, changes: Changes, drift: list[str]) -> Resol
                 f"the {record.kind} {record.name} has another {field} ({now}) than the one that ran ({before})"
             )
     return resolved
-
-
-def _typed(resolved: ResolvedPlugin, kind: type[Any]) -> Any:
-    if not isinstance(resolved.instance, kind):
-        raise UsageError(f"{resolved.record.reference} is not a {kind.__name__}")
-    return resolved.instance

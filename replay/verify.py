@@ -17,8 +17,8 @@ from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.errors import InvariantError, LivenessError, TraceCorruptError
-from eventlm.events import DECISIONS, Checkpoint, Decision, Event, Fact, Gap, Header, Marker
-from eventlm.events.codec import encode_body
+from eventlm.events import Checkpoint, Decision, Event, Fact, Gap, Header, Marker
+from eventlm.events.codec import DECISION_TAGS, encode_body
 from eventlm.replay.divergence import (
     Code,
     Divergence,
@@ -30,7 +30,6 @@ from eventlm.replay.divergence import (
 )
 from eventlm.replay.rebuild import Changes, rebuild
 
-DECISION_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in DECISIONS)
 #: Most links of a causal chain that are shown.
 MAX_CHAIN = 12
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from pathlib import Path
 from types import TracebackType
 
@@ -29,18 +28,15 @@ class LogWriter:
     it.
 
     The file is locked (flock, exclusive) for the writer's life, which is how a reader knows that a run
-    still goes on. Counters are as of the last flush: num_events, num_bytes and cpu_ns, the recorder's own
-    CPU time in nanoseconds (0 with `measure=False`). Raises LogWriteError when the file cannot be made,
-    locked or written.
+    still goes on. Counters are as of the last flush: num_events, num_bytes. Raises LogWriteError when the file
+    cannot be made, locked or written.
     """
 
-    def __init__(self, folder: Path | str, run: str, *, measure: bool = True) -> None:
+    def __init__(self, folder: Path | str, run: str) -> None:
         self.run_folder = Path(folder) / run
         self.path = self.run_folder / TRACE_NAME
         self.num_events = 0
         self.num_bytes = 0
-        self.cpu_ns = 0
-        self._measure = measure
         self._bodies: list[bytes] = []
         self._unwritten = b""
         self._previous_h = ""
@@ -93,7 +89,6 @@ class LogWriter:
         """
         if not self._bodies and not self._unwritten:
             return
-        start_ns = time.thread_time_ns() if self._measure else 0
         try:
             self._close_lines()
             while self._unwritten:
@@ -105,9 +100,6 @@ class LogWriter:
                 f"cannot write to the trace {self.path}: {error.strerror}; "
                 f"{self.num_bytes} bytes of it are written, {len(self._unwritten)} are not"
             ) from error
-        finally:
-            if self._measure:
-                self.cpu_ns += time.thread_time_ns() - start_ns
 
     def _close_lines(self) -> None:
         lines = []

@@ -10,7 +10,8 @@ from typing import Literal
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogLine, LogReader, TornTail
-from eventlm.events import DECISIONS, FACTS, Arrived, Emitted, Finished, Header, Launched, Rejected
+from eventlm.events import Arrived, Emitted, Finished, Header, Launched, Rejected
+from eventlm.events.codec import DECISION_TAGS, FACT_TAGS
 
 #: `end`: it ends in an end record; `no_end`: its writer died between two lines; `torn`: within one.
 EndState = Literal["end", "no_end", "torn", "still_being_written"]
@@ -19,8 +20,6 @@ EndState = Literal["end", "no_end", "torn", "still_being_written"]
 OnProgress = Callable[[int, int], None]
 
 _LINES_PER_PROGRESS = 4096
-_FACT_TAGS = frozenset(str(event.__struct_config__.tag) for event in FACTS)
-_DECISION_TAGS = frozenset(str(event.__struct_config__.tag) for event in DECISIONS)
 
 
 class TraceCheck(Struct, frozen=True, kw_only=True):
@@ -86,8 +85,8 @@ def info(path: Path | str, *, strict: bool = False, on_progress: OnProgress | No
                 case Rejected():
                     reject_reasons[event.reason] += 1
         summary, header = _summary(reader), reader.header
-    num_facts = sum(count for tag, count in tags.items() if tag in _FACT_TAGS)
-    num_decisions = sum(count for tag, count in tags.items() if tag in _DECISION_TAGS)
+    num_facts = sum(count for tag, count in tags.items() if tag in FACT_TAGS)
+    num_decisions = sum(count for tag, count in tags.items() if tag in DECISION_TAGS)
     return TraceInfo(
         check=summary,
         header=header,

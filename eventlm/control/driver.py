@@ -82,11 +82,6 @@ class Driver:
         self._mark(header)
         self._deliver()
 
-    @property
-    def pending(self) -> bool:
-        """Whether a drain has anything to do."""
-        return bool(self._inbox)
-
     def put(self, make: MakeFacts) -> None:
         """Queue facts for the next drain."""
         self._inbox.append(make)

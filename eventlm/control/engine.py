@@ -82,11 +82,6 @@ class InferenceEngine:
         """Process ids of the workers, by replica; 0 where there is none at the moment."""
         return [replica.worker_pid for replica in self._replicas]
 
-    @property
-    def recorder_cpu_ns(self) -> int:
-        """CPU time that recording has taken so far."""
-        return self._writer.cpu_ns if self._writer is not None else 0
-
     async def start(self) -> None:
         """Start the workers, fit the predictor, open the log. Raises what keeps a worker from starting."""
         self._loop = asyncio.get_running_loop()

@@ -18,6 +18,10 @@ HASH_MARK = b',"h":"'
 #: Length of `,"h":"<16 hex>"}`, the end of every line before its newline.
 SUFFIX_BYTES = len(HASH_MARK) + 16 + 2
 
+#: Tags of the lines that are facts, and of those that are decisions.
+FACT_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in FACTS)
+DECISION_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in DECISIONS)
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type=Union[FACTS + DECISIONS + MARKERS])  # noqa: UP007
 

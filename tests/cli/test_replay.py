@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.cli.main import main
-from eventlm.replay.verify import DECISION_TAGS
+from eventlm.events.codec import DECISION_TAGS
 from tests.replay.traces import read_objects, record, small_machine, tampered
 
 LOCAL = """

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from eventlm.bus.log_writer import TRACE_NAME
-from eventlm.replay.verify import DECISION_TAGS
+from eventlm.events.codec import DECISION_TAGS
 from tests.replay.workload_runs import ALL_TAGS, in_processes
 from tests.simulation import Simulation
 from tests.workload import BATCHERS, MILLISECOND, POLICIES, ROUTERS, Chaos, Outcome, draw_machine

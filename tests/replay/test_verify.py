@@ -15,11 +15,11 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.core import replicaset
 from eventlm.core.block_pool import BlockPool
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
-from eventlm.events.codec import encode_body
+from eventlm.events.codec import DECISION_TAGS, encode_body
 from eventlm.policies.fcfs import Fcfs
 from eventlm.replay.divergence import Divergence
 from eventlm.replay.rebuild import Changes
-from eventlm.replay.verify import DECISION_TAGS, VerifyResult, verify
+from eventlm.replay.verify import VerifyResult, verify
 from tests.bus.traces import header
 from tests.replay.traces import Objects, places, read_objects, record, small_machine, tampered, write_objects
 from tests.workload import Chaos

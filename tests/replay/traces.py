@@ -39,7 +39,7 @@ def record(
     folder: Path, machine: Machine, *, seed: int = 1, chaos: Chaos = CALM, num_requests: int = 16, run: str = "run"
 ) -> Path:
     """Run a workload on a machine and record it in `folder`."""
-    writer = LogWriter(folder, run, measure=False)
+    writer = LogWriter(folder, run)
     Simulation(seed, num_requests=num_requests, chaos=chaos, machine=machine, writer=writer).run()
     return writer.path
 

@@ -30,7 +30,7 @@ def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
     options: dict[str, Any] = {}
     if large:
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
-    with LogWriter(folder, f"seed-{seed}", measure=False) as writer:
+    with LogWriter(folder, f"seed-{seed}") as writer:
         simulation = Simulation(seed, writer=writer, **options)
         counts: Counter[str] = Counter()
         simulation.driver.bus.attach(lambda event: counts.update(_names(event)))
