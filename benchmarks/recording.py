@@ -28,7 +28,7 @@ from eventlm.control.request import EngineRequest
 from eventlm.control.setup import make_setup
 from eventlm.events import Event
 from eventlm.models.pull import pull
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64
@@ -83,7 +83,7 @@ async def run(model: str, folder: Path | None, num_clients: int, num_requests: i
         while pending:
             number = pending.pop()
             prompt = [5 + (number * 7919 + place * 104_729) % 1000 for place in range(PROMPT_TOKENS)]
-            params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+            params = SamplerParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
             (handle,) = await engine.submit([EngineRequest(model="m", prompt_token_ids=prompt, params=params)])
             async for _ in handle:
                 pass

@@ -17,7 +17,7 @@ from eventlm.core.core import Core
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state import Plugins
 from eventlm.events import Header
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token
 
 POLICIES = ("fcfs", "edf", "lrs")
@@ -153,7 +153,7 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRe
     return EngineRequest(
         model="fake",
         prompt_token_ids=prompt,
-        params=SamplingParams(max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24)))),
+        params=SamplerParams(max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24)))),
         kind=kind,
         n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
         seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),

@@ -14,7 +14,7 @@ from eventlm.config import Config
 from eventlm.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventlm.cli.compose import Composition
+    from eventlm.compose.composition import Composition
     from eventlm.control.request import EngineRequest
     from eventlm.server.protocol import CompletionRequest
 
@@ -87,8 +87,8 @@ def _standard_input() -> str:
 
 
 async def _generate(config: Config, arguments: argparse.Namespace, prompts: list[str]) -> int:
-    from eventlm.cli.compose import compose
     from eventlm.cli.stop_signals import StopSignals
+    from eventlm.compose.composition import compose
 
     composed = compose(config)
     for warning in composed.warnings:

@@ -64,8 +64,8 @@ async def _serve(config: Config) -> None:
     import structlog
 
     from eventlm.bus.log_writer import LogWriter
-    from eventlm.cli.compose import compose
     from eventlm.cli.stop_signals import StopSignals
+    from eventlm.compose.composition import compose
     from eventlm.server.context import ServerContext
     from eventlm.server.http_server import check_address, run_server
 

@@ -15,15 +15,17 @@ from msgspec import structs
 from eventlm.control.block_names import BlockNames
 from eventlm.control.request import (
     ClosingOutput,
+    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
+    PromptLogprobsOutput,
     RequestOutput,
     TokensOutput,
 )
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
 from eventlm.types import SequenceId
-from eventlm.worker.protocol import NewSequence, StepPayload, StepResult, encode
+from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, StepResult, encode
 
 #: Gets every output of a request, or the error that ends it.
 Sink = Callable[[RequestOutput | EventLMError], None]
@@ -60,6 +62,14 @@ class Output(NamedTuple):
     output: RequestOutput
 
 
+class _Completing(NamedTuple):
+    """The step whose completion is being applied: its rows, their tokens, and by row what came beside them."""
+
+    rows: list[SequenceId]
+    tokens: list[list[int]]
+    extras: dict[int, RowExtras]
+
+
 class LiveRequests:
     """All live requests of an engine. `seed_key` makes the seeds of requests that bring none."""
 
@@ -74,7 +84,7 @@ class LiveRequests:
         #: What each replica's worker holds, and the launches that it has not answered.
         self._held: dict[int, set[SequenceId]] = {}
         self._launches: dict[tuple[int, int, int], Launched] = {}
-        self._completing: tuple[list[SequenceId], list[list[int]]] = ([], [])
+        self._completing = _Completing([], [], {})
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -159,6 +169,7 @@ class LiveRequests:
             token_ids=list(sample.token_ids),
             num_prompt_tokens=sample.num_prompt_tokens,
             params=sample.request.request.params,
+            kind=sample.request.request.kind,
         )
 
     def forget_worker(self, replica: int) -> None:
@@ -175,7 +186,7 @@ class LiveRequests:
             rows = [SequenceId(row[0], row[1]) for row in launched.decodes]
             rows += [SequenceId(row[0], row[1]) for row in launched.chunks]
             filled = self._name_filled(launched, rows, result.tokens)
-        self._completing = (rows, result.tokens)
+        self._completing = _Completing(rows, result.tokens, {extras.row: extras for extras in result.extras})
         digest = blake2b(encode(result.tokens), digest_size=8, key=self._digest_key)
         return StepCompleted(
             c=launched.s if launched is not None else 0,
@@ -222,17 +233,32 @@ class LiveRequests:
 
     def emit(self, emitted: Emitted) -> list[Output]:
         """Append the tokens of the step just completed, but for those that the core dropped."""
-        rows, tokens = self._completing
+        rows, tokens, extras = self._completing
         dropped = dict(emitted.dropped)
         outputs = []
         for row, (identity, produced) in enumerate(zip(rows, tokens, strict=True)):
+            if row in extras:
+                outputs += self._prompt_outputs(identity, extras[row])
             if not produced or row in dropped:
                 continue
             sample = self._samples[identity]
             start = len(sample.token_ids) - sample.num_prompt_tokens
             sample.token_ids += produced
-            outputs.append(Output(sample.request.sink, TokensOutput(identity.index, start, produced)))
+            logprobs = extras[row].logprobs if row in extras else None
+            outputs.append(Output(sample.request.sink, TokensOutput(identity.index, start, produced, logprobs)))
         return outputs
+
+    def _prompt_outputs(self, identity: SequenceId, extras: RowExtras) -> list[Output]:
+        """What a row says of its prompt; nothing if nobody listens any more."""
+        sample = self._samples.get(identity)
+        if sample is None:
+            return []
+        found: list[RequestOutput] = []
+        if extras.prompt_logprobs is not None:
+            found.append(PromptLogprobsOutput(identity.index, extras.prompt_start, extras.prompt_logprobs))
+        if extras.embedding:
+            found.append(EmbeddingOutput(identity.index, extras.embedding))
+        return [Output(sample.request.sink, output) for output in found]
 
     def start_closing(self, closing: Closing) -> Output:
         """A sequence takes no more tokens; its edge owes the end of its text."""

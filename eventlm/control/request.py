@@ -14,7 +14,7 @@ from typing import Union
 from msgspec import Struct
 
 from eventlm.errors import EventLMError
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind
 
 
@@ -31,11 +31,14 @@ class EngineUnavailableError(EventLMError):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`."""
+    """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
+
+    `stop` strings are found by the edge, in the text; the engine only needs to know `has_text_ends`.
+    """
 
     model: str
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: SamplerParams
     kind: RequestKind = "generate"
     n: int = 1
     seed: int | None = None
@@ -50,6 +53,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     session: int = 0
     parent: int = 0
     drop_if_late: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     has_text_ends: bool = False
     waits_for_grammar: bool = False
     offline: bool = False
@@ -64,6 +69,25 @@ class TokensOutput(Struct, frozen=True):
     index: int
     start: int
     token_ids: list[int]
+    logprobs: TokenLogprobs | None = None
+
+
+class PromptLogprobsOutput(Struct, frozen=True):
+    """Log-probabilities of prompt tokens from place `start` on, as sequence `index` computed them.
+
+    They come in the order of the prompt, but some may come again after a preemption.
+    """
+
+    index: int
+    start: int
+    logprobs: TokenLogprobs
+
+
+class EmbeddingOutput(Struct, frozen=True):
+    """The pooled embedding of the prompt, little-endian float32, as sequence `index` computed it."""
+
+    index: int
+    embedding: bytes
 
 
 class ClosingOutput(Struct, frozen=True):
@@ -83,7 +107,7 @@ class FinishedOutput(Struct, frozen=True):
     cached_tokens: int
 
 
-RequestOutput = Union[TokensOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
+RequestOutput = Union[TokensOutput, PromptLogprobsOutput, EmbeddingOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
 
 
 class RequestHandle:

@@ -10,13 +10,16 @@ from msgspec import Struct
 
 from eventlm.control.request import (
     ClosingOutput,
+    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
+    PromptLogprobsOutput,
     RequestHandle,
     RequestOutput,
     TokensOutput,
 )
 from eventlm.errors import EventLMError
+from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.detokenizer import SequenceText
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.replies import PromptTokensDetails, Usage
@@ -25,10 +28,18 @@ from eventlm.server.tokenizer import Tokenizer
 
 
 class ChoiceOutput(Struct, frozen=True):
-    """New text of choice `choice` (prompt-major over the group), and how it ended if this is its last output."""
+    """What is new of choice `choice` (prompt-major over the group), and how it ended if this is its last output.
+
+    text: safe to show. token_ids, logprobs: of the tokens that belong to the output, which may be ahead of the text.
+    prompt_logprobs: of prompt tokens, in the order of the prompt and each once. embedding: little-endian float32.
+    """
 
     choice: int
-    text: str
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    embedding: bytes = b""
     finished: FinishedOutput | None = None
 
 
@@ -70,7 +81,7 @@ class Generation:
                 text = self._advance(place, output)
                 if isinstance(output, FinishedOutput):
                     self._finish(place, output)
-                    yield ChoiceOutput(choice, text, output)
+                    yield ChoiceOutput(choice, text, finished=output)
                 elif text:
                     yield ChoiceOutput(choice, text)
 
@@ -93,6 +104,8 @@ class Generation:
     def _advance(self, place: int, output: RequestOutput) -> str:
         """The text that an output makes safe to send. Tells the engine of an end, once for each sequence."""
         sequence = self._texts[place][output.index]
+        if isinstance(output, PromptLogprobsOutput | EmbeddingOutput):
+            return ""
         if isinstance(output, FinishedOutput):
             return sequence.close()
         told = sequence.stop_position is not None
@@ -113,7 +126,7 @@ class Generation:
 
 def _sequence_texts(tokenizer: Tokenizer, request: EngineRequest) -> list[SequenceText]:
     params = request.params
-    stops = StopStrings(params.stop) if params.stop else None
+    stops = StopStrings(request.stop) if request.stop else None
     ends = frozenset(params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids))
     return [SequenceText(tokenizer.token_bytes, stops=stops, end_token_ids=ends) for _ in range(request.n)]
 

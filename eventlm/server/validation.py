@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from eventlm.control.request import EngineRequest
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.server.errors import context_length_exceeded, invalid_type, invalid_value, model_not_found
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.protocol import (
@@ -169,7 +169,7 @@ def engine_request(
     return EngineRequest(
         model=request.model,
         prompt_token_ids=prompt_token_ids,
-        params=_sampling_params(
+        params=_sampler_params(
             request, defaults, limits, _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
         ),
         n=request.n or 1,
@@ -180,6 +180,7 @@ def engine_request(
         slo_ttft_ns=(slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
         slo_tpot_ns=(slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
         drop_if_late=request.drop_if_late or False,
+        stop=stop_strings(request),
         has_text_ends=bool(stop_strings(request)),
         received_ns=received_ns,
         ready_ns=ready_ns,
@@ -204,12 +205,12 @@ def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, limits: Limi
     return asked if asked is not None else context - num_prompt_tokens
 
 
-def _sampling_params(
+def _sampler_params(
     request: GenerationRequest, defaults: GenerationDefaults, limits: Limits, max_tokens: int
-) -> SamplingParams:
+) -> SamplerParams:
     temperature = defaults.temperature if request.temperature is None else request.temperature
     top_k = defaults.top_k if request.top_k is None else request.top_k
-    return SamplingParams(
+    return SamplerParams(
         temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
         top_k=top_k if 0 < top_k < limits.vocab_size else 0,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
@@ -217,5 +218,4 @@ def _sampling_params(
         ignore_eos=request.ignore_eos or False,
         eos_token_ids=defaults.eos_token_ids,
         stop_token_ids=tuple(request.stop_token_ids or ()),
-        stop=stop_strings(request),
     )

@@ -12,8 +12,8 @@ from typing import Any, Union
 import msgspec
 from msgspec import Struct
 
-from eventlm.sampling_params import SamplingParams
-from eventlm.types import WorkerEnd
+from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.types import RequestKind, WorkerEnd
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
@@ -44,7 +44,8 @@ class NewSequence(Struct, frozen=True, kw_only=True):
     index: int
     token_ids: list[int]
     num_prompt_tokens: int
-    params: SamplingParams
+    params: SamplerParams
+    kind: RequestKind = "generate"
 
 
 class StepPayload(Struct, frozen=True, kw_only=True, tag="step"):
@@ -77,8 +78,26 @@ class WorkerReady(Struct, frozen=True, kw_only=True, tag="ready"):
     samples: list[StepSample] = []
 
 
+class RowExtras(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a row of a step gave beside its tokens, where its request asked for it.
+
+    logprobs: of the tokens that it produced. prompt_logprobs: of consecutive prompt tokens, the first of which is at
+    `prompt_start` (never 0: nothing predicts the first token of a prompt). embedding: of a `pool` request's whole
+    prompt, little-endian float32.
+    """
+
+    row: int
+    logprobs: TokenLogprobs | None = None
+    prompt_start: int = 0
+    prompt_logprobs: TokenLogprobs | None = None
+    embedding: bytes = b""
+
+
 class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
-    """Tokens of one step. Times are this machine's monotonic clock. `tokens` has one list a row of the launch."""
+    """Tokens of one step. Times are this machine's monotonic clock. `tokens` has one list a row of the launch.
+
+    `extras` is sparse. `ops` has the time of each operation of the step in nanoseconds, if the worker was asked for it.
+    """
 
     epoch: int
     step: int
@@ -86,6 +105,8 @@ class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
     end_ns: int
     tokens: list[list[int]]
     ends: list[tuple[int, WorkerEnd]] = []
+    extras: list[RowExtras] = []
+    ops: dict[str, int] = {}
 
 
 class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):

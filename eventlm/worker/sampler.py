@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 
 #: Candidates that a row with top_p alone is first given; if they hold less than top_p, it gets the
 #: vocabulary.
@@ -31,7 +31,7 @@ _NOISE_ENTRIES = 1 << 17
 class SampledRow(NamedTuple):
     """What decides a row's draw besides its logits. `position` counts the output tokens before it."""
 
-    params: SamplingParams
+    params: SamplerParams
     sequence_index: int
     position: int
 
@@ -99,7 +99,7 @@ class Candidates(NamedTuple):
     short: Tensor
 
 
-def mask_candidates(scaled_SV: Tensor, params: Sequence[SamplingParams], num_candidates: int) -> Candidates:
+def mask_candidates(scaled_SV: Tensor, params: Sequence[SamplerParams], num_candidates: int) -> Candidates:
     """Apply top-k, then top-p to what it left: the fewest entries that together have at least top_p.
 
     `scaled_SV`: float32 logits over temperature.

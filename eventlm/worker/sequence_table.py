@@ -13,7 +13,7 @@ from array import array
 from typing import NamedTuple
 
 from eventlm.events.decisions import Launched
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.types import SequenceId, WorkerEnd, ceil_div
 from eventlm.worker.protocol import NewSequence, StepPayload
 
@@ -60,7 +60,7 @@ class Row(NamedTuple):
     samples: bool
 
 
-def end_of(params: SamplingParams, token_id: int) -> WorkerEnd | None:
+def end_of(params: SamplerParams, token_id: int) -> WorkerEnd | None:
     """The end that a produced token is to its request, if it is one."""
     if token_id in params.eos_token_ids and not params.ignore_eos:
         return "eos"

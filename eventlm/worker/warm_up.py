@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from eventlm.events.decisions import Launched
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.types import ceil_div
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, WorkerSetup
@@ -96,7 +96,7 @@ def _measure(runner: ModelRunner, shape: _Shape) -> StepSample:
         num_tokens=num_rows * num_tokens,
         predicted_ns=0,
     )
-    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    params = SamplerParams(temperature=0.0, ignore_eos=True)
     new = [
         NewSequence(request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params)
         for index in range(num_rows)

@@ -23,7 +23,7 @@ from eventlm.control.setup import EngineSetup, make_setup
 from eventlm.events import Event
 from eventlm.events.codec import decode_body
 from eventlm.replay.verify import VerifyResult, verify
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import fake_token
 
 BLOCK_SIZE = 16
@@ -63,7 +63,7 @@ async def running(**changes: Any) -> AsyncIterator[InferenceEngine]:
 
 def request(max_tokens: int = 12, *, prompt: Sequence[int] = (1, 2, 3), seed: int = 5, **changes: Any) -> EngineRequest:
     """A request for the fake model."""
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplerParams(max_tokens=max_tokens)
     return EngineRequest(model="m", prompt_token_ids=list(prompt), params=params, seed=seed, **changes)
 
 

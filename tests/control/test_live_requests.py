@@ -18,7 +18,7 @@ from eventlm.control.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.protocol import StepResult
 from tests.worker.launches import launched
 
@@ -35,7 +35,7 @@ class Shell:
         self.got: dict[int, list[OutputOrError]] = {}
 
     def arrive(self, seq: int, prompt: list[int], *, seed: int | None = 1, **fields: Any) -> Arrived:
-        params = SamplingParams(max_tokens=50)
+        params = SamplerParams(max_tokens=50)
         request = EngineRequest(model="m", prompt_token_ids=prompt, params=params, seed=seed, **fields)
         sink = self.got.setdefault(seq, []).append
         return self.live.arrive(seq, request, sink, group_size=1, group_index=0)

@@ -162,7 +162,7 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     assert request.prompt_token_ids == server.context.tokenizer.encode(text, add_special_tokens=False)
     params = request.params
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 40, 7)
-    assert (params.stop, params.stop_token_ids, params.eos_token_ids) == (("x", "y"), (5,), (257,))
+    assert (request.stop, params.stop_token_ids, params.eos_token_ids) == (("x", "y"), (5,), (257,))
     assert params.ignore_eos
     assert (request.n, request.seed, request.priority, request.has_text_ends) == (2, 2**64 - 1, -3, True)
     assert (request.deadline_ns, request.slo_ttft_ns, request.slo_tpot_ns) == (250_000_000, 100_000_000, 20_000_000)

@@ -14,7 +14,7 @@ from eventlm.control.request import (
     RequestHandle,
     TokensOutput,
 )
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation import Generation, submit
 
@@ -24,12 +24,13 @@ from .engine_double import EngineDouble, spell
 class Wire:
     """A generation over one handle whose outputs the test puts."""
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, stop: tuple[str, ...] = ()) -> None:
         request = EngineRequest(
             model="test",
             prompt_token_ids=[1, 2, 3],
-            params=SamplingParams(**params),
-            has_text_ends=bool(params.get("stop")),
+            params=SamplerParams(),
+            stop=stop,
+            has_text_ends=bool(stop),
         )
         self.told: list[tuple[int, int, int, str]] = []
         self.cancelled: list[tuple[int, str]] = []
@@ -94,7 +95,7 @@ async def test_cancel_reaches_what_is_not_over() -> None:
 async def test_a_cancelled_submit_leaves_nothing_behind() -> None:
     engine = EngineDouble(spell("Hello"))
     engine.submit_seconds = 0.02
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
     task = asyncio.create_task(submit(engine, FakeTokenizer(), [request, request]))
     await asyncio.sleep(0.001)
     task.cancel()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from eventlm.events.decisions import Launched
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.protocol import NewSequence, StepPayload
 
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+GREEDY = SamplerParams(temperature=0.0, ignore_eos=True)
 
 
 def new_sequence(
@@ -15,7 +15,7 @@ def new_sequence(
     *,
     index: int = 0,
     num_prompt_tokens: int | None = None,
-    params: SamplingParams = GREEDY,
+    params: SamplerParams = GREEDY,
 ) -> NewSequence:
     """A sequence with its history; all of it is the prompt unless `num_prompt_tokens` says otherwise."""
     return NewSequence(

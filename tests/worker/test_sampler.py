@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.sampler import SampledRow, gumbel_noise, mask_candidates, noise_keys, sample
 
 
 def row(seed: int = 0, index: int = 0, position: int = 0, **params: float) -> SampledRow:
-    return SampledRow(SamplingParams(seed=seed, **params), index, position)  # type: ignore[arg-type]
+    return SampledRow(SamplerParams(seed=seed, **params), index, position)  # type: ignore[arg-type]
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_masks_are_transformers(top_k: int, top_p: float) -> None:
     logits = random_logits(6, 2000, seed=top_k)
     params = {"temperature": 0.8, "top_k": top_k, "top_p": top_p}
     expected = transformers_warped(logits, params)
-    candidates = mask_candidates(logits / 0.8, [SamplingParams(**params)] * 6, 2000)  # type: ignore[arg-type]
+    candidates = mask_candidates(logits / 0.8, [SamplerParams(**params)] * 6, 2000)  # type: ignore[arg-type]
     found = torch.full_like(logits, -math.inf).scatter(1, candidates.ids, candidates.scores)
     assert torch.equal(found.isinf(), expected.isinf())
     assert torch.allclose(found, expected)
@@ -133,7 +133,7 @@ def test_masks_are_transformers(top_k: int, top_p: float) -> None:
 def test_rows_that_need_more_candidates_get_them() -> None:
     logits = torch.zeros(2, 2000)
     logits[1, 77] = 30.0
-    params = SamplingParams(top_p=0.9)
+    params = SamplerParams(top_p=0.9)
     assert mask_candidates(logits, [params, params], 512).short.tolist() == [True, False]
     rows = [row(seed, top_p=0.9) for seed in range(400)]
     flat = torch.randn(1, 2000, generator=torch.Generator().manual_seed(1)) * 0.01

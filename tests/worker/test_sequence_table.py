@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eventlm.sampling_params import SamplingParams
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.sequence_table import DesyncError, SequenceTable, end_of
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -97,11 +97,11 @@ def test_what_disagrees_is_a_desync(table: SequenceTable, launch, new) -> None:
 
 
 def test_ends() -> None:
-    params = SamplingParams(eos_token_ids=(2,), stop_token_ids=(3, 2))
+    params = SamplerParams(eos_token_ids=(2,), stop_token_ids=(3, 2))
     assert end_of(params, 1) is None
     assert end_of(params, 2) == "eos"
     assert end_of(params, 3) == "stop_token"
-    assert end_of(SamplingParams(eos_token_ids=(2,), ignore_eos=True), 2) is None
+    assert end_of(SamplerParams(eos_token_ids=(2,), ignore_eos=True), 2) is None
 
 
 def test_loads_no_torch() -> None:

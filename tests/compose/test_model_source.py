@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.cli import model_source
-from eventlm.cli.model_source import find_model
+from eventlm.compose import model_source
+from eventlm.compose.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.errors import CheckpointError, PullError, UsageError
 

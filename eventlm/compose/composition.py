@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.cli.cache_plan import plan_cache
-from eventlm.cli.model_source import FAKE_MODEL, find_model
+from eventlm.compose.cache_plan import plan_cache
+from eventlm.compose.model_source import FAKE_MODEL, find_model
 from eventlm.config import Config
 from eventlm.config.load import replace_fields
 from eventlm.control.engine import InferenceEngine

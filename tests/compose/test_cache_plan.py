@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.cli.cache_plan import FAKE_MAX_MODEL_LEN, FAKE_NUM_BLOCKS, memory_bytes, plan_cache
+from eventlm.compose.cache_plan import FAKE_MAX_MODEL_LEN, FAKE_NUM_BLOCKS, memory_bytes, plan_cache
 from eventlm.config import Config
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError

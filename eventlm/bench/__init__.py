@@ -1,0 +1,1 @@
+"""Load tests of OpenAI-compatible servers and of the engine itself."""

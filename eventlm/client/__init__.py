@@ -1,0 +1,1 @@
+"""A client of any OpenAI-compatible server, which the terminal chat and the benchmarks share."""

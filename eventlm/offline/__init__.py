@@ -1,0 +1,1 @@
+"""Inference without a server: `LLM` and what it takes and gives."""
