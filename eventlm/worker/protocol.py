@@ -33,6 +33,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     heartbeat_ns: int = 1_000_000_000
     #: Measure steps of several shapes before being ready, so that the engine can fit its predictor.
     warm_up: bool = True
+    #: Answer each step with the time of each of its operations.
+    profile_ops: bool = False
     #: Parameters of the fake worker.
     fake: dict[str, Any] = {}
 
