@@ -1,0 +1,97 @@
+"""What can go wrong between a client and a server, in one line each."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from eventlm.errors import EventLMError
+
+#: `connection`: nobody answered. `timeout`: the server fell silent. `http`: an error status. `server`: an error within
+#: a stream. `broken`: a reply ended too early. `protocol`: this is not the reply of an OpenAI-compatible server.
+ErrorKind = Literal["connection", "timeout", "http", "server", "broken", "protocol"]
+
+_MAX_MESSAGE_CHARACTERS = 500
+
+
+class ClientError(EventLMError):
+    """A request failed. `status` is the HTTP status if there was one that said so, else None."""
+
+    def __init__(self, message: str, kind: ErrorKind, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.status = status
+
+
+def from_status(url: str, status: int, reason: str | None, body: bytes) -> ClientError:
+    """The error for a reply with an error status; `reason` is the status in words."""
+    message = server_message(body)
+    if status == 404 and message is None:
+        return ClientError(
+            f"{url} does not exist there (HTTP 404); is it the address of an OpenAI-compatible server?",
+            "protocol",
+            status=status,
+        )
+    if message is None:
+        message = reason or "without a reason"
+    remedy = "; is the API key right?" if status == 401 else ""
+    return ClientError(f"{url} answered HTTP {status}: {message}{remedy}", "http", status=status)
+
+
+def from_transport(url: str, error: BaseException, *, timeout_seconds: float) -> ClientError:
+    """The error for what aiohttp or the system raised."""
+    match error:
+        case aiohttp.ConnectionTimeoutError():
+            return ClientError(f"{url} cannot be reached within {timeout_seconds:g} s", "timeout")
+        case TimeoutError():
+            return ClientError(f"{url} sent nothing for {timeout_seconds:g} s", "timeout")
+        case aiohttp.ClientConnectorError():
+            return ClientError(
+                f"cannot connect to {url}: {_reason(error.os_error)}; is the server running?", "connection"
+            )
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
+            return ClientError(f"{url} closed the connection without an answer", "broken")
+        case aiohttp.ClientPayloadError():
+            return ClientError(f"{url} broke off in the middle of its reply", "broken")
+        case aiohttp.ClientResponseError():
+            return ClientError(f"{url} does not speak HTTP: {error.message or error}", "protocol")
+        case _:
+            return ClientError(f"the request to {url} failed: {error}", "connection")
+
+
+def server_message(body: bytes) -> str | None:
+    """What the server says of its error, in one line; None where it says nothing that is meant for people."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = body.decode(errors="replace")
+        return _one_line(text) if text.strip() and "<" not in text[:100] else None
+    return message_of(value)
+
+
+def message_of(value: Any) -> str | None:
+    """The message in a decoded error: OpenAI's envelope, its inside, a plain string, or FastAPI's `detail`."""
+    if isinstance(value, str):
+        return _one_line(value) if value.strip() else None
+    if not isinstance(value, dict):
+        return None
+    for name in ("error", "message", "detail"):
+        if value.get(name) is not None:
+            found = value[name]
+            return message_of(found) or _one_line(msgspec.json.encode(found).decode())
+    return None
+
+
+def _reason(error: OSError) -> str:
+    # asyncio puts words of its own in the place of the system's; errors of name resolution have no number of its.
+    number = error.errno or 0
+    return os.strerror(number) if number in errno.errorcode else error.strerror or str(error)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_MESSAGE_CHARACTERS else line[: _MAX_MESSAGE_CHARACTERS - 1] + "…"

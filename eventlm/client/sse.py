@@ -1,0 +1,63 @@
+"""Server-sent events, as the WHATWG specification has them, and a little more tolerant.
+
+Lines end in LF, CRLF or CR; lines that start with a colon are comments; several `data` lines of one event are joined
+by LF; the space after the colon may be missing. Beyond the specification: a last event without its blank line counts,
+and `error:` lines, in which some servers put their errors, are events too. Only the data matters here: `event`, `id`
+and `retry` are read over.
+"""
+
+from __future__ import annotations
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class SseDecoder:
+    """Turns a stream's bytes, cut anywhere, into the data of its events."""
+
+    def __init__(self) -> None:
+        #: A line that has not ended yet.
+        self._rest = b""
+        #: `data` lines of an event that has not ended yet.
+        self._lines: list[bytes] = []
+        self._ended_in_cr = False
+        self._at_start = True
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes; the data of the events that they complete."""
+        if self._at_start or self._ended_in_cr or b"\r" in data:
+            data = self._normalize(data)
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        events: list[bytes] = []
+        pending = self._lines
+        for line in lines:
+            if line.startswith(b"data:"):
+                pending.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif not line:
+                if pending:
+                    events.append(pending[0] if len(pending) == 1 else b"\n".join(pending))
+                    pending.clear()
+            elif line == b"data":
+                pending.append(b"")
+            elif line.startswith(b"error:"):
+                events.append(b'{"error":' + line[6:] + b"}")
+        return events
+
+    def end(self) -> list[bytes]:
+        """The data of what the stream ended in, if that is an event without its blank line."""
+        return self.feed(b"\n\n")
+
+    def _normalize(self, data: bytes) -> bytes:
+        """`data` with LF at the end of each line, without a byte order mark at the stream's start."""
+        if self._at_start:
+            data, self._rest = self._rest + data, b""
+            if len(data) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(data):
+                self._rest = data
+                return b""
+            self._at_start = False
+            data = data.removeprefix(_BYTE_ORDER_MARK)
+        if self._ended_in_cr and data:
+            data = data.removeprefix(b"\n")
+        if data:
+            self._ended_in_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
