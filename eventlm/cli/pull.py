@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from eventlm.cli.parser import Parser
+from eventlm.errors import UsageError
 
 
 def configure(parser: Parser) -> None:
@@ -12,27 +13,39 @@ def configure(parser: Parser) -> None:
     from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS
 
     parser.description = (
-        "Fetch a model once into the cache (EVENTLM_HOME, else the user's cache folder) and print the\n"
-        "folder of its checkpoint. Progress goes to stderr. What is there already is not fetched again."
+        "Fetch a model once into the cache and print the folder of its checkpoint. Progress goes to stderr.\n"
+        "What is there already is not fetched again. A repository of the Hugging Face hub goes to the hub's\n"
+        "cache, under its rules (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE); a model known\n"
+        "by name to EVENTLM_HOME, else the user's cache folder."
     )
     parser.epilog = """\
 examples:
   eventlm pull                            fetch the default model
   ls "$(eventlm pull smollm2)"            look at its files
-  EVENTLM_HOME=/data/eventlm eventlm pull keep it elsewhere"""
+  EVENTLM_HOME=/data/eventlm eventlm pull keep it elsewhere
+  eventlm pull Qwen/Qwen3-0.6B            a repository: config, tokenizer and safetensors, no code"""
     parser.add_argument(
         "name",
         nargs="?",
         default=DEFAULT_MODEL,
         metavar="NAME",
-        help=f"model to fetch: {', '.join(KNOWN_MODELS)} (default: {DEFAULT_MODEL})",
+        help=f"model to fetch: {', '.join(KNOWN_MODELS)} or a repository ORG/NAME (default: {DEFAULT_MODEL})",
+    )
+    parser.add_argument(
+        "--revision", default="", metavar="REVISION", help="branch, tag or commit of a repository (default: main)"
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the folder on stdout."""
+    from eventlm.models.hub import is_repo_id, pull_repo
     from eventlm.models.pull import pull
 
-    print(pull(arguments.name))
+    if is_repo_id(arguments.name):
+        print(pull_repo(arguments.name, arguments.revision))
+    elif arguments.revision:
+        raise UsageError(f"--revision is for a repository ORG/NAME, not for {arguments.name!r}")
+    else:
+        print(pull(arguments.name))
     return 0

@@ -1,4 +1,4 @@
-"""From `--model` to a folder that holds a checkpoint, pulling a known model at its first use."""
+"""From `--model` to a folder that holds a checkpoint, pulling a known model or a repository at its first use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from eventlm.config import ModelConfig
 from eventlm.config.options import nearest
-from eventlm.errors import CheckpointError, UsageError
+from eventlm.errors import CheckpointError, PullError, UsageError
 from eventlm.models.default import KNOWN_MODELS
+from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cache_folder, cached, pull
 
 FAKE_MODEL = "fake"
@@ -23,20 +24,39 @@ class ModelSource(NamedTuple):
 
 
 def find_model(config: ModelConfig) -> ModelSource:
-    """The model that the configuration names; a known one that is not cached is fetched first.
+    """The model that the configuration names; one that is not cached is fetched first. A folder beats a repository.
 
     Raises CheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
-    model.
+    model and for `--revision` without a repository.
     """
+    folder = Path(config.model).expanduser()
+    if is_repo_id(config.model) and not folder.exists():
+        return ModelSource(_repository(config), config.served_model_name or config.model)
+    if config.revision:
+        raise UsageError(
+            f"--revision {config.revision}: --model {config.model} is no repository of the Hugging Face hub (ORG/NAME)"
+        )
     if config.model == FAKE_MODEL:
         return ModelSource(None, config.served_model_name or FAKE_MODEL)
     if config.fake:
-        raise UsageError(f"--fake is for the fake worker, but --model is {config.model!r}, not {FAKE_MODEL!r}")
+        raise _fake_parameters(config)
     if config.model in KNOWN_MODELS:
         return ModelSource(_cached_or_pulled(config.model), config.served_model_name or config.model)
-    folder = Path(config.model).expanduser()
     _check_folder(folder, config.model)
     return ModelSource(folder, config.served_model_name or folder.resolve().name)
+
+
+def _repository(config: ModelConfig) -> Path:
+    if config.fake:
+        raise _fake_parameters(config)
+    try:
+        return pull_repo(config.model, config.revision)
+    except PullError as error:
+        raise PullError(f"--model {config.model}: there is no such folder, and {error}") from error
+
+
+def _fake_parameters(config: ModelConfig) -> UsageError:
+    return UsageError(f"--fake is for the fake worker, but --model is {config.model!r}, not {FAKE_MODEL!r}")
 
 
 def _cached_or_pulled(name: str) -> Path:
@@ -55,7 +75,7 @@ def _check_folder(folder: Path, given: str) -> None:
     if not folder.is_dir():
         guess = nearest(given, [*KNOWN_MODELS, FAKE_MODEL])
         suggestion = f"did you mean {guess}? Else " if guess else ""
-        raise CheckpointError(f"--model {given}: no such folder; {suggestion}{wanted} or one of {known}")
+        raise CheckpointError(f"--model {given}: no such folder; {suggestion}{wanted}, ORG/NAME or one of {known}")
     if not (folder / "config.json").is_file():
         below = sorted(path.parent.name for path in folder.glob("*/config.json"))
         hint = f"the folder {below[0]} in it has one" if below else wanted

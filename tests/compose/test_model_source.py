@@ -63,6 +63,33 @@ def test_a_failed_pull_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         find_model(ModelConfig())
 
 
+def test_a_repository_is_served_under_its_id(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[tuple[str, str]] = []
+    monkeypatch.setattr(model_source, "pull_repo", lambda *wanted: pulled.append(wanted) or checkpoint)
+    assert find_model(ModelConfig(model="acme/tiny", revision="v1")) == (checkpoint, "acme/tiny")
+    assert find_model(ModelConfig(model="acme/tiny", served_model_name="mine")).served_name == "mine"
+    assert pulled == [("acme/tiny", "v1"), ("acme/tiny", "")]
+    with pytest.raises(UsageError, match="--fake is for the fake worker"):
+        find_model(ModelConfig(model="acme/tiny", fake={"seed": 1}))
+
+
+def test_a_folder_beats_a_repository(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(checkpoint.parent.parent)
+    model = f"{checkpoint.parent.name}/{checkpoint.name}"
+    assert find_model(ModelConfig(model=model)) == (Path(model), "Qwen3-0.6B")
+    with pytest.raises(UsageError, match=r"--revision v1: --model .* is no repository"):
+        find_model(ModelConfig(model=model, revision="v1"))
+
+
+def test_neither_a_folder_nor_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(repo_id: str, revision: str) -> Path:
+        raise PullError("https://hub has no repository acme/tiny")
+
+    monkeypatch.setattr(model_source, "pull_repo", fail)
+    with pytest.raises(PullError, match="--model acme/tiny: there is no such folder, and https://hub has no"):
+        find_model(ModelConfig(model="acme/tiny"))
+
+
 def test_what_is_no_checkpoint_is_explained(tmp_path: Path, checkpoint: Path) -> None:
     def error_of(model: object) -> str:
         with pytest.raises(CheckpointError) as caught:

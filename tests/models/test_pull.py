@@ -139,7 +139,7 @@ def test_default_model_is_known():
 
 @pytest.mark.parametrize("call", [cached, pull])
 def test_unknown_name(call):
-    with pytest.raises(PullError, match=r"'llama' \(known: smollm2\); .*`--model PATH`"):
+    with pytest.raises(PullError, match=r"'llama' \(known: smollm2, or a repository ORG/NAME\); .*`--model PATH`"):
         call("llama")
 
 

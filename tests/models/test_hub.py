@@ -1,0 +1,165 @@
+"""Fetching repositories: from a hub on the loopback, and from a cache without any."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventlm.errors import PullError
+from eventlm.models.hub import is_repo_id, pull_repo
+from tests.models.hub_server import COMMIT, HubServer, make_cached
+from tests.serving import PATIENCE_SECONDS, children, is_running, wait_until
+
+INDEX = b'{"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b'{"version": "1.0"}',
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors.index.json": INDEX,
+    "model-1.safetensors": b"1" * 2000,
+    "model-2.safetensors": b"2" * 1000,
+    "consolidated.safetensors": b"3" * 3000,
+    "pytorch_model.bin": b"pickle",
+    "modeling_tiny.py": b"raise SystemExit",
+    "original/config.json": b"{}",
+    "README.md": b"# tiny",
+}
+WANTED = {
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+    "model-1.safetensors",
+    "model-2.safetensors",
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, and no setting of the user's."""
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path / "hf" / "hub"
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer(dict(FILES)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def error_of(repo_id: str, revision: str = "") -> str:
+    with pytest.raises(PullError) as caught:
+        pull_repo(repo_id, revision)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["acme/tiny", "Qwen/Qwen3-0.6B", "a/b", "HuggingFaceTB/SmolLM2-135M_x"])
+def test_what_is_a_repository(text: str) -> None:
+    assert is_repo_id(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["smollm2", "./tiny", "../acme/tiny", "/acme/tiny", "a/b/c", "~/tiny", "a/", "é/b", ""]
+)
+def test_what_is_a_path(text: str) -> None:
+    assert not is_repo_id(text)
+
+
+def test_a_pull_fetches_what_is_read_once_and_no_code(hub: HubServer, cache: Path) -> None:
+    folder = pull_repo("acme/tiny")
+    assert folder == cache / "models--acme--tiny" / "snapshots" / COMMIT
+    assert {path.name for path in folder.iterdir()} == WANTED
+    assert all((folder / name).read_bytes() == FILES[name] for name in WANTED)
+    assert not any("modeling" in path or path.endswith((".bin", "consolidated.safetensors")) for path in hub.requests)
+
+    hub.requests.clear()
+    assert pull_repo("acme/tiny", "v1") == folder
+    assert not any("resolve" in path for path in hub.requests)
+
+
+def test_the_single_file_where_there_is_no_index(hub: HubServer) -> None:
+    hub.files = {"config.json": b"{}", "model.safetensors": b"1", "model.fp16.safetensors": b"2"}
+    assert {path.name for path in pull_repo("acme/tiny").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_the_token_is_sent_and_never_shown(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    assert "hf_canary" not in error_of("acme/private")
+    assert hub.authorizations == {"Bearer hf_canary"}
+
+
+def test_what_the_hub_refuses_is_one_line(hub: HubServer) -> None:
+    missing = error_of("acme/nothing")
+    assert missing.startswith(f"{hub.url} has no repository acme/nothing, or does not show it without the right token")
+    assert "set HF_TOKEN" in error_of("acme/private")
+    assert error_of("acme/gated").startswith(f"acme/gated is gated: ask for access at {hub.url}/acme/gated")
+    assert error_of("acme/tiny", "v2").startswith("acme/tiny has no revision 'v2': leave --revision out")
+    assert error_of("acme/a--b") == "acme/a--b is no name of a repository: it is ORG/NAME"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("config.json", "acme/tiny holds no config.json: choose a repository with"),
+        ("model.safetensors.index.json", "acme/tiny holds no model.safetensors: choose a repository with"),
+        ("model-2.safetensors", "acme/tiny holds no model-2.safetensors: choose a repository with"),
+    ],
+)
+def test_a_repository_without_a_checkpoint(hub: HubServer, left_out: str, message: str) -> None:
+    del hub.files[left_out]
+    assert message in error_of("acme/tiny")
+
+
+def test_offline_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = make_cached(cache, {name: FILES[name] for name in WANTED})
+    assert pull_repo("acme/tiny") == pull_repo("acme/tiny", COMMIT) == snapshot
+    assert error_of("acme/tiny", "v1") == (
+        f"acme/tiny at revision 'v1' is not complete in the cache {cache} and HF_HUB_OFFLINE forbids to fetch it: "
+        "unset HF_HUB_OFFLINE and run `eventlm pull acme/tiny --revision v1` once"
+    )
+    assert f"acme/other is not complete in the cache {cache}" in error_of("acme/other")
+    (snapshot / "model-2.safetensors").unlink()
+    assert "acme/tiny is not complete in the cache" in error_of("acme/tiny")
+
+
+def test_without_a_network_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    assert f"http://127.0.0.1:{port} cannot be reached (" in error_of("acme/tiny")
+    snapshot = make_cached(cache, {name: FILES[name] for name in WANTED})
+    assert pull_repo("acme/tiny") == snapshot
+
+
+def test_a_cache_that_cannot_be_written(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    assert "failed: " in error_of("acme/tiny")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("arguments", [["pull", "acme/tiny"], ["generate", "--model", "acme/tiny", "Hello"]])
+def test_a_signal_ends_a_download_at_once(hub: HubServer, number: signal.Signals, arguments: list[str]) -> None:
+    hub.stalls = True
+    with subprocess.Popen(
+        [sys.executable, "-m", "eventlm", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert hub.asked_for_weights.wait(PATIENCE_SECONDS)
+        [child] = children(process.pid)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert output == b""
+    assert b"Traceback" not in errors
+    wait_until(lambda: not is_running(child))
