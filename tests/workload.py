@@ -22,7 +22,7 @@ from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, dra
 
 POLICIES = ("fcfs", "edf", "lrs")
 BATCHERS = ("fixed", "dynamic")
-ROUTERS = ("round_robin", "pull", "least_loaded")
+ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity")
 MILLISECOND = 1_000_000
 #: Ends that cut a sequence short.
 CUT_SHORT = ("cancelled", "deadline", "front_end_lost", "error")
@@ -60,7 +60,7 @@ class Chaos(NamedTuple):
 
 
 def draw_machine(rng: random.Random, seed: int) -> Machine:
-    """A small machine. Every policy x batcher x router comes up in 18 consecutive seeds."""
+    """A small machine. Every policy x batcher x router comes up in 24 consecutive seeds."""
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.choice([9, 14, 24, 60, 200])
     core = CoreConfig(
@@ -119,7 +119,7 @@ def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
         late_ppm=rng.choice([0, 50_000]),
         die_ppm=rng.choice([0, 0, 4_000]),
     )
-    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 6 % 3]}, fake)
+    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 6 % len(ROUTERS)]}, fake)
 
 
 def make_core(machine: Machine) -> tuple[Header, Core]:

@@ -51,6 +51,7 @@ BUILT_IN: dict[PluginKind, dict[str, str]] = {
         "round_robin": "eventlm.policies.round_robin:RoundRobin",
         "pull": "eventlm.policies.pull:Pull",
         "least_loaded": "eventlm.policies.least_loaded:LeastLoaded",
+        "prefix_affinity": "eventlm.policies.prefix_affinity:PrefixAffinity",
     },
 }
 

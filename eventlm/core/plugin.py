@@ -92,7 +92,11 @@ class RequestView(Struct, frozen=True):
 
 
 class ReplicaView(Struct, frozen=True):
-    """A replica whose worker is up. Tokens are prompt tokens, with kept output after a preemption."""
+    """A replica whose worker is up. Tokens are prompt tokens, with kept output after a preemption.
+
+    `prefix_tokens` is how much of this request's prompt, in whole blocks, the replica's cache holds or will hold once
+    it has computed what waits there; 0 for a router that does not say `reads_prefixes`.
+    """
 
     index: int
     num_waiting: int
@@ -100,6 +104,7 @@ class ReplicaView(Struct, frozen=True):
     waiting_tokens: int
     admitted_tokens: int
     available_blocks: int
+    prefix_tokens: int = 0
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -131,9 +136,13 @@ class Batcher(Struct, frozen=True, kw_only=True):
 
 
 class Router(Struct, frozen=True, kw_only=True):
-    """Chooses a replica for a request."""
+    """Chooses a replica for a request.
+
+    `reads_prefixes` asks for each view's `prefix_tokens`, which costs a look into every replica's cache and queue.
+    """
 
     version: ClassVar[str] = "1"
+    reads_prefixes: ClassVar[bool] = False
 
     def route(self, request: RequestView, replicas: Seq[ReplicaView]) -> int | None:
         """The index of one of `replicas` (never empty), or None to leave it to the first replica with room."""

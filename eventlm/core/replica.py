@@ -39,13 +39,13 @@ class StepInFlight(NamedTuple):
 class Replica:
     """State of one replica. `queue` holds the sequences that a router sent here."""
 
-    def __init__(self, index: int, num_blocks: int) -> None:
+    def __init__(self, index: int, num_blocks: int, *, reads_prefixes: bool = False) -> None:
         self.index = index
         self.up = False
         self.epoch = 0
         self.next_step = 0
         self.pool = BlockPool(num_blocks)
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(counts_names=reads_prefixes)
         self.running: list[Sequence] = []
         self.num_partial = 0
         self.in_flight: deque[StepInFlight] = deque()
@@ -114,6 +114,22 @@ class Replica:
             self.pool.insert(names[place], parent, sequence.block_table[place])
             place += 1
         sequence.num_tree_blocks = place
+
+    def prefix_tokens(self, sequence: Sequence, block_size: int) -> int:
+        """Leading tokens of a sequence that are hittable here, or will be by what was sent here before and waits.
+
+        A name stands for all blocks before it, so whoever shares a block shares those too.
+        """
+        if sequence.arrival.skip_cache_read:
+            return 0
+        names, last = sequence.block_names, sequence.max_hit_blocks(block_size)
+        place = len(self.pool.lookup(names, last))
+        while place < last and names[place] in self.queue.names:
+            place += 1
+        for partial in self.partials():
+            while place < min(last, len(partial.block_names)) and partial.block_names[place] == names[place]:
+                place += 1
+        return place * block_size
 
     def partials(self) -> list[Sequence]:
         """Residents whose prefill is not launched to its end, most urgent at admission first."""

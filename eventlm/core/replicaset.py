@@ -131,7 +131,8 @@ def _route_new(state: CoreState) -> None:
     for request, sequences in by_request.items():
         question = RequestView(request, state.num_routed, len(sequences), sequences[0].num_tokens)
         state.num_routed += 1
-        home = ask_router(state, question, [view_of(replica) for replica in state.replicas if replica.up])
+        views = [view_of(state, replica, sequences[0]) for replica in state.replicas if replica.up]
+        home = ask_router(state, question, views)
         for sequence in sequences:
             sequence.home = -1 if home is None else home
             state.touch(sequence)
@@ -142,8 +143,9 @@ def _route_new(state: CoreState) -> None:
                 state.decide(Routed, because=request, request=request, index=index, replica=home)
 
 
-def view_of(replica: Replica) -> ReplicaView:
-    """A replica as its router sees it."""
+def view_of(state: CoreState, replica: Replica, sequence: Sequence) -> ReplicaView:
+    """A replica as the router sees it that is asked about `sequence`."""
+    reads_prefixes = state.plugins.router.reads_prefixes
     return ReplicaView(
         index=replica.index,
         num_waiting=len(replica.queue),
@@ -151,4 +153,5 @@ def view_of(replica: Replica) -> ReplicaView:
         waiting_tokens=replica.queue.num_tokens,
         admitted_tokens=replica.admitted_tokens,
         available_blocks=replica.pool.num_available,
+        prefix_tokens=replica.prefix_tokens(sequence, state.config.block_size) if reads_prefixes else 0,
     )

@@ -57,7 +57,10 @@ class CoreState:
         self.requests: dict[int, Request] = {}
         #: Members of a group that is not complete yet.
         self.group: list[Arrived] = []
-        self.replicas = [Replica(i, config.num_blocks) for i in range(config.num_replicas)]
+        reads_prefixes = plugins.router.reads_prefixes
+        self.replicas = [
+            Replica(i, config.num_blocks, reads_prefixes=reads_prefixes) for i in range(config.num_replicas)
+        ]
         #: Sequences that any replica may take, and those that have not been offered to the router.
         self.shared_queue = WaitingQueue()
         self.queues = [self.shared_queue, *(replica.queue for replica in self.replicas)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from eventlm.core.digest import MASK
 from eventlm.core.replica import Replica
 from eventlm.core.sequence import Sequence, State
@@ -116,4 +118,10 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     for queue in queues:
         if queue.num_tokens != sum(s.num_tokens for s in queue.members):
             found.append("a queue counts its tokens wrongly")
+    if state.plugins.router.reads_prefixes:
+        found += [
+            f"the queue of replica {replica.index} counts its blocks wrongly"
+            for replica in state.replicas
+            if replica.queue.names != Counter(name for s in replica.queue.members for name in s.block_names)
+        ]
     return found

@@ -23,7 +23,7 @@ def random_flags(rng: random.Random) -> dict[str, int | str]:
     return {
         "replicas": rng.choice([1, 2, 3]),
         "policy": rng.choice(["fcfs", "edf", "lrs"]),
-        "router": rng.choice(["pull", "round_robin", "least_loaded"]),
+        "router": rng.choice(["pull", "round_robin", "least_loaded", "prefix_affinity"]),
         "batcher": rng.choice(["fixed", "dynamic"]),
         "num-blocks": rng.choice([50, 80, 200]),
         "max-num-seqs": 16,
