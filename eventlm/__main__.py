@@ -1,9 +1,23 @@
-"""`python -m eventlm`, the same as the program `eventlm`."""
+"""The program `eventlm`, which is also `python -m eventlm`."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from eventlm.cli.main import main
 
-sys.exit(main())
+def program() -> int:
+    """Run the command line.
+
+    While modules are loaded there is nothing to clean up: until `main` runs a command, Ctrl-C ends the process by the
+    signal itself, without a traceback.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from eventlm.cli.main import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(program())

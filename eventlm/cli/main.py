@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -56,6 +57,9 @@ def _run(arguments: Sequence[str]) -> int:
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
         return UsageError.exit_code
+    # `eventlm.__main__` has let SIGINT end the process as long as there was nothing to clean up.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(options.run(options))
 
 

@@ -159,3 +159,34 @@ def test_the_table_of_plug_ins_fits_the_terminal_and_is_aligned(
         assert line[heading.index("ORIGIN") :].startswith("built-in")
         assert line[heading.index("PARAMETERS") - 1] == " " != line[heading.index("PARAMETERS")]
     assert "multiplier=1.5," in "".join(rows)
+
+
+INTERRUPTED_WHILE_LOADING = """\
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "eventlm.cli.parser":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["eventlm", "--version"]
+from eventlm.__main__ import program
+sys.exit(program())
+"""
+
+
+def test_an_interrupt_while_the_program_loads_shows_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_WHILE_LOADING], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_where_interrupts_are_ignored_they_stay_so() -> None:
+    # As in a shell script's background jobs.
+    done = subprocess.run(
+        [sys.executable, "-c", "import signal; signal.signal(2, signal.SIG_IGN)\n" + INTERRUPTED_WHILE_LOADING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"eventlm {__version__}\n", "")
