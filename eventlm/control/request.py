@@ -33,7 +33,8 @@ class EngineUnavailableError(EventLMError):
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
 
-    `stop` strings are found by the edge, in the text; the engine only needs to know `has_text_ends`.
+    `stop` strings are found by the edge, in the text; the engine only needs to know `has_text_ends`. Neither does it
+    look at the two fields that say what belongs into the text.
     """
 
     model: str
@@ -55,6 +56,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     drop_if_late: bool = False
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     has_text_ends: bool = False
     waits_for_grammar: bool = False
     offline: bool = False

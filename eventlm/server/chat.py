@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
@@ -11,9 +12,10 @@ from msgspec import UNSET, UnsetType
 from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplateError
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.errors import invalid_value
+from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, decode_request
 from eventlm.server.replies import (
-    ApiFinishReason,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -21,8 +23,10 @@ from eventlm.server.replies import (
     ChatDelta,
     ChatReplyMessage,
     Usage,
+    api_finish_reason,
 )
 from eventlm.server.stream import answer
+from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.validation import chat_messages, check_request, engine_request
 
 
@@ -31,8 +35,9 @@ class ChatReplies:
 
     prompt_param = "messages"
 
-    def __init__(self, model: str, *, with_usage: bool) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, *, with_usage: bool) -> None:
         self._model = model
+        self._tokenizer = tokenizer
         self._id = f"chatcmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
         #: Chunks of a stream that will report its usage carry a null until then.
@@ -41,21 +46,38 @@ class ChatReplies:
     def opening(self, choice: int) -> ChatCompletionChunk:
         return self._chunk([ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))])
 
-    def delta(self, choice: int, text: str) -> ChatCompletionChunk:
-        return self._chunk([ChatChunkChoice(choice, ChatDelta(content=text))])
+    def delta(self, output: ChoiceOutput) -> ChatCompletionChunk:
+        logprobs = chat_logprobs(self._tokenizer, output)
+        return self._chunk([ChatChunkChoice(output.choice, ChatDelta(content=output.text), logprobs)])
 
-    def finish(self, choice: int, reason: ApiFinishReason) -> ChatCompletionChunk:
-        return self._chunk([ChatChunkChoice(choice, ChatDelta(), finish_reason=reason)])
+    def finish(self, output: ChoiceOutput) -> ChatCompletionChunk:
+        assert output.finished is not None
+        reason = api_finish_reason(output.finished.reason)
+        return self._chunk([ChatChunkChoice(output.choice, ChatDelta(), None, reason, output.stop_reason)])
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return self._chunk([], usage)
 
-    def whole(self, texts: list[str], reasons: list[ApiFinishReason], usage: Usage) -> ChatCompletion:
-        choices = [
-            ChatChoice(index, ChatReplyMessage(text), reason)
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
-        return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+    def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> ChatCompletion:
+        [request] = generation.group
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(output) for output in choices],
+            usage=generation.usage(),
+            prompt_logprobs=prompt_logprobs(self._tokenizer, request, choices[0]),
+        )
+
+    def _choice(self, output: ChoiceOutput) -> ChatChoice:
+        assert output.finished is not None
+        return ChatChoice(
+            output.choice,
+            ChatReplyMessage(output.text),
+            api_finish_reason(output.finished.reason),
+            chat_logprobs(self._tokenizer, output),
+            output.stop_reason,
+        )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         return ChatCompletionChunk(
@@ -81,6 +103,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             prompt_token_ids,
             defaults=context.defaults,
             limits=limits,
+            bad_words=await context.encoder.encode_bad_words(body.bad_words or []),
             prompt_param=ChatReplies.prompt_param,
             received_ns=received_ns,
             ready_ns=context.engine.now_ns(),
@@ -88,7 +111,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     ]
     generation = await context.submit(group, prompt_param=ChatReplies.prompt_param)
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return await answer(request, body, generation, ChatReplies(body.model, with_usage=with_usage))
+    replies = ChatReplies(body.model, context.tokenizer, with_usage=with_usage)
+    return await answer(request, body, generation, replies)
 
 
 async def _encode(context: ServerContext, body: ChatCompletionRequest) -> list[int]:

@@ -35,8 +35,9 @@ class SequenceText:
     """The text of one sequence, from its tokens to what a client may see.
 
     Tokens of `end_token_ids` (end of sequence, stop tokens) count but give no text. With stop strings, text ends
-    before the first one; `stop_position` is then the number of tokens up to and including the one that completed
-    it. Streamed and whole replies both come from here, so they are equal.
+    before the first one that is complete behind `min_tokens` tokens, or with `include_stop` at its end;
+    `stop_position` is then the number of tokens up to and including the one that completed it. Streamed and whole
+    replies both come from here, so they are equal.
     """
 
     def __init__(
@@ -44,18 +45,27 @@ class SequenceText:
         token_bytes: Callable[[int], bytes],
         *,
         stops: StopStrings | None = None,
+        include_stop: bool = False,
+        min_tokens: int = 0,
         end_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._detokenizer = Detokenizer(token_bytes)
-        self._matcher = StopMatcher(stops) if stops is not None else None
+        self._matcher = StopMatcher(stops, include_stop=include_stop) if stops is not None else None
+        self._min_tokens = min_tokens
         self._end_token_ids = end_token_ids
-        self._closed = False
+        self.is_closed = False
+        #: Tokens that belong to the output.
         self.num_tokens = 0
         self.stop_position: int | None = None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.found if self._matcher is not None else None
+
     def push(self, token_ids: list[int]) -> str:
         """The text that these tokens make safe to send; tokens after an end are ignored."""
-        if self._closed:
+        if self.is_closed:
             return ""
         if self._matcher is None:
             self.num_tokens += len(token_ids)
@@ -63,7 +73,8 @@ class SequenceText:
         pieces = []
         for token_id in token_ids:
             self.num_tokens += 1
-            pieces.append(self._matcher.push(self._detokenizer.push(self._visible([token_id]))))
+            text = self._detokenizer.push(self._visible([token_id]))
+            pieces.append(self._matcher.push(text, may_stop=self._may_stop))
             if self._matcher.found:
                 self._stop()
                 break
@@ -71,22 +82,26 @@ class SequenceText:
 
     def close(self) -> str:
         """The text that was held back, once no more tokens come. A second call gives nothing."""
-        if self._closed:
+        if self.is_closed:
             return ""
         tail = self._detokenizer.flush()
         if self._matcher is None:
-            self._closed = True
+            self.is_closed = True
             return tail
-        text = self._matcher.push(tail)
+        text = self._matcher.push(tail, may_stop=self._may_stop)
         if self._matcher.found:
             self._stop()
             return text
-        self._closed = True
+        self.is_closed = True
         return text + self._matcher.release()
+
+    @property
+    def _may_stop(self) -> bool:
+        return self.num_tokens > self._min_tokens
 
     def _visible(self, token_ids: list[int]) -> Iterable[int]:
         return (token_id for token_id in token_ids if token_id not in self._end_token_ids)
 
     def _stop(self) -> None:
         self.stop_position = self.num_tokens
-        self._closed = True
+        self.is_closed = True

@@ -42,6 +42,7 @@ class FakeTokenizer(Tokenizer):
     def __init__(self, vocab_size: int = 1024) -> None:
         self.vocab_size = vocab_size
         self.special_tokens = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+        self.special_bytes = {token_id: token.encode() for token, token_id in _SPECIAL_IDS.items()}
         self.eos_token_id = _SPECIAL_IDS["<|eos|>"]
         self.chat_template = ChatTemplate(_CHAT_TEMPLATE, self.special_tokens)
         self._special = re.compile("(" + "|".join(map(re.escape, _SPECIAL_TOKENS)) + ")")

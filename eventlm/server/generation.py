@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -10,7 +12,6 @@ from msgspec import Struct
 
 from eventlm.control.request import (
     ClosingOutput,
-    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
     PromptLogprobsOutput,
@@ -31,7 +32,8 @@ class ChoiceOutput(Struct, frozen=True):
     """What is new of choice `choice` (prompt-major over the group), and how it ended if this is its last output.
 
     text: safe to show. token_ids, logprobs: of the tokens that belong to the output, which may be ahead of the text.
-    prompt_logprobs: of prompt tokens, in the order of the prompt and each once. embedding: little-endian float32.
+    prompt_logprobs: of prompt tokens from the second on, in the order of the prompt and each once. embedding:
+    little-endian float32. stop_reason: the stop string or the stop token that ended the output, if it was one.
     """
 
     choice: int
@@ -41,6 +43,22 @@ class ChoiceOutput(Struct, frozen=True):
     prompt_logprobs: TokenLogprobs | None = None
     embedding: bytes = b""
     finished: FinishedOutput | None = None
+    stop_reason: str | int | None = None
+
+
+def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
+    """All outputs of one choice, from the first to the last, as one."""
+    last = outputs[-1]
+    return ChoiceOutput(
+        last.choice,
+        "".join(output.text for output in outputs),
+        [token_id for output in outputs for token_id in output.token_ids],
+        _joined([output.logprobs for output in outputs if output.logprobs is not None]),
+        _joined([output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]),
+        b"".join(output.embedding for output in outputs),
+        last.finished,
+        last.stop_reason,
+    )
 
 
 async def submit(engine: Engine, tokenizer: Tokenizer, group: Sequence[EngineRequest]) -> Generation:
@@ -60,13 +78,32 @@ def _cancel_submitted(submission: asyncio.Future[list[RequestHandle]]) -> None:
             handle.cancel()
 
 
+class _Sequence:
+    """One sequence's text, and how far its prompt's log-probabilities have come."""
+
+    __slots__ = ("last_token_id", "next_prompt_place", "text")
+
+    def __init__(self, text: SequenceText) -> None:
+        self.text = text
+        self.last_token_id: int | None = None
+        #: Nothing predicts the first token of a prompt.
+        self.next_prompt_place = 1
+
+
 class Generation:
-    """The group's text: `outputs` gives it, `cancel` ends it when nobody reads any more."""
+    """The group's text: `outputs` gives it, `cancel` ends it when nobody reads any more.
+
+    `first_token_ns` (of `time.perf_counter_ns`, 0 before) is when the first token of any choice came; `num_tokens`
+    counts the tokens of all choices so far, `finish_reasons` the choices that are over.
+    """
 
     def __init__(self, tokenizer: Tokenizer, group: Sequence[EngineRequest], handles: Sequence[RequestHandle]) -> None:
-        self._group = group
-        self._handles = handles
-        self._texts = [_sequence_texts(tokenizer, request) for request in group]
+        self.group = group
+        self.handles = handles
+        self.first_token_ns = 0
+        self.num_tokens = 0
+        self.finish_reasons: Counter[str] = Counter()
+        self._sequences = [_sequences(tokenizer, request) for request in group]
         self._unfinished = [request.n for request in group]
         self._first_choice = [sum(request.n for request in group[:place]) for place in range(len(group))]
         self._completion_tokens = 0
@@ -75,25 +112,21 @@ class Generation:
 
     async def outputs(self) -> AsyncGenerator[ChoiceOutput]:
         """The outputs of all choices as they come, to be iterated over once."""
-        async with aclosing(_merged(self._handles)) as outputs:
+        async with aclosing(_merged(self.handles)) as outputs:
             async for place, output in outputs:
-                choice = self._first_choice[place] + output.index
-                text = self._advance(place, output)
-                if isinstance(output, FinishedOutput):
-                    self._finish(place, output)
-                    yield ChoiceOutput(choice, text, finished=output)
-                elif text:
-                    yield ChoiceOutput(choice, text)
+                found = self._take(place, output)
+                if found is not None:
+                    yield found
 
     def cancel(self, reason: str = "client") -> None:
         """End the requests of the group that are not over."""
-        for unfinished, handle in zip(self._unfinished, self._handles, strict=True):
+        for unfinished, handle in zip(self._unfinished, self.handles, strict=True):
             if unfinished:
                 handle.cancel(reason)
 
     def usage(self) -> Usage:
         """Token counts of the choices that are over."""
-        prompt_tokens = sum(len(request.prompt_token_ids) for request in self._group)
+        prompt_tokens = sum(len(request.prompt_token_ids) for request in self.group)
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -101,34 +134,108 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
         )
 
-    def _advance(self, place: int, output: RequestOutput) -> str:
-        """The text that an output makes safe to send. Tells the engine of an end, once for each sequence."""
-        sequence = self._texts[place][output.index]
-        if isinstance(output, PromptLogprobsOutput | EmbeddingOutput):
-            return ""
+    def _take(self, place: int, output: RequestOutput) -> ChoiceOutput | None:
+        """What an output adds to its choice, if anything."""
+        choice = self._first_choice[place] + output.index
+        sequence = self._sequences[place][output.index]
+        if isinstance(output, TokensOutput):
+            return self._take_tokens(place, choice, sequence, output)
         if isinstance(output, FinishedOutput):
-            return sequence.close()
-        told = sequence.stop_position is not None
-        text = sequence.push(output.token_ids) if isinstance(output, TokensOutput) else sequence.close()
-        if not told and sequence.stop_position is not None:
-            self._handles[place].text_ended(output.index, sequence.stop_position, "stop")
-        elif not told and isinstance(output, ClosingOutput):
-            self._handles[place].text_ended(output.index, output.position)
+            return self._finish(place, choice, sequence, output)
+        if isinstance(output, ClosingOutput):
+            text = self._close(place, sequence, output)
+            return ChoiceOutput(choice, text) if text else None
+        if isinstance(output, PromptLogprobsOutput):
+            logprobs = _new_prompt_logprobs(sequence, output)
+            return ChoiceOutput(choice, prompt_logprobs=logprobs) if logprobs is not None else None
+        return ChoiceOutput(choice, embedding=output.embedding)
+
+    def _take_tokens(self, place: int, choice: int, sequence: _Sequence, output: TokensOutput) -> ChoiceOutput | None:
+        """Tokens behind an end of the text do not belong to the output. Tells the engine of such an end."""
+        if sequence.text.is_closed:
+            return None
+        if not self.first_token_ns:
+            self.first_token_ns = time.perf_counter_ns()
+        before = sequence.text.num_tokens
+        text = sequence.text.push(output.token_ids)
+        num_kept = sequence.text.num_tokens - before
+        self.num_tokens += num_kept
+        token_ids = output.token_ids[:num_kept]
+        sequence.last_token_id = token_ids[-1]
+        if sequence.text.stop_position is not None:
+            self.handles[place].text_ended(output.index, sequence.text.stop_position, "stop")
+        return ChoiceOutput(choice, text, token_ids, _part(output.logprobs, 0, num_kept))
+
+    def _close(self, place: int, sequence: _Sequence, output: ClosingOutput) -> str:
+        """The rest of the text. Tells the engine whether it ends there, unless an end has been told."""
+        told = sequence.text.stop_position is not None
+        text = sequence.text.close()
+        if not told and sequence.text.stop_position is not None:
+            self.handles[place].text_ended(output.index, sequence.text.stop_position, "stop")
+        elif not told:
+            self.handles[place].text_ended(output.index, output.position)
         return text
 
-    def _finish(self, place: int, output: FinishedOutput) -> None:
+    def _finish(self, place: int, choice: int, sequence: _Sequence, output: FinishedOutput) -> ChoiceOutput:
         self._unfinished[place] -= 1
         self._completion_tokens += output.position
+        self.finish_reasons[output.reason] += 1
         # A prompt counts once; its first sample is the one that may have had to compute it.
         if output.index == 0:
             self._cached_tokens += output.cached_tokens
+        text = sequence.text.close()
+        stop_reason = sequence.last_token_id if output.reason == "stop_token" else sequence.text.stop_string
+        return ChoiceOutput(choice, text, finished=output, stop_reason=stop_reason)
 
 
-def _sequence_texts(tokenizer: Tokenizer, request: EngineRequest) -> list[SequenceText]:
+def _sequences(tokenizer: Tokenizer, request: EngineRequest) -> list[_Sequence]:
     params = request.params
+    include_stop = request.include_stop_str_in_output
     stops = StopStrings(request.stop) if request.stop else None
-    ends = frozenset(params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids))
-    return [SequenceText(tokenizer.token_bytes, stops=stops, end_token_ids=ends) for _ in range(request.n)]
+    ends = params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids)
+    return [
+        _Sequence(
+            SequenceText(
+                tokenizer.token_bytes if request.skip_special_tokens else tokenizer.raw_token_bytes,
+                stops=stops,
+                include_stop=include_stop,
+                min_tokens=params.min_tokens,
+                end_token_ids=frozenset(() if include_stop else ends),
+            )
+        )
+        for _ in range(request.n)
+    ]
+
+
+def _new_prompt_logprobs(sequence: _Sequence, output: PromptLogprobsOutput) -> TokenLogprobs | None:
+    """Those among an output's that have not come before: a recomputed prompt repeats some."""
+    num_known = sequence.next_prompt_place - output.start
+    new = _part(output.logprobs, num_known, None)
+    assert new is not None
+    sequence.next_prompt_place += len(new.logprobs)
+    return new if new.logprobs else None
+
+
+def _part(logprobs: TokenLogprobs | None, start: int, end: int | None) -> TokenLogprobs | None:
+    if logprobs is None or (start == 0 and end in (None, len(logprobs.logprobs))):
+        return logprobs
+    return TokenLogprobs(
+        logprobs=logprobs.logprobs[start:end],
+        ranks=logprobs.ranks[start:end],
+        top_ids=logprobs.top_ids[start:end],
+        top_logprobs=logprobs.top_logprobs[start:end],
+    )
+
+
+def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return TokenLogprobs(
+        logprobs=[value for part in parts for value in part.logprobs],
+        ranks=[rank for part in parts for rank in part.ranks],
+        top_ids=[ids for part in parts for ids in part.top_ids],
+        top_logprobs=[values for part in parts for values in part.top_logprobs],
+    )
 
 
 async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, RequestOutput]]:

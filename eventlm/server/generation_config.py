@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-import structlog
+from msgspec import Meta
 
 from eventlm.errors import CheckpointError
+from eventlm.server.protocol import RepetitionPenalty
 from eventlm.server.tokenizer import Tokenizer
-
-_log = structlog.get_logger("eventlm.server")
-
-#: Recommendations that cannot be followed, with the values that ask for nothing.
-_UNSUPPORTED = {"repetition_penalty": (None, 1.0), "min_p": (None, 0.0)}
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +19,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -31,8 +29,8 @@ class _GenerationConfig(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     eos_token_id: int | list[int] | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
 
 
 class _ModelConfig(msgspec.Struct):
@@ -52,13 +50,12 @@ def load_generation_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDe
     eos_token_ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if tokenizer.eos_token_id is not None:
         eos_token_ids = [*eos_token_ids, tokenizer.eos_token_id]
-    for name, neutral in _UNSUPPORTED.items():
-        if getattr(config, name) not in neutral:
-            _log.warning("generation_config.json asks for what is not supported; ignored", parameter=name)
     return GenerationDefaults(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_p=1.0 if config.top_p is None else config.top_p,
         top_k=max(config.top_k or 0, 0),
+        min_p=config.min_p or 0.0,
+        repetition_penalty=1.0 if config.repetition_penalty is None else config.repetition_penalty,
         eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
     )
 

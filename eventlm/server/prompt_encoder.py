@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from eventlm.server.chat_template import ChatTemplate
+from eventlm.server.errors import invalid_value
 from eventlm.server.tokenizer import Tokenizer
 
 #: Texts up to this many characters take well under a millisecond.
 INLINE_CHARACTERS = 2048
 
 T = TypeVar("T")
+
+
+def bad_words_token_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word at the start of a text and, unless those are the end of them, behind a space.
+
+    Raises ApiError for a word of spaces alone.
+    """
+    found: list[tuple[int, ...]] = []
+    for place, word in enumerate(words):
+        plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
+        if not plain:
+            param = f"bad_words[{place}]"
+            raise invalid_value(param, f"Invalid value for '{param}': it has nothing but spaces.")
+        found.append(plain)
+        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+        if spaced[-len(plain) :] != plain:
+            found.append(spaced)
+    return tuple(found)
 
 
 class PromptEncoder:
@@ -44,6 +63,10 @@ class PromptEncoder:
         size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
         # A variable may be of any size, and so may what a template makes of it.
         return await self._run(INLINE_CHARACTERS + 1 if variables else size, work)
+
+    async def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that must not occur so that the words do not."""
+        return await self._run(sum(map(len, words)), lambda: bad_words_token_ids(self._tokenizer, words))
 
     def close(self) -> None:
         """Give the threads back; texts that wait are dropped."""

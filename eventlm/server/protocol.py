@@ -17,11 +17,22 @@ from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 4096
+MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 256
+#: Most alternatives of a token whose log-probabilities can be asked for.
+MAX_LOGPROBS = 20
 #: Sequences that one body can ask for: prompts times n.
 MAX_GROUP_SEQUENCES = 2048
 
 #: Integers in the log stay below 2^53 ns, so times are bounded well below that.
 Milliseconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+#: Any positive number by its meaning; bounded so that no logit overflows.
+RepetitionPenalty = Annotated[float, Meta(ge=0.001, le=1000.0)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(Struct):
@@ -46,10 +57,21 @@ class GenerationRequest(Struct, kw_only=True):
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    #: Token ids, as strings since JSON has no other keys, and what is added to their logits.
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -59,6 +81,12 @@ class GenerationRequest(Struct, kw_only=True):
     slo: LatencyObjective | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives of each token are asked for; None: no log-probabilities at all."""
+        raise NotImplementedError
 
 
 class ContentPart(Struct):
@@ -83,28 +111,31 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     messages: list[ChatMessage]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of `POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
 
     prompt: str | list[str | int | list[int]]
+    logprobs: NumLogprobs | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 #: Fields without support, each with the values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "response_format": ({"type": "text"},),
@@ -113,11 +144,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "kv_transfer_params": (),
@@ -125,8 +153,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -142,7 +168,6 @@ UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
-    "logprobs": (),
     "suffix": ("",),
     "best_of": (1,),
     "prompt_embeds": (),
@@ -186,7 +211,8 @@ def _decode_json(body: bytes) -> Any:
 def _validation_error(text: str) -> ApiError:
     """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`"."""
     problem, _, place = text.partition(" - at ")
-    path = place.strip("`").removeprefix("$").removeprefix(".")
+    # Keys of an object are the client's own words: "[...]" in a message of msgspec.
+    path = place.strip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
     if missing := _MISSING_FIELD.match(problem):
         return missing_parameter(f"{path}.{missing[1]}" if path else missing[1])
     param = path or None

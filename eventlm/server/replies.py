@@ -31,6 +31,55 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(Struct, frozen=True):
+    """A token that could have come, and the logarithm of its probability. `bytes` is the token's own, in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token that came, with the most likely ones at its place, best first."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """`logprobs` of a chat's answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """`logprobs` of a completion, one entry of each list a token.
+
+    top_logprobs: of the token itself and of the most likely ones, by their text. text_offset: characters before it.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class PromptLogprob(Struct, frozen=True):
+    """A token at a place of a prompt: `rank` 1 is the most likely one there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+#: By place of the prompt, then by token id: the token that is there, and the most likely ones. vLLM's extension.
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+StopReason = str | int | None
+
+
 class ChatReplyMessage(Struct, frozen=True):
     """What the assistant said."""
 
@@ -40,12 +89,13 @@ class ChatReplyMessage(Struct, frozen=True):
 
 
 class ChatChoice(Struct, frozen=True):
-    """One of the `n` answers."""
+    """One of the `n` answers. `stop_reason` (vLLM's extension): the stop string or stop token that ended it."""
 
     index: int
     message: ChatReplyMessage
     finish_reason: ApiFinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    stop_reason: StopReason = None
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -58,6 +108,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
@@ -72,8 +123,10 @@ class ChatChunkChoice(Struct, frozen=True):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: ApiFinishReason | None = None
+    #: In the last chunk only.
+    stop_reason: StopReason | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
@@ -94,7 +147,10 @@ class CompletionChoice(Struct, frozen=True):
     index: int
     text: str
     finish_reason: ApiFinishReason | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
+    #: Once it is over.
+    stop_reason: StopReason | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 All stop strings are matched at once, character by character, with the Knuth-Morris-Pratt automaton of each. The stop
 that is complete first wins; of several complete at the same character, the longest. So the result depends on the text
-alone, never on how it was cut into tokens or outputs.
+alone, never on how it was cut into tokens or outputs. Stops that are complete too early (`min_tokens`) do not count.
 """
 
 from __future__ import annotations
@@ -40,46 +40,55 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Looks for stop strings in one sequence's text and holds back what may become one."""
+    """Looks for stop strings in one sequence's text and holds back what may become one.
 
-    def __init__(self, stops: StopStrings) -> None:
+    With `include_stop` the text goes up to the end of the stop string, so that nothing needs to be held back.
+    """
+
+    def __init__(self, stops: StopStrings, *, include_stop: bool = False) -> None:
         self._stops = stops
+        self._include_stop = include_stop
         self._matched = [0] * len(stops.patterns)
+        #: The end of the text so far that may become a stop string.
         self._held = ""
-        self.found = False
+        #: The stop string that was found.
+        self.found: str | None = None
 
-    def push(self, text: str) -> str:
-        """Take the next piece of text, return what is now known to lie before any stop string.
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Take the next piece of text, return what is now known to belong to the output.
 
-        Once `found` is set, all text before the stop has been returned and nothing more may be pushed.
+        A stop string that is complete within a piece that may not stop is text like any other. Once `found` is set,
+        all that belongs to the output has been returned and nothing more may be pushed.
         """
         if not self._held and not self._stops.first_character.search(text):
             return text
         pending = self._held + text
+        shown = len(self._held) if self._include_stop else 0
         for place, character in enumerate(text, start=len(self._held) + 1):
-            if length := self._step(character):
-                self.found = True
+            if (stop := self._step(character)) and may_stop:
+                self.found = stop
                 self._held = ""
-                return pending[: place - length]
+                return pending[shown : place if self._include_stop else place - len(stop)]
         safe = len(pending) - max(self._matched)
         self._held = pending[safe:]
-        return pending[:safe]
+        return pending[shown : len(pending) if self._include_stop else safe]
 
     def release(self) -> str:
         """The text held back, for a sequence that has ended without a stop string."""
         held, self._held = self._held, ""
-        return held
+        return "" if self._include_stop else held
 
-    def _step(self, character: str) -> int:
-        """Advance every automaton by one character; the length of the longest stop completed by it, else 0."""
-        completed = 0
+    def _step(self, character: str) -> str:
+        """Advance every automaton by one character; the longest stop string completed by it, if any."""
+        completed = ""
         for which, (text, failure) in enumerate(self._stops.patterns):
             length = self._matched[which]
             while length and text[length] != character:
                 length = failure[length - 1]
             if text[length] == character:
                 length += 1
-            self._matched[which] = length
             if length == len(text):
-                completed = max(completed, length)
+                completed = max(completed, text, key=len)
+                length = failure[-1]
+            self._matched[which] = length
         return completed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -13,10 +13,10 @@ from aiohttp import web
 from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error
-from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.generation import ChoiceOutput, Generation, join_outputs
 from eventlm.server.middleware import CURRENT_REQUEST_ID, STREAM_ERROR
 from eventlm.server.protocol import GenerationRequest
-from eventlm.server.replies import ApiFinishReason, Usage, api_finish_reason
+from eventlm.server.replies import Usage
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -33,11 +33,11 @@ class ReplyFormat(Protocol):
         """The chunk that comes before a choice's text, if the endpoint has one."""
         ...
 
-    def delta(self, choice: int, text: str) -> Any:
-        """A chunk with text."""
+    def delta(self, output: ChoiceOutput) -> Any:
+        """A chunk with text, log-probabilities or both."""
         ...
 
-    def finish(self, choice: int, reason: ApiFinishReason) -> Any:
+    def finish(self, output: ChoiceOutput) -> Any:
         """A choice's last chunk, without text."""
         ...
 
@@ -45,8 +45,8 @@ class ReplyFormat(Protocol):
         """The stream's last chunk, if the client asked for it."""
         ...
 
-    def whole(self, texts: list[str], reasons: list[ApiFinishReason], usage: Usage) -> Any:
-        """The reply that is not streamed."""
+    def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
+        """The reply that is not streamed, of all choices in their order."""
         ...
 
 
@@ -77,29 +77,26 @@ async def _outputs(generation: Generation, prompt_param: str) -> AsyncGenerator[
 
 
 async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
-    pieces: list[list[str]] = [[] for _ in range(generation.num_choices)]
-    reasons: list[ApiFinishReason] = ["stop"] * generation.num_choices
+    pieces: list[list[ChoiceOutput]] = [[] for _ in range(generation.num_choices)]
     async for output in _outputs(generation, replies.prompt_param):
-        pieces[output.choice].append(output.text)
-        if output.finished is not None:
-            reasons[output.choice] = api_finish_reason(output.finished.reason)
-    return replies.whole(["".join(texts) for texts in pieces], reasons, generation.usage())
+        pieces[output.choice].append(output)
+    return replies.whole([join_outputs(outputs) for outputs in pieces], generation)
 
 
 async def _stream(
     request: web.Request, generation: Generation, replies: ReplyFormat, *, include_usage: bool
 ) -> web.StreamResponse:
-    async with aclosing(_outputs(generation, replies.prompt_param)) as outputs:
+    async with aclosing(_output_events(generation, replies)) as events:
         # Until there is something to say an error is still an ordinary reply with its own status.
-        first = await anext(outputs)
+        first = await anext(events)
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
         openings = [replies.opening(choice) for choice in range(generation.num_choices)]
         data = b"".join(_event(chunk) for chunk in openings if chunk is not None)
-        await response.write(data + _output_events(first, replies))
+        await response.write(data + first)
         try:
-            async for output in outputs:
-                await response.write(_output_events(output, replies))
+            async for event in events:
+                await response.write(event)
             tail = _event(replies.usage(generation.usage())) if include_usage else b""
         except ApiError as error:
             response[STREAM_ERROR] = error
@@ -115,11 +112,15 @@ async def _stream(
     return response
 
 
-def _output_events(output: ChoiceOutput, replies: ReplyFormat) -> bytes:
-    data = _event(replies.delta(output.choice, output.text)) if output.text else b""
-    if output.finished is not None:
-        data += _event(replies.finish(output.choice, api_finish_reason(output.finished.reason)))
-    return data
+async def _output_events(generation: Generation, replies: ReplyFormat) -> AsyncGenerator[bytes]:
+    """What is sent of each output that says something: tokens whose text is held back may say nothing yet."""
+    async with aclosing(_outputs(generation, replies.prompt_param)) as outputs:
+        async for output in outputs:
+            data = _event(replies.delta(output)) if output.text or output.logprobs is not None else b""
+            if output.finished is not None:
+                data += _event(replies.finish(output))
+            if data:
+                yield data
 
 
 def _event(chunk: Any) -> bytes:

@@ -23,12 +23,13 @@ from eventlm.server.chat_template import ChatTemplate
 class Tokenizer(ABC):
     """What the server needs of a tokenizer.
 
-    `special_tokens` are those that a chat template sees by name; `chat_template` is None where the model has none.
-    Token ids are below `vocab_size`.
+    `special_tokens` are those that a chat template sees by name, `special_bytes` what each special token stands for by
+    its id; `chat_template` is None where the model has none. Token ids are below `vocab_size`.
     """
 
     vocab_size: int
     special_tokens: dict[str, Any]
+    special_bytes: dict[int, bytes]
     eos_token_id: int | None
     chat_template: ChatTemplate | None
 
@@ -39,6 +40,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; none for special tokens and for ids without a token."""
+
+    def raw_token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token, special ones included."""
+        return self.special_bytes.get(token_id) or self.token_bytes(token_id)
 
 
 class CheckpointTokenizer(Tokenizer):
@@ -54,6 +59,8 @@ class CheckpointTokenizer(Tokenizer):
         eos_token = self.special_tokens.get("eos_token")
         self.eos_token_id = self._backend.token_to_id(eos_token) if isinstance(eos_token, str) else None
         self._bytes = _token_bytes_table(self._backend)
+        added = self._backend.get_added_tokens_decoder()
+        self.special_bytes = {token_id: token.content.encode() for token_id, token in added.items() if token.special}
         self.vocab_size = len(self._bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from eventlm.control.request import EngineRequest
@@ -9,7 +10,10 @@ from eventlm.sampler_params import SamplerParams
 from eventlm.server.errors import context_length_exceeded, invalid_type, invalid_value, model_not_found
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.protocol import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
     MAX_GROUP_SEQUENCES,
+    MAX_LOGIT_BIASES,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     ChatCompletionRequest,
@@ -23,6 +27,9 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND
 _ROLES = ("system", "developer", "user", "assistant")
 #: Below it division by the temperature overflows; such requests want the most likely token.
 _SMALLEST_TEMPERATURE = 1e-5
+#: Beyond it a bias means "never" and "always" already. OpenAI's bound.
+_LARGEST_BIAS = 100.0
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class Limits(NamedTuple):
@@ -49,6 +56,55 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
         raise invalid_value("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
     _check_stops(request)
     check_token_ids(request.stop_token_ids or [], limits.vocab_size, "stop_token_ids")
+    _check_logprobs(request)
+    _check_bad_words(request.bad_words or [])
+    _logit_bias(request, limits)
+    if request.allowed_token_ids is not None:
+        if not request.allowed_token_ids:
+            raise invalid_value("allowed_token_ids", "Invalid value for 'allowed_token_ids': it is empty.")
+        check_token_ids(request.allowed_token_ids, limits.vocab_size, "allowed_token_ids")
+
+
+def _check_logprobs(request: GenerationRequest) -> None:
+    if isinstance(request, ChatCompletionRequest) and request.top_logprobs and not request.logprobs:
+        raise invalid_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+    if request.prompt_logprobs is not None and request.stream:
+        raise invalid_value("prompt_logprobs", "'prompt_logprobs' is not available when 'stream' is true.")
+
+
+def _check_bad_words(words: list[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise invalid_value(
+            "bad_words", f"Invalid value for 'bad_words': at most {MAX_BAD_WORDS} strings, got {len(words)}."
+        )
+    for place, word in enumerate(words):
+        if not 0 < len(word) <= MAX_BAD_WORD_CHARACTERS:
+            param = f"bad_words[{place}]"
+            raise invalid_value(
+                param, f"Invalid value for '{param}': a bad word has 1 to {MAX_BAD_WORD_CHARACTERS} characters."
+            )
+
+
+def _logit_bias(request: GenerationRequest, limits: Limits) -> tuple[tuple[int, float], ...]:
+    """(token, bias) in the order of the body. Raises ApiError."""
+    biases = request.logit_bias or {}
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise invalid_value(
+            "logit_bias", f"Invalid value for 'logit_bias': at most {MAX_LOGIT_BIASES} tokens, got {len(biases)}."
+        )
+    for key, bias in biases.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise invalid_value("logit_bias", "Invalid value for 'logit_bias': its keys are token ids in digits.")
+        if int(key) >= limits.vocab_size:
+            raise invalid_value(
+                f"logit_bias.{key}",
+                f"Invalid value for 'logit_bias.{key}': token ids are from 0 to {limits.vocab_size - 1}.",
+            )
+        if not -_LARGEST_BIAS <= bias <= _LARGEST_BIAS:
+            raise invalid_value(
+                f"logit_bias.{key}", f"Invalid value for 'logit_bias.{key}': a bias is from -100 to 100."
+            )
+    return tuple((int(key), bias) for key, bias in biases.items())
 
 
 def _check_stops(request: GenerationRequest) -> None:
@@ -163,17 +219,19 @@ def engine_request(
     prompt_param: str,
     received_ns: int,
     ready_ns: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> EngineRequest:
-    """One prompt of the body for the engine. Raises ApiError if it does not fit in the context."""
+    """One prompt of the body for the engine, `bad_words` as token ids. Raises ApiError if it exceeds the context."""
     slo = request.slo
+    max_tokens = _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
     return EngineRequest(
         model=request.model,
         prompt_token_ids=prompt_token_ids,
-        params=_sampler_params(
-            request, defaults, limits, _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
-        ),
+        params=_sampler_params(request, defaults, limits, max_tokens, bad_words),
         n=request.n or 1,
         seed=None if request.seed is None else request.seed % 2**64,
+        # Only what is computed has log-probabilities.
+        skip_cache_read=request.prompt_logprobs is not None,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         deadline_ns=(request.deadline_ms or 0) * NANOSECONDS_PER_MILLISECOND,
@@ -181,6 +239,8 @@ def engine_request(
         slo_tpot_ns=(slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
         drop_if_late=request.drop_if_late or False,
         stop=stop_strings(request),
+        include_stop_str_in_output=request.include_stop_str_in_output or False,
+        skip_special_tokens=request.skip_special_tokens is not False,
         has_text_ends=bool(stop_strings(request)),
         received_ns=received_ns,
         ready_ns=ready_ns,
@@ -202,11 +262,21 @@ def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, limits: Limi
             f"the completion). Please reduce the length of the {prompt_param} or the completion.",
             prompt_param,
         )
-    return asked if asked is not None else context - num_prompt_tokens
+    max_tokens = asked if asked is not None else context - num_prompt_tokens
+    if (request.min_tokens or 0) > max_tokens:
+        raise invalid_value(
+            "min_tokens",
+            f"Invalid value for 'min_tokens': {request.min_tokens} is more than max_tokens, which is {max_tokens}.",
+        )
+    return max_tokens
 
 
 def _sampler_params(
-    request: GenerationRequest, defaults: GenerationDefaults, limits: Limits, max_tokens: int
+    request: GenerationRequest,
+    defaults: GenerationDefaults,
+    limits: Limits,
+    max_tokens: int,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplerParams:
     temperature = defaults.temperature if request.temperature is None else request.temperature
     top_k = defaults.top_k if request.top_k is None else request.top_k
@@ -214,8 +284,20 @@ def _sampler_params(
         temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
         top_k=top_k if 0 < top_k < limits.vocab_size else 0,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
+        min_p=defaults.min_p if request.min_p is None else request.min_p,
+        repetition_penalty=(
+            defaults.repetition_penalty if request.repetition_penalty is None else request.repetition_penalty
+        ),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=_logit_bias(request, limits),
+        allowed_token_ids=tuple(request.allowed_token_ids or ()),
+        bad_words=bad_words,
+        min_tokens=request.min_tokens or 0,
         max_tokens=max_tokens,
         ignore_eos=request.ignore_eos or False,
         eos_token_ids=defaults.eos_token_ids,
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=request.num_logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )

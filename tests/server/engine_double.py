@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -11,10 +12,12 @@ from eventlm.control.request import (
     ClosingOutput,
     EngineRequest,
     FinishedOutput,
+    PromptLogprobsOutput,
     RequestHandle,
     TokensOutput,
 )
 from eventlm.errors import EventLMError
+from eventlm.sampler_params import TokenLogprobs
 from eventlm.types import FinishReason
 
 #: Steps of one sequence, each the tokens of a step.
@@ -26,6 +29,18 @@ def spell(text: str, *, width: int = 1) -> Script:
     data = list(text.encode())
     steps = [data[place : place + width] for place in range(0, len(data), width)]
     return lambda request, index: steps
+
+
+def spell_logprobs(token_ids: Sequence[int], num_top: int | None) -> TokenLogprobs | None:
+    """Made-up log-probabilities: of a token minus its id by 100, the most likely one being 32 and then upwards."""
+    if num_top is None:
+        return None
+    return TokenLogprobs(
+        logprobs=[-token_id / 100 if token_id != 0 else -math.inf for token_id in token_ids],
+        ranks=[token_id + 1 for token_id in token_ids],
+        top_ids=[list(range(32, 32 + num_top)) for _ in token_ids],
+        top_logprobs=[[-(32 + place) / 100 for place in range(num_top)] for _ in token_ids],
+    )
 
 
 class EngineDouble:
@@ -81,12 +96,14 @@ class EngineDouble:
         end = self._ends[handle.request, index]
         reason: FinishReason = self.script_end or "length"
         num_tokens = 0
+        self._put_prompt_logprobs(request, handle, index)
         for step in self._steps(request, index):
             await asyncio.sleep(self.step_seconds)
             if end.done():
                 break
             token_ids = step[: request.params.max_tokens - num_tokens]
-            handle.put(TokensOutput(index, num_tokens, token_ids))
+            logprobs = spell_logprobs(token_ids, request.params.logprobs)
+            handle.put(TokensOutput(index, num_tokens, token_ids, logprobs))
             num_tokens += len(token_ids)
             if num_tokens == request.params.max_tokens:
                 reason = "length"
@@ -99,6 +116,16 @@ class EngineDouble:
         told, position = await end
         finish = told or reason
         handle.put(FinishedOutput(index, finish, num_tokens if position is None else position, cached_tokens=4))
+
+    def _put_prompt_logprobs(self, request: EngineRequest, handle: RequestHandle, index: int) -> None:
+        """In two chunks, the first of which comes again, as behind a preemption."""
+        num_top = request.params.prompt_logprobs
+        chunks = [request.prompt_token_ids[1:5], request.prompt_token_ids[5:]]
+        starts = [1, 5]
+        for which in (0, 0, 1):
+            logprobs = spell_logprobs(chunks[which], num_top)
+            if logprobs is not None and chunks[which]:
+                handle.put(PromptLogprobsOutput(index, starts[which], logprobs))
 
     def _steps(self, request: EngineRequest, index: int):
         steps = self.script(request, index)

@@ -36,6 +36,7 @@ def test_whole_reply(server: RunningServer) -> None:
                 "message": {"role": "assistant", "content": "Hello, world", "refusal": None},
                 "finish_reason": "stop",
                 "logprobs": None,
+                "stop_reason": None,
             }
         ],
         "usage": {
@@ -69,7 +70,13 @@ def test_stream(server: RunningServer, include_usage: bool) -> None:
         ({}, "stop"),
     ]
     assert chunks == [
-        {**common, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
+        {
+            **common,
+            "choices": [
+                {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+                | ({"stop_reason": None} if reason else {})
+            ],
+        }
         for delta, reason in deltas
     ]
 

@@ -66,7 +66,10 @@ def test_stream_shape(server: RunningServer) -> None:
         {
             "object": "text_completion",
             "model": "test",
-            "choices": [{"index": 0, "text": text, "finish_reason": reason, "logprobs": None}],
+            "choices": [
+                {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
+                | ({"stop_reason": None} if reason else {})
+            ],
             "system_fingerprint": None,
             "usage": None,
         }

@@ -84,6 +84,51 @@ def test_stops_do_not_depend_on_the_cut(token_ids: list[int], places: list[int],
         assert not any(stop in before for stop in stops)
 
 
+@given(
+    token_ids=token_lists,
+    places=st.lists(st.integers(0, 30)),
+    stops=st.lists(st.text(alphabet="abé🙂日�", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 12),
+)
+def test_a_stop_counts_behind_min_tokens_and_can_be_shown(
+    token_ids: list[int], places: list[int], stops: list[str], min_tokens: int
+) -> None:
+    def run(*, include_stop: bool) -> tuple[str, SequenceText]:
+        sequence = SequenceText(
+            _PIECES.__getitem__, stops=StopStrings(stops), include_stop=include_stop, min_tokens=min_tokens
+        )
+        return "".join(map(sequence.push, cut(token_ids, places))) + sequence.close(), sequence
+
+    without, plain = run(include_stop=False)
+    text, shown = run(include_stop=True)
+    assert (plain.stop_position, plain.stop_string) == (shown.stop_position, shown.stop_string)
+    assert text == without + (plain.stop_string or "")
+    assert whole(token_ids).startswith(text)
+    # By definition: the first text of more than min_tokens tokens within whose last piece a stop string ends.
+    expected = None
+    for position in range(1, len(token_ids) + 1):
+        detokenizer = Detokenizer(_PIECES.__getitem__)
+        before = detokenizer.push(token_ids[: position - 1])
+        now = before + detokenizer.push(token_ids[position - 1 : position])
+        if position == len(token_ids):
+            now += detokenizer.flush()
+        ends = [end for end in range(len(before) + 1, len(now) + 1) if now[:end].endswith(tuple(stops))]
+        if position > min_tokens and ends:
+            expected = (position, now[: ends[0]])
+            break
+    if expected is None:
+        assert shown.stop_position is None
+        assert text == whole(token_ids)
+    else:
+        assert (shown.stop_position, text) == expected
+
+
+def test_nothing_is_held_back_where_the_stop_is_shown() -> None:
+    sequence = SequenceText(lambda byte: bytes([byte]), stops=StopStrings(["abc"]), include_stop=True)
+    assert [sequence.push([byte]) for byte in b"xabyabcz"] == ["x", "a", "b", "y", "a", "b", "c", ""]
+    assert (sequence.stop_position, sequence.stop_string, sequence.close()) == (7, "abc", "")
+
+
 def test_position_counts_the_token_that_completes_the_stop() -> None:
     sequence = SequenceText(lambda byte: bytes([byte]), stops=StopStrings(["lo w"]))
     assert sequence.push(list(b"hel")) == "he"

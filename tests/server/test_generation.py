@@ -9,28 +9,31 @@ import pytest
 
 from eventlm.control.request import (
     ClosingOutput,
+    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
+    PromptLogprobsOutput,
     RequestHandle,
     TokensOutput,
 )
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation import Generation, submit
+from eventlm.server.generation import ChoiceOutput, Generation, join_outputs, submit
 
-from .engine_double import EngineDouble, spell
+from .engine_double import EngineDouble, spell, spell_logprobs
 
 
 class Wire:
     """A generation over one handle whose outputs the test puts."""
 
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, stop: tuple[str, ...] = (), params: SamplerParams | None = None, **fields: Any) -> None:
         request = EngineRequest(
             model="test",
             prompt_token_ids=[1, 2, 3],
-            params=SamplerParams(),
+            params=params or SamplerParams(),
             stop=stop,
             has_text_ends=bool(stop),
+            **fields,
         )
         self.told: list[tuple[int, int, int, str]] = []
         self.cancelled: list[tuple[int, str]] = []
@@ -40,9 +43,12 @@ class Wire:
         self.generation = Generation(FakeTokenizer(), [request], [self.handle])
 
     async def read(self, *outputs: Any) -> str:
+        return (await self.read_all(*outputs)).text
+
+    async def read_all(self, *outputs: Any) -> ChoiceOutput:
         for output in outputs:
             self.handle.put(output)
-        return "".join([output.text async for output in self.generation.outputs()])
+        return join_outputs([output async for output in self.generation.outputs()])
 
 
 async def test_tokens_after_a_stop_are_ignored_and_the_end_is_told_once() -> None:
@@ -74,6 +80,63 @@ async def test_a_stop_in_the_last_incomplete_character() -> None:
     )
     assert text == "a"
     assert wire.told == [(5, 0, 2, "stop")]
+
+
+async def test_tokens_and_logprobs_end_with_the_output() -> None:
+    wire = Wire(stop=("lo",))
+    output = await wire.read_all(
+        TokensOutput(0, 0, list(b"he"), spell_logprobs(b"he", 2)),
+        TokensOutput(0, 2, list(b"llo and"), spell_logprobs(b"llo and", 2)),
+        TokensOutput(0, 9, list(b"more"), spell_logprobs(b"more", 2)),
+        FinishedOutput(0, "stop", 5, 0),
+    )
+    assert (output.text, bytes(output.token_ids), output.stop_reason) == ("hel", b"hello", "lo")
+    assert output.logprobs == spell_logprobs(b"hello", 2)
+    assert output.finished == FinishedOutput(0, "stop", 5, 0)
+    assert wire.generation.num_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "text", "stop_reason"),
+    [
+        ({}, "stop_token", "ab", 33),
+        ({"include_stop_str_in_output": True}, "stop_token", "ab!", 33),
+        ({"include_stop_str_in_output": True}, "eos", "ab!", None),
+        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, "stop_token", "ab!", 33),
+    ],
+)
+async def test_a_stop_token_is_an_output_token(
+    fields: dict[str, Any], reason: Any, text: str, stop_reason: int | None
+) -> None:
+    wire = Wire(params=SamplerParams(stop_token_ids=(33,)), **fields)
+    output = await wire.read_all(TokensOutput(0, 0, list(b"ab!")), FinishedOutput(0, reason, 3, 0))
+    assert (output.text, bytes(output.token_ids), output.stop_reason) == (text, b"ab!", stop_reason)
+
+
+async def test_special_tokens_can_be_shown() -> None:
+    wire = Wire(params=SamplerParams(ignore_eos=True), skip_special_tokens=False)
+    output = await wire.read_all(TokensOutput(0, 0, [97, 257]), FinishedOutput(0, "length", 2, 0))
+    assert output.text == "a<|eos|>"
+
+
+async def test_prompt_logprobs_come_once_however_often_they_are_computed() -> None:
+    wire = Wire()
+    parts = [(1, b"a"), (1, b"abc"), (2, b"b"), (3, b"cde"), (6, b"f")]
+    outputs = []
+    for start, piece in parts:
+        logprobs = spell_logprobs(piece, 1)
+        assert logprobs is not None
+        outputs.append(PromptLogprobsOutput(0, start, logprobs))
+    output = await wire.read_all(*outputs, TokensOutput(0, 0, [97]), FinishedOutput(0, "length", 1, 0))
+    assert output.prompt_logprobs == spell_logprobs(b"abcdef", 1)
+
+
+async def test_a_request_without_tokens() -> None:
+    wire = Wire(kind="pool")
+    output = await wire.read_all(EmbeddingOutput(0, b"12345678"), FinishedOutput(0, "complete", 0, 0))
+    assert (output.embedding, output.text, output.token_ids) == (b"12345678", "", [])
+    assert output.finished is not None
+    assert output.finished.reason == "complete"
 
 
 async def test_without_stops_nothing_is_told() -> None:

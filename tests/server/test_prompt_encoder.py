@@ -10,7 +10,7 @@ import pytest
 
 from eventlm.server.chat_template import ChatTemplate
 from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.prompt_encoder import INLINE_CHARACTERS, PromptEncoder
+from eventlm.server.prompt_encoder import INLINE_CHARACTERS, PromptEncoder, bad_words_token_ids
 from eventlm.server.tokenizer import CheckpointTokenizer
 
 from .checkpoints import CORPUS, byte_level
@@ -42,3 +42,19 @@ async def test_the_loop_runs_on_while_a_large_prompt_is_encoded(tmp_path: Path) 
     encoder.close()
     assert len(encoding.result()) > 50_000
     assert longest < (last - started) / 2
+
+
+def test_bad_words_with_and_without_a_space(tmp_path: Path) -> None:
+    tokenizer = CheckpointTokenizer(byte_level(tmp_path))
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    # One token behind a space, several at the start of a text.
+    assert len(encode(" quick")) < len(encode("quick"))
+    assert bad_words_token_ids(tokenizer, ["quick"]) == (encode("quick"), encode(" quick"))
+    assert bad_words_token_ids(tokenizer, [" x"]) == (encode("x"), encode(" x"))
+    # Whatever follows a space of its own is found without it.
+    assert encode(" 語")[1:] == encode("語")
+    assert bad_words_token_ids(tokenizer, ["語"]) == (encode("語"),)
+    assert bad_words_token_ids(FakeTokenizer(), ["the", "a"]) == (tuple(b"the"), tuple(b"a"))
