@@ -13,6 +13,7 @@ import pytest
 from eventlm import __version__
 from eventlm.cli import main as program
 from eventlm.cli.main import COMMANDS, main
+from eventlm.control.plugins import BUILT_IN
 
 HEAVY = ("torch", "transformers", "aiohttp", "numpy", "zmq")
 
@@ -154,7 +155,7 @@ def test_the_table_of_plug_ins_fits_the_terminal_and_is_aligned(
     heading, *lines = capsys.readouterr().out.splitlines()
     assert max(map(len, [heading, *lines])) <= max(columns, heading.index("PARAMETERS") + 24)
     rows = [line for line in lines if not line.startswith(" ")]
-    assert len(rows) == 8
+    assert len(rows) == sum(map(len, BUILT_IN.values()))
     for line in rows:
         assert line[heading.index("ORIGIN") :].startswith("built-in")
         assert line[heading.index("PARAMETERS") - 1] == " " != line[heading.index("PARAMETERS")]
