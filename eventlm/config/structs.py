@@ -98,6 +98,9 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "free, at most 4GiB",
         ),
     ] = "auto"
+    prefix_cache: Annotated[
+        bool, Meta(description="take KV blocks that an earlier request with the same prefix has computed")
+    ] = True
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

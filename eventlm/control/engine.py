@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
+from msgspec import structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
@@ -31,10 +32,11 @@ from eventlm.control.request import (
     QueueFullError,
     RequestHandle,
 )
+from eventlm.control.request_check import check_request
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
 from eventlm.events.decisions import RejectReason
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
@@ -140,15 +142,17 @@ class InferenceEngine:
     async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
         """Admit a group as one; a handle for each request.
 
-        Raises QueueFullError, ContextLengthError, or EngineUnavailableError. If the caller is cancelled while it
-        waits, the requests are cancelled too.
+        Raises QueueFullError, EngineUnavailableError, and what `check_request` finds. If the caller is cancelled while
+        it waits, the requests are cancelled too.
         """
         if self.state != "ready":
             raise EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
         for request in group:
-            self._check(request)
+            check_request(request, max_model_len=self.max_model_len, vocab_size=self.setup.vocab_size)
+        if not self.setup.config.cache.prefix_cache:
+            group = [structs.replace(request, skip_cache_read=True) for request in group]
         driver, loop = self._require_driver(), asyncio.get_running_loop()
         handles = [RequestHandle(-1, request.n, self._end_text, self.cancel) for request in group]
         admitted: asyncio.Future[RejectReason | None] = loop.create_future()
@@ -230,16 +234,6 @@ class InferenceEngine:
         if self._driver is not None:
             self._driver.end_text(request, index, position, reason)
             self._wake()
-
-    def _check(self, request: EngineRequest) -> None:
-        if request.n < 1 or (request.kind == "generate" and request.params.max_tokens < 1):
-            raise UsageError("a request asks for at least one sample (n) of at least one token (max_tokens)")
-        num_tokens = len(request.prompt_token_ids)
-        if not num_tokens or num_tokens + request.params.max_tokens > self.max_model_len:
-            raise ContextLengthError(
-                f"{num_tokens} prompt tokens and {request.params.max_tokens} to produce do not fit the context of "
-                f"{self.max_model_len} tokens"
-            )
 
     def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         self._replicas[launched.replica].ship(launched, body, payload)
