@@ -23,6 +23,9 @@ from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
+from eventlm.control.metrics import MetricsStore
+from eventlm.control.metrics_aggregates import Histogram
+from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, TimedCore
 from eventlm.control.predictor_fit import fit
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import (
@@ -34,7 +37,6 @@ from eventlm.control.request import (
 )
 from eventlm.control.request_check import check_request
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
-from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
@@ -60,6 +62,8 @@ class InferenceEngine:
         #: Submitters who do not know yet whether their group is admitted.
         self._undecided: list[asyncio.Future[RejectReason | None]] = []
         self._writer: LogWriter | None = None
+        self._metrics = MetricsStore()
+        self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The core failed: nothing more can be said of its state, nor be written.
         self._broken = False
@@ -83,6 +87,15 @@ class InferenceEngine:
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by replica; 0 where there is none at the moment."""
         return [replica.worker_pid for replica in self._replicas]
+
+    def metrics(self) -> EngineMetrics:
+        """All figures of this moment; before `start` there are none of the log."""
+        return EngineMetrics(
+            log=self._metrics.snapshot(),
+            state=self.state,
+            scheduling_time=self._scheduling_time.copy(),
+            num_log_bytes=self._writer.num_bytes if self._writer is not None else None,
+        )
 
     async def start(self) -> None:
         """Start the workers, fit the predictor, open the log. Raises what keeps a worker from starting."""
@@ -113,12 +126,19 @@ class InferenceEngine:
         if writer is not None:
             self._writer = writer
             self.run_folder = writer.run_folder
+        bus = Bus(history=self._history if writer is not None else None, on_broken=_report_broken)
+        bus.attach(self._metrics.apply)
         try:
             return Driver(
                 header,
-                Core(self.setup.core, self.setup.plugins, Predictor.from_coefficients(predictor)),
+                TimedCore(
+                    self.setup.core,
+                    self.setup.plugins,
+                    Predictor.from_coefficients(predictor),
+                    self._scheduling_time,
+                ),
                 self._make_live(seed, header.block_table_size),
-                bus=Bus(history=self._history if writer is not None else None, on_broken=_report_broken),
+                bus=bus,
                 ship=self._ship,
                 writer=writer,
                 checkpoint_events=self.setup.config.record.checkpoint_events,
