@@ -186,6 +186,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 20
     step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
     start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600
+    profile_ops: Annotated[
+        bool,
+        Meta(description="measure each operation of every step in the worker; `eventlm trace stats` sums them up"),
+    ] = False
     max_restarts: Annotated[
         int,
         Meta(

@@ -34,6 +34,7 @@ from eventlm.events import (
     Rejected,
     Routed,
     StepCompleted,
+    StepOps,
     WorkerLost,
     WorkerUp,
 )
@@ -76,6 +77,7 @@ class MetricsStore:
             WorkerLost: self._worker_lost,
             Desynced: self._worker_lost,
             PluginFailed: self._plugin_failed,
+            StepOps: self._step_ops,
         }
 
     @property
@@ -384,6 +386,11 @@ class MetricsStore:
 
     def _plugin_failed(self, event: PluginFailed) -> None:
         self._num_plugin_failures += 1
+
+    def _step_ops(self, event: StepOps) -> None:
+        op_ns = self._of(event.replica).op_ns
+        for name, ns in event.ops.items():
+            op_ns[name] = op_ns.get(name, 0) + ns
 
 
 #: Histograms of lengths, by the row's field that they take.

@@ -108,6 +108,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             threads=threads,
             heartbeat_ns=heartbeat_ns,
             warm_up=replica == 0 and not config.scheduler.predictor,
+            profile_ops=config.worker.profile_ops,
             fake=config.model.fake,
         )
         for replica in range(core.num_replicas)
