@@ -119,6 +119,8 @@ class LogWriter:
         try:
             self.flush()
         finally:
+            # Not by closing alone: a fork of this process may live on, and it has the file open too.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

@@ -1,1 +1,25 @@
-"""Inference without a server: `LLM` and what it takes and gives."""
+"""Batches of prompts from Python, without a server: `LLM`, in the shapes of vLLM's class of that name."""
+
+from __future__ import annotations
+
+from eventlm.offline.llm import LLM
+from eventlm.offline.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
+from eventlm.offline.sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+]

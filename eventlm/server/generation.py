@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -105,10 +106,10 @@ class Generation:
         self.finish_reasons: Counter[str] = Counter()
         self._sequences = [_sequences(tokenizer, request) for request in group]
         self._unfinished = [request.n for request in group]
-        self._first_choice = [sum(request.n for request in group[:place]) for place in range(len(group))]
+        self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
         self._completion_tokens = 0
         self._cached_tokens = 0
-        self.num_choices = sum(request.n for request in group)
+        self.num_choices = self._first_choice[-1]
 
     async def outputs(self) -> AsyncGenerator[ChoiceOutput]:
         """The outputs of all choices as they come, to be iterated over once."""

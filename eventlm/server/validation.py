@@ -26,7 +26,7 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 _ROLES = ("system", "developer", "user", "assistant")
 #: Below it division by the temperature overflows; such requests want the most likely token.
-_SMALLEST_TEMPERATURE = 1e-5
+SMALLEST_TEMPERATURE = 1e-5
 #: Beyond it a bias means "never" and "always" already. OpenAI's bound.
 _LARGEST_BIAS = 100.0
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -281,7 +281,7 @@ def _sampler_params(
     temperature = defaults.temperature if request.temperature is None else request.temperature
     top_k = defaults.top_k if request.top_k is None else request.top_k
     return SamplerParams(
-        temperature=temperature if temperature >= _SMALLEST_TEMPERATURE else 0.0,
+        temperature=temperature if temperature >= SMALLEST_TEMPERATURE else 0.0,
         top_k=top_k if 0 < top_k < limits.vocab_size else 0,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
         min_p=defaults.min_p if request.min_p is None else request.min_p,

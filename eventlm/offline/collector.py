@@ -1,0 +1,173 @@
+"""Puts together what comes of each prompt: pieces of text, tokens and log-probabilities become whole outputs."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+from eventlm.control.request import EngineRequest, EngineUnavailableError, FinishedOutput
+from eventlm.errors import EventLMError
+from eventlm.offline.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobDict,
+)
+from eventlm.offline.prompts import Prompt
+from eventlm.sampler_params import TokenLogprobs
+from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.logprobs import token_text
+from eventlm.server.replies import api_finish_reason
+from eventlm.server.tokenizer import Tokenizer
+
+AnyRequestOutput = RequestOutput | EmbeddingRequestOutput
+
+
+class _Choice:
+    """One completion that is still growing: what its outputs leave, for they are many and each costs more than this."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.embedding = b""
+        self.finished: FinishedOutput | None = None
+        self.stop_reason: str | int | None = None
+
+    def add(self, output: ChoiceOutput) -> None:
+        self.texts.append(output.text)
+        self.token_ids += output.token_ids
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs.append(output.prompt_logprobs)
+        self.embedding = output.embedding or self.embedding
+        if output.finished is not None:
+            self.finished, self.stop_reason = output.finished, output.stop_reason
+
+
+class Collector:
+    """The outputs of one call: `add` takes a piece and gives a prompt's output when it is whole."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        group: Sequence[EngineRequest],
+        request_ids: Sequence[str],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._prompts = prompts
+        self._group = group
+        self._request_ids = request_ids
+        self._tokenizer = tokenizer
+        #: The request of each choice, and its index in it.
+        self._owners = [(place, index) for place, request in enumerate(group) for index in range(request.n)]
+        self._choices = [[_Choice() for _ in range(request.n)] for request in group]
+        self._unfinished = [request.n for request in group]
+        self._arrival_time = time.time()
+        self._first_token_times: list[float | None] = [None] * len(group)
+        self._token_texts: dict[int, str] = {}
+
+    def add(self, output: ChoiceOutput) -> tuple[int, AnyRequestOutput] | None:
+        """Take a piece; the place and the output of the request that it completes. Raises what ended it instead."""
+        place, index = self._owners[output.choice]
+        self._choices[place][index].add(output)
+        if output.token_ids and self._first_token_times[place] is None:
+            self._first_token_times[place] = time.time()
+        if output.finished is None:
+            return None
+        _check_end(self._prompts[place], output.finished)
+        self._unfinished[place] -= 1
+        if self._unfinished[place]:
+            return None
+        choices, self._choices[place] = self._choices[place], []
+        if self._group[place].kind == "pool":
+            return place, self._embedding(place, choices[0])
+        return place, self._completions(place, choices)
+
+    def _embedding(self, place: int, choice: _Choice) -> EmbeddingRequestOutput:
+        if not choice.embedding:
+            raise EngineUnavailableError("the worker gave no embedding: this model cannot embed")
+        floats = struct.unpack(f"<{len(choice.embedding) // 4}f", choice.embedding)
+        return EmbeddingRequestOutput(
+            request_id=self._request_ids[place],
+            outputs=EmbeddingOutput(list(floats)),
+            prompt_token_ids=self._prompts[place].token_ids,
+            num_cached_tokens=choice.finished.cached_tokens if choice.finished else 0,
+        )
+
+    def _completions(self, place: int, choices: list[_Choice]) -> RequestOutput:
+        prompt, first = self._prompts[place], choices[0]
+        prompt_logprobs: list[TokenLogprobDict | None] | None = None
+        if self._group[place].params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *self._logprob_dicts(prompt.token_ids[1:], first.prompt_logprobs)]
+        return RequestOutput(
+            request_id=self._request_ids[place],
+            prompt=prompt.text,
+            prompt_token_ids=prompt.token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=[self._completion(place, index, choice) for index, choice in enumerate(choices)],
+            num_cached_tokens=first.finished.cached_tokens if first.finished else 0,
+            metrics=RequestMetrics(self._arrival_time, self._first_token_times[place], time.time()),
+        )
+
+    def _completion(self, place: int, index: int, choice: _Choice) -> CompletionOutput:
+        assert choice.finished is not None
+        completion = CompletionOutput(index, "".join(choice.texts), choice.token_ids)
+        completion.finish_reason = "length" if api_finish_reason(choice.finished.reason) == "length" else "stop"
+        completion.stop_reason = choice.stop_reason
+        if self._group[place].params.logprobs is not None:
+            completion.logprobs = self._logprob_dicts(choice.token_ids, choice.logprobs)
+            completion.cumulative_logprob = sum(sum(each.logprobs) for each in choice.logprobs)
+        return completion
+
+    def _logprob_dicts(self, token_ids: Sequence[int], pieces: Sequence[TokenLogprobs]) -> list[TokenLogprobDict]:
+        """One dict for each token: itself first, then the most likely ones, best first."""
+        dicts: list[TokenLogprobDict] = []
+        for piece in pieces:
+            for own, rank, top_ids, top in zip(
+                piece.logprobs, piece.ranks, piece.top_ids, piece.top_logprobs, strict=True
+            ):
+                token_id = token_ids[len(dicts)]
+                found = {token_id: Logprob(own, rank, self._token_text(token_id))}
+                for top_rank, (top_id, logprob) in enumerate(zip(top_ids, top, strict=True), start=1):
+                    found.setdefault(top_id, Logprob(logprob, top_rank, self._token_text(top_id)))
+                dicts.append(found)
+        return dicts
+
+    def _token_text(self, token_id: int) -> str:
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = token_text(self._tokenizer, token_id)
+        return text
+
+
+def _check_end(prompt: Prompt, finished: FinishedOutput) -> None:
+    match finished.reason:
+        case "cancelled" | "front_end_lost":
+            raise EngineUnavailableError("this LLM was shut down while it worked")
+        case "error" | "deadline":
+            raise EventLMError(f"{prompt.place} could not be completed: {finished.reason}")
+
+
+async def collect(
+    generation: Generation, collector: Collector, put: Callable[[tuple[int, AnyRequestOutput]], None]
+) -> None:
+    """Read a generation to its end, and `put` each output with its place when it is whole.
+
+    However this ends, nothing of the generation goes on. Raises EngineUnavailableError.
+    """
+    try:
+        async with aclosing(generation.outputs()) as outputs:
+            async for output in outputs:
+                whole = collector.add(output)
+                if whole is not None:
+                    put(whole)
+    finally:
+        generation.cancel()

@@ -1,0 +1,279 @@
+"""`LLM`: a model to which lists of prompts are given, from a script, a notebook or a program of any kind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from eventlm.compose.composition import Composition, compose
+from eventlm.compose.model_source import FAKE_MODEL, find_model
+from eventlm.config import Config, ModelConfig
+from eventlm.config.load import load_config
+from eventlm.control.request import EngineRequest
+from eventlm.errors import UsageError
+from eventlm.offline.collector import AnyRequestOutput, Collector, collect
+from eventlm.offline.engine_thread import EngineThread
+from eventlm.offline.errors import InvalidInputError
+from eventlm.offline.logs import log_to_stderr
+from eventlm.offline.outputs import EmbeddingRequestOutput, RequestOutput
+from eventlm.offline.progress import Progress, UseTqdm
+from eventlm.offline.prompts import (
+    ChatOptions,
+    Message,
+    Prompt,
+    PromptType,
+    parse_prompts,
+    render_conversations,
+)
+from eventlm.offline.requests import RequestMaker
+from eventlm.offline.sampling_params import SamplingParams
+from eventlm.server.generation import submit
+from eventlm.server.generation_config import load_generation_defaults
+from eventlm.server.tokenizer import CheckpointTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_MODEL = ModelConfig().model
+
+
+class LLM:
+    """A model, its workers and its KV cache.
+
+        with LLM("smollm2", max_model_len=2048, record="runs") as llm:
+            params = SamplingParams(temperature=0.8, max_tokens=64)
+            for output in llm.generate(["One day", "At night"], params):
+                print(output.prompt, output.outputs[0].text)
+
+    `model` is what `eventlm serve --model` takes. `tokenizer`, if given, is another model whose tokenizer is used.
+    `seed` makes the calls of one LLM repeatable where their parameters bring no seed. `data_parallel_size` is vLLM's
+    name of `replicas`. `options` are those of the configuration by name, such as `dtype`, `max_model_len`,
+    `max_num_seqs`, `policy` or `kv_memory`: `eventlm serve --help` lists them. With `record`, the run is recorded in
+    that folder, see `run_folder`.
+
+    Calls may come from several threads at once. The workers end with `shutdown`, with the object, and with the program,
+    however that ends. An LLM cannot be used in a fork of the process that made it.
+
+    Raises UsageError, CheckpointError or PullError for a model or an option that cannot be had, and
+    EngineUnavailableError if the workers do not start.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
+        *,
+        tokenizer: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        data_parallel_size: int | None = None,
+        record: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        log_to_stderr()
+        given = {"model": model, "replicas": data_parallel_size, "record": record} | options
+        composition = _with_tokenizer(compose(_config(given)), tokenizer)
+        for warning in composition.warnings:
+            warnings.warn(warning, stacklevel=2)
+        self._composition = composition
+        self._requests = RequestMaker(composition, seed=seed)
+        self._request_ids = itertools.count()
+        self._thread = EngineThread(composition.engine)
+        # Runs at the latest when the program ends, and knows nothing of this object, which may be collected before.
+        self._shutdown = weakref.finalize(self, self._thread.stop)
+        try:
+            self._thread.start_engine()
+        except BaseException:
+            self._shutdown()
+            raise
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where the run is recorded: the folder that has its `trace.jsonl`. None without `record`."""
+        return self._composition.engine.run_folder
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; an output for each, in their order.
+
+        A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. `sampling_params` is
+        one for all or one for each; None is `get_default_sampling_params()`. `priority` has an integer for each prompt,
+        lower ones go first.
+
+        Raises InvalidInputError before anything runs if one of the prompts is wrong or too long, and
+        EngineUnavailableError if the workers are lost for good. Ctrl-C ends the call and leaves the LLM usable.
+        """
+        parsed = parse_prompts(prompts, self._composition.tokenizer, self._composition.vocab_size)
+        return self._generate(parsed, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several: lists of `{"role": ..., "content": ...}`.
+
+        `chat_template` is a Jinja template in place of the model's own. With `continue_final_message` and without
+        `add_generation_prompt` the last message is not closed, so that the model goes on with it. The rest is as for
+        `generate`.
+        """
+        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs or {})
+        prompts = render_conversations(messages, self._composition.tokenizer, options)
+        return self._generate(prompts, sampling_params, use_tqdm, priority)
+
+    def embed(
+        self, prompts: PromptType | Sequence[PromptType], *, use_tqdm: UseTqdm = True
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each prompt, of length 1: the model's last hidden state at the last token of the prompt.
+
+        Prompts are as for `generate`, and so are the errors.
+        """
+        parsed = parse_prompts(prompts, self._composition.tokenizer, self._composition.vocab_size)
+        outputs = self._run(parsed, self._requests.embedding(parsed), use_tqdm)
+        return [output for output in outputs if isinstance(output, EmbeddingRequestOutput)]
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer as transformers has it. Raises UsageError for the fake model, which has none."""
+        folder = self._composition.engine.setup.model
+        if folder == FAKE_MODEL:
+            raise UsageError("the fake model has no tokenizer that transformers knows")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend in generation_config.json; vLLM's defaults where they are silent."""
+        defaults = self._composition.defaults
+        return SamplingParams(
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
+        )
+
+    def shutdown(self) -> None:
+        """End the workers and close the record. Harmless when called twice."""
+        self._shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        state = "" if self._shutdown.alive else ", shut down"
+        return f"LLM({self._composition.engine.model_names[0]!r}{state})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an LLM cannot be sent to another process: its workers belong to this one; make one there")
+
+    def _generate(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: UseTqdm,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = self._params_for_each(sampling_params, len(prompts))
+        group = self._requests.generation(prompts, params, _priority_for_each(priority, len(prompts)))
+        outputs = self._run(prompts, group, use_tqdm)
+        return [output for output in outputs if isinstance(output, RequestOutput)]
+
+    def _params_for_each(self, given: object, num_prompts: int) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * num_prompts
+        if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in given):
+            raise InvalidInputError(f"sampling_params must be a SamplingParams or a list of them, got {given!r}")
+        if len(given) != num_prompts:
+            raise InvalidInputError(f"there are {num_prompts} prompts, but {len(given)} sampling_params")
+        return list(given)
+
+    def _run(self, prompts: list[Prompt], group: list[EngineRequest], use_tqdm: UseTqdm) -> list[AnyRequestOutput]:
+        """Run a group to its end; its outputs in order. Whatever interrupts this cancels the group."""
+        request_ids = [str(next(self._request_ids)) for _ in prompts]
+        if not group:
+            return []
+        composition = self._composition
+        collector = Collector(prompts, group, request_ids, composition.tokenizer)
+        whole: queue.SimpleQueue[tuple[int, AnyRequestOutput] | None] = queue.SimpleQueue()
+
+        async def work() -> None:
+            generation = await submit(composition.engine, composition.tokenizer, group)
+            await collect(generation, collector, whole.put)
+
+        outputs: dict[int, AnyRequestOutput] = {}
+        with Progress(use_tqdm, len(group)) as progress:
+            running = self._thread.submit(work())
+            try:
+                running.add_done_callback(lambda _: whole.put(None))
+                while (item := whole.get()) is not None:
+                    outputs[item[0]] = item[1]
+                    progress.add(item[1])
+            except BaseException:
+                running.cancel()
+                raise
+        self._thread.result(running)
+        return [outputs[place] for place in range(len(group))]
+
+
+def _config(given: Mapping[str, Any]) -> Config:
+    """The configuration under keyword arguments; those that are None are left at their defaults. Raises UsageError."""
+    overrides = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return load_config(None, overrides)
+
+
+def _with_tokenizer(composition: Composition, tokenizer: str | os.PathLike[str] | None) -> Composition:
+    """With another model's tokenizer, and its end of sequence."""
+    if tokenizer is None:
+        return composition
+    folder = find_model(ModelConfig(model=os.fspath(tokenizer))).folder
+    if folder is None:
+        raise UsageError(
+            f"tokenizer {os.fspath(tokenizer)!r}: the fake model's tokenizer goes with the fake model only"
+        )
+    other = CheckpointTokenizer(folder)
+    model_folder = composition.engine.setup.model
+    defaults = composition.defaults
+    if model_folder != FAKE_MODEL:
+        defaults = load_generation_defaults(Path(model_folder), other)
+    return composition._replace(tokenizer=other, defaults=defaults)
+
+
+def _priority_for_each(given: Sequence[int] | None, num_prompts: int) -> list[int]:
+    if given is None:
+        return [0] * num_prompts
+    if not isinstance(given, Sequence) or not all(
+        isinstance(each, int) and not isinstance(each, bool) and -(2**31) <= each < 2**31 for each in given
+    ):
+        raise InvalidInputError(f"priority must be a list of 32-bit integers, one for each prompt, got {given!r}")
+    if len(given) != num_prompts:
+        raise InvalidInputError(f"there are {num_prompts} prompts, but {len(given)} priorities")
+    return list(given)

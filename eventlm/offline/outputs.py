@@ -1,0 +1,95 @@
+"""What `LLM` returns. The names and shapes are vLLM's, so that code which reads them needs no change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of a token, its place among all by likelihood (from 1), and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+#: Of one token: its own log-probability first, then those of the most likely ones that were asked for.
+TokenLogprobDict = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    `token_ids` has the token that ended it, `text` has not. `logprobs` has one dict for each token, if they were
+    asked for, and `cumulative_logprob` is the sum of the tokens' own. `stop_reason` is the stop string or stop
+    token that ended it; None at the model's own end of sequence and at `length`.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobDict] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether it is whole; what `LLM` returns always is."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When things happened to a request, as `time.time()` has it: submitted, first token here, last token here."""
+
+    arrival_time: float
+    first_token_time: float | None
+    finished_time: float
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its completions.
+
+    `prompt` is None where the prompt was given as token ids. `prompt_logprobs` has one entry for each prompt token, if
+    they were asked for; the first is None, for nothing predicts it. `num_cached_tokens` of the prompt came from the
+    prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobDict | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The embedding of a prompt: as many floats as the model is wide, of Euclidean length 1."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many floats."""
+        return len(self.embedding)
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """A prompt and its embedding."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True

@@ -1,0 +1,260 @@
+"""`LLM` in programs of their own, as people write them: it works there, and nothing is left of it however they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eventlm.events import End, Finished
+from tests.serving import PATIENCE_SECONDS, fake_text, is_running, verified, wait_until
+
+#: Steps slow enough to be caught in the middle of a call.
+HEAD = """\
+from eventlm import LLM, SamplingParams
+llm = LLM("fake", record="runs", fake={"base_ns": 2_000_000})
+params = SamplingParams(max_tokens=12, seed=5)
+def pids(llm): print(*llm._composition.engine.worker_pids, flush=True)
+pids(llm)
+"""
+#: A call that does not end by itself, with a sign that it is under way.
+LONG_CALL = """\
+import tqdm
+class Bar(tqdm.tqdm):
+    def update(self, n=1): print("working", flush=True)
+long = [SamplingParams(max_tokens=1), SamplingParams(max_tokens=8000)]
+def work(): return llm.generate(["a", "b"], long, use_tqdm=Bar)
+"""
+
+
+class Script:
+    """A program that runs in a folder of its own; its first line of output has the process ids of its workers."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder = folder
+        (folder / "tmp").mkdir()
+        path = folder / "script.py"
+        path.write_text(textwrap.dedent(text))
+        self.process = subprocess.Popen(
+            [sys.executable, str(path)],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"},
+        )
+        self.pids: list[int] = []
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def read_pids(self) -> None:
+        self.pids += map(int, self.line().split())
+
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code and the rest of its output, when it has ended and so have its workers."""
+        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        assert self.pids
+        wait_until(lambda: not any(map(is_running, self.pids)))
+        wait_until(lambda: not list((self.folder / "tmp").iterdir()))
+        return self.process.returncode, out, err
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def check_record(self, *, clean_end: bool = True) -> None:
+        trace = verified(self.folder / "runs" / "latest" / "trace.jsonl")
+        assert trace.result.clean_end == clean_end
+        assert isinstance(trace.events[-1], End) == clean_end
+
+
+StartScript = Callable[..., Script]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartScript]:
+    scripts: list[Script] = []
+
+    def start(*parts: str) -> Script:
+        scripts.append(Script(tmp_path, "".join(parts)))
+        scripts[-1].read_pids()
+        return scripts[-1]
+
+    yield start
+    for script in scripts:
+        script.close()
+
+
+def test_a_plain_script_without_a_main_guard(start: StartScript) -> None:
+    script = start(HEAD, 'print(llm.generate("Hi", params)[0].outputs[0].text)\n')
+    code, out, err = script.end()
+    assert (code, out) == (0, fake_text(5, 12) + "\n")
+    assert "Processed prompts: 100%" in err
+    assert "Traceback" not in err
+    script.check_record()
+
+
+def test_within_asyncio_run(start: StartScript) -> None:
+    call = """
+    import asyncio, uvloop
+    async def main():
+        return llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text
+    async def in_a_thread():
+        return (await asyncio.to_thread(llm.generate, "Hi", params, use_tqdm=False))[0].outputs[0].text
+    print(asyncio.run(main()), uvloop.run(main()), asyncio.run(in_a_thread()), sep="\\n")
+    """
+    script = start(HEAD, textwrap.dedent(call))
+    assert script.end() == (0, (fake_text(5, 12) + "\n") * 3, "")
+    script.check_record()
+
+
+def test_within_a_program_that_chose_another_event_loop(start: StartScript) -> None:
+    script = start("import uvloop; uvloop.install()\n", HEAD, 'llm.generate("Hi", params, use_tqdm=False)\n')
+    assert script.end() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("raise ValueError('a mistake')", 1),
+        ("import threading; threading.Thread(target=llm.generate, args=('Hi', params)).start()", 0),
+        ("llm.itself = llm  # a cycle", 0),
+        ("del llm; print('deleted')", 0),
+        ("llm.shutdown()", 0),
+    ],
+)
+def test_ends_that_close_the_record(start: StartScript, end: str, code: int) -> None:
+    script = start(HEAD, end, "\n")
+    assert script.end()[0] == code
+    script.check_record()
+
+
+def test_a_deleted_one_is_gone_at_once(start: StartScript) -> None:
+    call = """
+    import gc, os
+    [pid] = llm._composition.engine.worker_pids
+    llm.itself = llm
+    llm.generate("Hi", params, use_tqdm=False)
+    del llm
+    gc.collect()
+    print(os.path.exists(f"/proc/{pid}"))
+    """
+    script = start(HEAD, textwrap.dedent(call))
+    assert script.end() == (0, "False\n", "")
+
+
+def test_two_at_once(start: StartScript) -> None:
+    call = """
+    other = LLM("fake", fake={"base_ns": 1_000_000})
+    pids(other)
+    print(other.generate("Hi", params, use_tqdm=False)[0].outputs[0].text)
+    print(llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text)
+    other.shutdown()
+    print(llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text)
+    """
+    script = start(HEAD, textwrap.dedent(call))
+    script.read_pids()
+    assert len(script.pids) == 2
+    assert script.end() == (0, (fake_text(5, 12) + "\n") * 3, "")
+    script.check_record()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_during_a_call(start: StartScript, number: signal.Signals) -> None:
+    script = start(HEAD, LONG_CALL, "work()\n")
+    assert script.line() == "working"
+    script.process.send_signal(number)
+    code, _, err = script.end()
+    assert code == -number
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+    script.check_record(clean_end=number == signal.SIGINT)
+
+
+def test_ctrl_c_ends_the_call_alone(start: StartScript) -> None:
+    call = """
+    try:
+        work()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    print(llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text)
+    """
+    script = start(HEAD, LONG_CALL, textwrap.dedent(call))
+    assert script.line() == "working"
+    script.process.send_signal(signal.SIGINT)
+    code, out, _ = script.end()
+    assert (code, out) == (0, f"interrupted\n{fake_text(5, 12)}\n")
+    script.check_record()
+    trace = verified(script.folder / "runs" / "latest" / "trace.jsonl")
+    assert sorted(event.reason for event in trace.of(Finished)) == ["cancelled", "length", "length"]
+
+
+def test_a_fork_is_told_that_it_has_no_engine(start: StartScript) -> None:
+    """Neither a fork that ends nor one that lives on does anything to the engine or its record."""
+    call = """
+    import gc, multiprocessing, os, sys, time
+    def child():
+        try:
+            llm.generate("Hi", params, use_tqdm=False)
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    if not os.fork():
+        llm.shutdown()
+        del llm
+        gc.collect()
+        sys.exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text, flush=True)
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.close(writer)
+        os.read(reader, 1)  # until nobody can write any more
+        os._exit(0)
+    os.close(reader)
+    llm.shutdown()
+    from eventlm.bus.log_reader import LogReader
+    with LogReader(llm.run_folder / "trace.jsonl") as lines:
+        list(lines)
+        print(lines.still_being_written)
+    os.close(writer)
+    os.wait()
+    """
+    script = start(HEAD, textwrap.dedent(call))
+    assert script.end() == (0, f"EngineUnavailableError\n0\n{fake_text(5, 12)}\nFalse\n", "")
+    script.check_record()
+
+
+def test_killed_while_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", 'from eventlm import LLM; LLM("fake")'],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+    ) as process:
+        [worker] = wait_until(lambda: _children(process.pid))
+        process.kill()
+    wait_until(lambda: not is_running(worker))
+
+
+def _children(pid: int) -> list[int]:
+    """Of every thread of the process."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def test_importing_is_cheap_and_known_to_type_checkers(tmp_path: Path) -> None:
+    program = "import sys, eventlm; print([m for m in sys.modules if m.split('.')[0] in ('msgspec', 'torch', 'zmq')])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
+    program = "from eventlm import *; import sys; print(LLM.__name__, SamplingParams().n, 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "LLM 1 False\n"
