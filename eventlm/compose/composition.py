@@ -49,6 +49,7 @@ def compose(config: Config) -> Composition:
         model_name=source.served_name,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
+        vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
     )
     engine = InferenceEngine(setup)
     if source.folder is None:
@@ -60,7 +61,7 @@ def _with_fake_tokenizer(engine: InferenceEngine, warnings: list[str]) -> Compos
     tokenizer = FakeTokenizer()
     assert tokenizer.eos_token_id is not None
     defaults = GenerationDefaults(eos_token_ids=(tokenizer.eos_token_id,))
-    return Composition(engine, tokenizer, defaults, tokenizer.vocab_size, warnings)
+    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, warnings)
 
 
 def _with_checkpoint(engine: InferenceEngine, folder: Path, warnings: list[str]) -> Composition:
@@ -69,7 +70,7 @@ def _with_checkpoint(engine: InferenceEngine, folder: Path, warnings: list[str])
         read_header(shard)
     tokenizer = CheckpointTokenizer(folder)
     defaults = load_generation_defaults(folder, tokenizer)
-    return Composition(engine, tokenizer, defaults, read_config(folder).vocab_size, warnings)
+    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, warnings)
 
 
 def _check_predictor(coefficients: list[int]) -> None:

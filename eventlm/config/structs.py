@@ -98,6 +98,9 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "free, at most 4GiB",
         ),
     ] = "auto"
+    prefix_cache: Annotated[
+        bool, Meta(description="take KV blocks that an earlier request with the same prefix has computed")
+    ] = True
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,6 +186,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 20
     step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
     start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600
+    profile_ops: Annotated[
+        bool,
+        Meta(description="measure each operation of every step in the worker; `eventlm trace stats` sums them up"),
+    ] = False
     max_restarts: Annotated[
         int,
         Meta(

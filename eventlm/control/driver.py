@@ -32,6 +32,7 @@ from eventlm.events import (
     Launched,
     Marker,
     Rejected,
+    StepOps,
     TextEnded,
     WorkerLost,
 )
@@ -78,6 +79,8 @@ class Driver:
         self._shipped: dict[int, bytes] = {}
         self._outbox: list[Output] = []
         self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
+        #: Markers of the steps completed in this drain; they may only stand behind it.
+        self._ops: list[StepOps] = []
         self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
         self._mark(header)
         self._deliver()
@@ -105,7 +108,13 @@ class Driver:
 
     def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
         """Queue the completion of a step."""
-        self.put(lambda _: [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)])
+
+        def make(seq: int) -> list[Fact]:
+            if result.ops:
+                self._ops.append(StepOps(c=seq, replica=replica, epoch=result.epoch, step=result.step, ops=result.ops))
+            return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)]
+
+        self.put(make)
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue the edge's word on a text; nothing if the request has left."""
@@ -125,6 +134,7 @@ class Driver:
                     marked = position == len(inbox) and place == len(facts)
                     self._apply(structs.replace(fact, s=self.core.next_seq, ts=ts, p=int(marked)))
             self._check()
+            self._mark_ops()
             if self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
                 self.checkpoint()
         finally:
@@ -158,9 +168,15 @@ class Driver:
             self._unpublished.append(decision)
             self._effect(decision)
 
+    def _mark_ops(self) -> None:
+        ops, self._ops = self._ops, []
+        for marker in ops:
+            self._mark(marker)
+
     def _mark(self, marker: Marker) -> None:
+        """Its cause is the event before it, unless it names one."""
         seq = self.core.next_seq
-        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=max(seq - 1, 0))
+        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
         self._unpublished.append(stamped)
         self.core.apply(stamped)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
+from msgspec import structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
@@ -22,6 +23,9 @@ from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
+from eventlm.control.metrics import MetricsStore
+from eventlm.control.metrics_aggregates import Histogram
+from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, TimedCore
 from eventlm.control.predictor_fit import fit
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import (
@@ -31,10 +35,10 @@ from eventlm.control.request import (
     QueueFullError,
     RequestHandle,
 )
+from eventlm.control.request_check import check_request
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
-from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
 from eventlm.events.decisions import RejectReason
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
@@ -58,6 +62,8 @@ class InferenceEngine:
         #: Submitters who do not know yet whether their group is admitted.
         self._undecided: list[asyncio.Future[RejectReason | None]] = []
         self._writer: LogWriter | None = None
+        self._metrics = MetricsStore()
+        self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The core failed: nothing more can be said of its state, nor be written.
         self._broken = False
@@ -81,6 +87,15 @@ class InferenceEngine:
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by replica; 0 where there is none at the moment."""
         return [replica.worker_pid for replica in self._replicas]
+
+    def metrics(self) -> EngineMetrics:
+        """All figures of this moment; before `start` there are none of the log."""
+        return EngineMetrics(
+            log=self._metrics.snapshot(),
+            state=self.state,
+            scheduling_time=self._scheduling_time.copy(),
+            num_log_bytes=self._writer.num_bytes if self._writer is not None else None,
+        )
 
     async def start(self) -> None:
         """Start the workers, fit the predictor, open the log. Raises what keeps a worker from starting."""
@@ -111,12 +126,19 @@ class InferenceEngine:
         if writer is not None:
             self._writer = writer
             self.run_folder = writer.run_folder
+        bus = Bus(history=self._history if writer is not None else None, on_broken=_report_broken)
+        bus.attach(self._metrics.apply)
         try:
             return Driver(
                 header,
-                Core(self.setup.core, self.setup.plugins, Predictor.from_coefficients(predictor)),
+                TimedCore(
+                    self.setup.core,
+                    self.setup.plugins,
+                    Predictor.from_coefficients(predictor),
+                    self._scheduling_time,
+                ),
                 self._make_live(seed, header.block_table_size),
-                bus=Bus(history=self._history if writer is not None else None, on_broken=_report_broken),
+                bus=bus,
                 ship=self._ship,
                 writer=writer,
                 checkpoint_events=self.setup.config.record.checkpoint_events,
@@ -140,15 +162,17 @@ class InferenceEngine:
     async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
         """Admit a group as one; a handle for each request.
 
-        Raises QueueFullError, ContextLengthError, or EngineUnavailableError. If the caller is cancelled while it
-        waits, the requests are cancelled too.
+        Raises QueueFullError, EngineUnavailableError, and what `check_request` finds. If the caller is cancelled while
+        it waits, the requests are cancelled too.
         """
         if self.state != "ready":
             raise EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
         for request in group:
-            self._check(request)
+            check_request(request, max_model_len=self.max_model_len, vocab_size=self.setup.vocab_size)
+        if not self.setup.config.cache.prefix_cache:
+            group = [structs.replace(request, skip_cache_read=True) for request in group]
         driver, loop = self._require_driver(), asyncio.get_running_loop()
         handles = [RequestHandle(-1, request.n, self._end_text, self.cancel) for request in group]
         admitted: asyncio.Future[RejectReason | None] = loop.create_future()
@@ -230,16 +254,6 @@ class InferenceEngine:
         if self._driver is not None:
             self._driver.end_text(request, index, position, reason)
             self._wake()
-
-    def _check(self, request: EngineRequest) -> None:
-        if request.n < 1 or (request.kind == "generate" and request.params.max_tokens < 1):
-            raise UsageError("a request asks for at least one sample (n) of at least one token (max_tokens)")
-        num_tokens = len(request.prompt_token_ids)
-        if not num_tokens or num_tokens + request.params.max_tokens > self.max_model_len:
-            raise ContextLengthError(
-                f"{num_tokens} prompt tokens and {request.params.max_tokens} to produce do not fit the context of "
-                f"{self.max_model_len} tokens"
-            )
 
     def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         self._replicas[launched.replica].ship(launched, body, payload)

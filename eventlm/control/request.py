@@ -13,7 +13,7 @@ from typing import Union
 
 from msgspec import Struct
 
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, UsageError
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind
 
@@ -24,6 +24,10 @@ class QueueFullError(EventLMError):
 
 class ContextLengthError(EventLMError):
     """A prompt and its max_tokens exceed the context."""
+
+
+class TokenIdError(UsageError):
+    """A request names a token that the model does not have."""
 
 
 class EngineUnavailableError(EventLMError):

@@ -25,7 +25,7 @@ from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
 
 class EngineSetup(Struct, frozen=True, kw_only=True):
-    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`."""
+    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`; `vocab_size` 0: unknown."""
 
     config: Config
     core: CoreConfig
@@ -33,6 +33,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     policy: ResolvedPlugin
     batcher: ResolvedPlugin
     router: ResolvedPlugin
+    vocab_size: int = 0
 
     @property
     def plugins(self) -> Plugins:
@@ -46,7 +47,9 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
         )
 
 
-def make_setup(config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int) -> EngineSetup:
+def make_setup(
+    config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int, vocab_size: int = 0
+) -> EngineSetup:
     """Resolve the plug-ins and derive the core's limits. Raises UsageError for a plug-in that cannot be had."""
     scheduler = config.scheduler
     if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
@@ -74,7 +77,15 @@ def make_setup(config: Config, *, model: str, model_name: str, num_blocks: int, 
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
     )
-    return EngineSetup(config=config, core=core, model=model, policy=policy, batcher=batcher, router=router)
+    return EngineSetup(
+        config=config,
+        core=core,
+        model=model,
+        policy=policy,
+        batcher=batcher,
+        router=router,
+        vocab_size=vocab_size,
+    )
 
 
 def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
@@ -97,6 +108,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             threads=threads,
             heartbeat_ns=heartbeat_ns,
             warm_up=replica == 0 and not config.scheduler.predictor,
+            profile_ops=config.worker.profile_ops,
             fake=config.model.fake,
         )
         for replica in range(core.num_replicas)

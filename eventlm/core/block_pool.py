@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from eventlm.core.digest import MASK
+from msgspec import Struct
+
+from eventlm.core.digest import MASK, to_hex
 
 #: Parent of a first block.
 ROOT = 0
@@ -25,6 +27,16 @@ class Node(NamedTuple):
 
     block: int
     parent: int
+
+
+class PoolSnapshot(Struct, frozen=True, kw_only=True):
+    """A pool without its references, which follow from the tables that hold its blocks."""
+
+    free: list[int]
+    #: Idle blocks, least recently used first.
+    idle: list[int]
+    tree: dict[int, Node]
+    digest: str
 
 
 class BlockPool:
@@ -120,6 +132,25 @@ class BlockPool:
         the changes; a congruential step (Knuth's MMIX constants) is enough to tell two histories apart.
         """
         self.digest = (self.digest * 6364136223846793005 + change + 1442695040888963407) & MASK
+
+    def snapshot(self) -> PoolSnapshot:
+        """The pool as it is now; it shares the tree, so it is to be encoded before the pool changes."""
+        return PoolSnapshot(free=self._free, idle=list(self._idle), tree=self.tree, digest=to_hex(self.digest))
+
+    def restore(self, taken: PoolSnapshot, tables: list[list[int]]) -> None:
+        """Become the pool that the snapshot was taken of, given all tables that hold blocks of it.
+
+        Raises IndexError for a block that the pool does not have.
+        """
+        self.reset()
+        self._free, self.tree = taken.free, taken.tree
+        self._idle = dict.fromkeys(taken.idle)
+        for name, node in taken.tree.items():
+            self._name[node.block] = name
+        for table in tables:
+            for block in table:
+                self.references[block] += 1
+        self.digest = int(taken.digest, 16)
 
     def problems(self, tables: list[list[int]]) -> list[str]:
         """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is."""

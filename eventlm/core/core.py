@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eventlm.config import CoreConfig
-from eventlm.core import replicaset, sequence_manager
+from eventlm.core import replicaset, sequence_manager, snapshot
 from eventlm.core.predictor import Predictor
 from eventlm.core.sequence import IllegalTransitionError
 from eventlm.core.state import CoreState, Plugins
@@ -45,6 +45,13 @@ class Core:
 
     def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor) -> None:
         self.state = CoreState(config, plugins, predictor)
+
+    @classmethod
+    def restored(cls, config: CoreConfig, plugins: Plugins, taken: bytes) -> Core:
+        """The core that a snapshot was taken of. Raises InvariantError if it is none of such a core."""
+        core = cls.__new__(cls)
+        core.state = snapshot.restore(config, plugins, taken)
+        return core
 
     @property
     def next_seq(self) -> int:
@@ -93,6 +100,10 @@ class Core:
         if not fits:
             where = "inside the drain" if state.drain_open else "after the drain"
             raise InvariantError(f"event {event.s} at {event.ts} ns does not fit {where} at {state.now_ns} ns")
+
+    def snapshot(self) -> bytes:
+        """The whole state as one JSON object, for `restored`. Between drains only."""
+        return snapshot.take(self.state)
 
     def digests(self) -> dict[str, str]:
         """16 hex digits for each component of the state."""

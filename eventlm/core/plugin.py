@@ -12,6 +12,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from eventlm.core.predictor import Predictor
+from eventlm.events import Arrived
 from eventlm.types import parts_per_million
 
 #: Slack under a policy that has no deadlines of its own is measured against EDF's defaults.
@@ -40,6 +41,22 @@ class SequenceView(Struct, kw_only=True, eq=False):
     done_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+
+    @classmethod
+    def of(cls, arrival: Arrived, index: int, prefill_ns: int) -> SequenceView:
+        """The view of a sequence that has just arrived."""
+        return cls(
+            request=arrival.s,
+            index=index,
+            priority=arrival.priority,
+            arrival_ns=arrival.ts,
+            deadline_ns=arrival.deadline_ns or arrival.slo_ttft_ns,
+            prompt_tokens=arrival.prompt_tokens,
+            prefill_ns=prefill_ns,
+            remaining_ns=prefill_ns,
+            service_class=arrival.service_class,
+            session=arrival.session,
+        )
 
     def relative_deadline_ns(
         self,

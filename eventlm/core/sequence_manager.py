@@ -66,22 +66,7 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
 
 def _register(state: CoreState, arrival: Arrived) -> None:
     prefill_ns = state.predictor.prefill_ns(arrival.prompt_tokens, 0, state.config.max_num_batched_tokens)
-    deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
-    sequences = []
-    for index in range(arrival.n):
-        view = SequenceView(
-            request=arrival.s,
-            index=index,
-            priority=arrival.priority,
-            arrival_ns=arrival.ts,
-            deadline_ns=deadline_ns,
-            prompt_tokens=arrival.prompt_tokens,
-            prefill_ns=prefill_ns,
-            remaining_ns=prefill_ns,
-            service_class=arrival.service_class,
-            session=arrival.session,
-        )
-        sequences.append(Sequence(arrival, index, view))
+    sequences = [Sequence(arrival, i, SequenceView.of(arrival, i, prefill_ns)) for i in range(arrival.n)]
     state.requests[arrival.s] = Request(arrival, sequences)
     state.num_waiting += arrival.n
     state.decide(Admitted, because=arrival.s, request=arrival.s)
@@ -89,6 +74,7 @@ def _register(state: CoreState, arrival: Arrived) -> None:
         state.touch(sequence)
         if sequence.state is State.WAITING:
             state.unrouted[sequence.id] = sequence
+    deadline_ns = sequences[0].view.deadline_ns
     if arrival.drop_if_late and deadline_ns:
         due_ns = arrival.ts + deadline_ns
         state.add_timer(due_ns, arrival.s)

@@ -101,14 +101,14 @@ class CoreState:
     def add_timer(self, due_ns: int, request: int) -> None:
         """Put a timer on the heap."""
         heappush(self.timers, (due_ns, request))
-        self.timers_digest += _timer_share(due_ns, request)
+        self.timers_digest += timer_share(due_ns, request)
 
     def pop_timers(self, due_ns: int) -> list[int]:
         """Take all timers up to `due_ns` off the heap; those of their requests that live, in order of time."""
         requests = []
         while self.timers and self.timers[0][0] <= due_ns:
             due, request = heappop(self.timers)
-            self.timers_digest -= _timer_share(due, request)
+            self.timers_digest -= timer_share(due, request)
             if request in self.requests:
                 self.requests[request].has_timer = False
                 requests.append(request)
@@ -122,7 +122,7 @@ class CoreState:
         if self.num_dead_timers * 2 > len(self.timers) + 64:
             self.timers = [timer for timer in self.timers if timer[1] in self.requests]
             heapify(self.timers)
-            self.timers_digest = sum(_timer_share(*timer) for timer in self.timers)
+            self.timers_digest = sum(timer_share(*timer) for timer in self.timers)
             self.num_dead_timers = 0
 
     def queue_of(self, sequence: Sequence) -> WaitingQueue:
@@ -160,7 +160,8 @@ def replica_of(state: CoreState, index: int) -> Replica:
     return state.replicas[index]
 
 
-def _timer_share(due_ns: int, request: int) -> int:
+def timer_share(due_ns: int, request: int) -> int:
+    """A timer's share of the digest."""
     return weight(weight(due_ns) + request)
 
 

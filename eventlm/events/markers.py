@@ -10,7 +10,7 @@ from eventlm.config import CoreConfig
 from eventlm.events.base import Marker
 
 FORMAT_VERSION = 1
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
 BEHAVIOUR_VERSION = 1
 
@@ -78,6 +78,15 @@ class UserMark(Marker, frozen=True, kw_only=True, tag="mark"):
     """A note by an operator."""
 
     text: str
+
+
+class StepOps(Marker, frozen=True, kw_only=True, tag="ops"):
+    """Nanoseconds that each operation of a completed step took in its worker. `c` is the completion."""
+
+    replica: int
+    epoch: int
+    step: int
+    ops: dict[str, int]
 
 
 class End(Marker, frozen=True, kw_only=True, tag="end"):

@@ -10,7 +10,8 @@ from eventlm.server.chat import chat_completions
 from eventlm.server.completions import completions
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.errors import model_not_found
-from eventlm.server.middleware import HEALTH_PATH, authenticate, generating, observe, set_request_id
+from eventlm.server.metrics import metrics
+from eventlm.server.middleware import HEALTH_PATH, METRICS_PATH, authenticate, generating, observe, set_request_id
 from eventlm.server.replies import Model, ModelList
 
 
@@ -25,6 +26,7 @@ def make_app(context: ServerContext) -> web.Application:
     router.add_get("/v1/models", _list_models, expect_handler=_expect)
     router.add_get("/v1/models/{model:.+}", _get_model, expect_handler=_expect)
     router.add_get(HEALTH_PATH, _health, expect_handler=_expect)
+    router.add_get(METRICS_PATH, metrics, expect_handler=_expect)
     router.add_get("/version", _version, expect_handler=_expect)
     return app
 

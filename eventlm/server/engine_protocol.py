@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from eventlm.control.metrics_components import EngineMetrics
 from eventlm.control.request import EngineRequest, RequestHandle
 
 
@@ -28,6 +29,10 @@ class Engine(Protocol):
 
     def now_ns(self) -> int:
         """The run's clock."""
+        ...
+
+    def metrics(self) -> EngineMetrics:
+        """All figures of this moment."""
         ...
 
     async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError
+from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError, TokenIdError
 from eventlm.errors import EventLMError
 from eventlm.types import FinishReason
 
@@ -153,6 +153,8 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
             return ApiError(
                 429, str(error), type="requests", code="rate_limit_exceeded", retry_after=QUEUE_RETRY_SECONDS
             )
+        case TokenIdError():
+            return invalid_value(prompt_param, f"Invalid value for '{prompt_param}': {error}.")
         case ContextLengthError():
             return context_length_exceeded(str(error), prompt_param)
         case EngineUnavailableError():

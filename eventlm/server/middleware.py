@@ -26,8 +26,10 @@ CURRENT_REQUEST_ID: ContextVar[str] = ContextVar("request_id")
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 #: What servers log for a client that left before its reply; never sent.
 _CLIENT_LEFT = 499
-#: What monitors poll: no news unless one looks for it.
 HEALTH_PATH = "/health"
+METRICS_PATH = "/metrics"
+#: What monitors poll: no news unless one looks for it.
+_POLLED = (HEALTH_PATH, METRICS_PATH)
 #: The error with which a stream ended whose status had long been sent.
 STREAM_ERROR = web.ResponseKey("stream_error", ApiError)
 
@@ -55,7 +57,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, outcome = response.status, _outcome(response)
         return response
     finally:
-        log = _log.debug if request.path == HEALTH_PATH else _log.info
+        log = _log.debug if request.path in _POLLED else _log.info
         log(
             "request",
             request_id=CURRENT_REQUEST_ID.get(),

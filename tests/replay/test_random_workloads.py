@@ -27,8 +27,8 @@ NUM_DELAYED = 36
 NUM_SOAKED = 20_000
 SOAK_BATCH = 500
 
-#: Tags that nobody sees here: a header comes before its readers, no record is lost, no plug-in fails, nobody notes.
-UNSEEN = {"header", "gap", "mark", "policy_failed", "plugin_failed"}
+#: Tags that nobody sees here: a header comes before its readers, no record is lost, no plug-in fails, nobody profiles.
+UNSEEN = {"header", "gap", "mark", "ops", "policy_failed", "plugin_failed"}
 
 
 class Recorded(NamedTuple):

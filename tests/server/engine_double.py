@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from eventlm.control.metrics import MetricsStore
+from eventlm.control.metrics_aggregates import Histogram
+from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.request import (
     ClosingOutput,
     EngineRequest,
@@ -61,11 +64,17 @@ class EngineDouble:
         self.cancelled: list[tuple[int, str]] = []
         self.text_ends: list[tuple[int, int, int, str]] = []
         self.handles: list[RequestHandle] = []
+        self.store = MetricsStore()
         self._ends: dict[tuple[int, int], asyncio.Future[tuple[FinishReason, int | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
+
+    def metrics(self) -> EngineMetrics:
+        return EngineMetrics(
+            log=self.store.snapshot(), state=self.state, scheduling_time=Histogram.over(SCHEDULING_BUCKETS_NS)
+        )
 
     async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
         await asyncio.sleep(self.submit_seconds)

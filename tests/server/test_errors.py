@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError
+from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError, TokenIdError
 
 from .conftest import INVALID, RunningServer, assert_error, assert_serves
 
@@ -56,6 +56,8 @@ def test_engine_errors(server: RunningServer) -> None:
     reply = server.chat(stream=True)
     assert_error(reply, 429, "requests", None, "rate_limit_exceeded", message="queue is full")
     assert int(reply.headers["retry-after"]) >= 1
+    server.engine.submit_error = TokenIdError("the prompt has the token id 9")
+    assert_error(server.complete(), 400, INVALID, "prompt", "invalid_value", message="token id 9")
     server.engine.submit_error = ContextLengthError("1 over 2")
     assert_error(server.chat(), 400, INVALID, "messages", "context_length_exceeded")
     assert_error(server.complete(), 400, INVALID, "prompt", "context_length_exceeded")

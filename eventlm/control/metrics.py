@@ -1,0 +1,457 @@
+"""MetricsStore: a fold over the log to request, step, replica and component metrics.
+
+    live      bus.attach(store.apply)
+    offline   for line in LogReader(path): store.apply(line.event())
+
+Both give the same store, for every value comes from an event. It keeps sums and what lives, so its size does not grow
+with the run; rows of single sequences and steps go to a sink, if there is one. A log may begin in the middle (a later
+segment) and may lack events: what was live there is measured no further, and ends of sequences whose beginning is not
+in the log are only counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.control.metrics_live import Identity, LiveReplica, LiveRequest, LiveSequence, Phase
+from eventlm.control.metrics_rows import COMPLETED, MetricsSink, RequestRow, StepRow
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    Closing,
+    Desynced,
+    Emitted,
+    Event,
+    Finished,
+    GrammarReady,
+    Header,
+    Launched,
+    PluginFailed,
+    Preempted,
+    Rejected,
+    Routed,
+    StepCompleted,
+    StepOps,
+    WorkerLost,
+    WorkerUp,
+)
+
+_identity_of = itemgetter(0, 1)
+
+
+class MetricsStore:
+    """`apply` takes events in the order of the log, the header first. `snapshot` is what they add up to."""
+
+    def __init__(self, *, sink: MetricsSink | None = None) -> None:
+        self._sink = sink
+        self._header: Header | None = None
+        self._next_s = 0
+        self._num_events = 0
+        self._now_ns = 0
+        self._num_requests = 0
+        self._num_unseen = 0
+        self._num_cut = 0
+        self._num_plugin_failures = 0
+        self._replicas: list[LiveReplica] = []
+        #: Requests whose group is not complete, and those admitted.
+        self._arriving: dict[int, LiveRequest] = {}
+        self._requests: dict[int, LiveRequest] = {}
+        self._sequences: dict[Identity, LiveSequence] = {}
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Header: self._begin,
+            Arrived: self._arrived,
+            Admitted: self._admitted,
+            Rejected: self._rejected,
+            Routed: self._routed,
+            GrammarReady: self._grammar_ready,
+            Launched: self._launched,
+            StepCompleted: self._step_completed,
+            Emitted: self._emitted,
+            Preempted: self._preempted,
+            Closing: self._closing,
+            Finished: self._finished,
+            WorkerUp: self._worker_up,
+            WorkerLost: self._worker_lost,
+            Desynced: self._worker_lost,
+            PluginFailed: self._plugin_failed,
+            StepOps: self._step_ops,
+        }
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    def apply(self, event: Event) -> None:
+        """Take in the next event. Raises ValueError if the first is no header."""
+        if event.s != self._next_s:
+            self._lose_sight()
+        self._next_s = event.s + 1
+        self._num_events += 1
+        self._now_ns = event.ts
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            if self._header is None and not isinstance(event, Header):
+                raise ValueError(f"the log begins with event {event.s}, which is no header")
+            handler(event)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """A copy of all sums and gauges."""
+        header = self._header
+        return MetricsSnapshot(
+            model=header.core.models[0] if header is not None else "",
+            num_blocks=header.core.num_blocks if header is not None else 0,
+            num_events=self._num_events,
+            duration_ns=self._now_ns,
+            num_requests=self._num_requests,
+            num_unseen=self._num_unseen,
+            num_cut=self._num_cut,
+            num_plugin_failures=self._num_plugin_failures,
+            replicas=[replica.metrics.copy() for replica in self._replicas],
+        )
+
+    def _begin(self, header: Header) -> None:
+        if self._header is not None:
+            return
+        self._header = header
+        core = header.core
+        self._replicas = [
+            LiveReplica(ReplicaMetrics(histograms=make_histograms(core.max_model_len)))
+            for _ in range(core.num_replicas)
+        ]
+
+    def _lose_sight(self) -> None:
+        """Events are missing: what lived before them may have ended in them."""
+        self._num_cut += len(self._sequences)
+        for sequence in list(self._sequences.values()):
+            self._leave_phase(sequence)
+        self._sequences.clear()
+        self._requests.clear()
+        self._arriving.clear()
+        for replica in self._replicas:
+            replica.lose_worker()
+
+    def _of(self, index: int) -> ReplicaMetrics:
+        """Sums of a replica; what belongs to none counts under the first."""
+        return self._replicas[max(index, 0)].metrics
+
+    def _arrived(self, event: Arrived) -> None:
+        self._num_requests += 1
+        self._arriving[event.s] = LiveRequest(event)
+
+    def _rejected(self, event: Rejected) -> None:
+        if self._arriving.pop(event.request, None) is not None:
+            _count(self._of(0).reject_reasons, event.reason)
+
+    def _admitted(self, event: Admitted) -> None:
+        request = self._arriving.pop(event.request, None)
+        if request is None:
+            return
+        self._requests[request.seq] = request
+        request.num_unfinished = request.n
+        for index in range(request.n):
+            sequence = LiveSequence(request, index)
+            self._sequences[sequence.identity] = sequence
+            self._count_waiting(sequence, 1)
+
+    def _count_waiting(self, sequence: LiveSequence, change: int) -> None:
+        metrics = self._of(sequence.home)
+        metrics.num_waiting += change
+        if sequence.waits_for_grammar:
+            metrics.num_waiting_for_grammar += change
+
+    def _grammar_ready(self, event: GrammarReady) -> None:
+        for sequence in self._samples_of(event.request):
+            if sequence.waits_for_grammar:
+                self._count_waiting(sequence, -1)
+                sequence.waits_for_grammar = False
+                self._count_waiting(sequence, 1)
+
+    def _samples_of(self, request: int) -> list[LiveSequence]:
+        live = self._requests.get(request)
+        indices = range(live.n) if live is not None else range(0)
+        return [self._sequences[request, index] for index in indices if (request, index) in self._sequences]
+
+    def _routed(self, event: Routed) -> None:
+        for sequence in self._samples_of(event.request):
+            if event.index in (-1, sequence.identity[1]):
+                self._set_home(sequence, event.replica)
+
+    def _set_home(self, sequence: LiveSequence, home: int) -> None:
+        waits = sequence.phase is Phase.WAITING
+        if waits:
+            self._count_waiting(sequence, -1)
+        sequence.home = home
+        if waits:
+            self._count_waiting(sequence, 1)
+
+    def _launched(self, event: Launched) -> None:
+        replica = self._replicas[event.replica]
+        replica.launches[event.s] = event
+        for request, index, position, num_tokens, _ in event.chunks:
+            sequence = self._sequences.get((request, index))
+            if sequence is not None:
+                if sequence.phase is Phase.WAITING:
+                    self._start_running(sequence, event)
+                self._note_chunk(sequence, replica.metrics, position, num_tokens)
+        num_decodes = len(event.decodes)
+        for row, place, blocks in event.blocks:
+            in_row = event.decodes[row] if row < num_decodes else event.chunks[row - num_decodes]
+            sequence = self._sequences.get((in_row[0], in_row[1]))
+            if sequence is not None:
+                replica.write_blocks(sequence.table, place, blocks)
+
+    def _start_running(self, sequence: LiveSequence, event: Launched) -> None:
+        """Its first chunk since it waited."""
+        self._count_waiting(sequence, -1)
+        if sequence.replica >= 0:
+            # Its last token may have come from another replica.
+            self._replicas[sequence.replica].token_times.leave(sequence.identity)
+        sequence.phase = Phase.RUNNING
+        sequence.replica = event.replica
+        metrics = self._of(event.replica)
+        metrics.num_running += 1
+        if sequence.launched_ns is None:
+            sequence.launched_ns = event.ts
+            if sequence.request.reads_cache and not sequence.num_preemptions:
+                metrics.queried_tokens += sequence.request.prompt_tokens
+        if sequence.preempted_ns is not None:
+            sequence.preemption_ns += event.ts - sequence.preempted_ns
+            sequence.preempted_ns = None
+            sequence.num_restarts += 1
+
+    def _note_chunk(self, sequence: LiveSequence, metrics: ReplicaMetrics, position: int, num_tokens: int) -> None:
+        """What a chunk leaves out in front of it was hit; only a first residency counts, as in `Finished`."""
+        if not sequence.num_preemptions:
+            num_hit = position - sequence.next_position
+            sequence.cached_tokens += num_hit
+            metrics.hit_tokens += num_hit
+            sequence.next_position = position + num_tokens
+
+    def _step_completed(self, event: StepCompleted) -> None:
+        replica = self._replicas[event.replica]
+        launched = replica.launches.pop(event.c, None)
+        replica.completed = None if launched is None else (launched, event)
+
+    def _emitted(self, event: Emitted) -> None:
+        replica = self._replicas[event.replica]
+        if replica.completed is None:
+            return
+        (launched, fact), replica.completed = replica.completed, None
+        metrics = replica.metrics
+        histograms = metrics.histograms
+        rows = _producing_rows(launched, fact.produced, event.dropped)
+        gaps, first = replica.token_times.take(rows, self._sequences, event.ts)
+        for gap_ns, num_rows in gaps:
+            histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)
+        for sequence in first:
+            self._first_token(sequence, metrics, event.ts)
+        delay_ns = None
+        if replica.last_end_ns is not None and launched.ts <= replica.last_completed_ns:
+            delay_ns = max(fact.start_ns - replica.last_end_ns, 0)
+            histograms["inter_batch_delay"].observe(delay_ns)
+        replica.last_end_ns, replica.last_completed_ns = fact.end_ns, event.ts
+        batch_size = len(launched.decodes) + len(launched.chunks)
+        execution_ns = fact.end_ns - fact.start_ns
+        histograms["batch_size"].observe(batch_size)
+        histograms["batch_num_tokens"].observe(launched.num_tokens)
+        histograms["batch_execution_time"].observe(execution_ns)
+        metrics.num_steps += 1
+        metrics.busy_ns += execution_ns
+        metrics.generation_tokens += event.num_tokens
+        if self._sink is not None:
+            self._sink.step_completed(
+                StepRow(
+                    replica=event.replica,
+                    step=event.step,
+                    completed_ns=event.ts,
+                    batch_size=batch_size,
+                    batch_num_tokens=launched.num_tokens,
+                    batch_execution_time=execution_ns,
+                    inter_batch_delay=delay_ns,
+                    token_gaps=gaps,
+                    num_running=metrics.num_running,
+                    num_waiting=metrics.num_waiting,
+                    num_held_blocks=metrics.num_held_blocks,
+                )
+            )
+
+    def _first_token(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
+        sequence.first_token_ns = now_ns
+        metrics.histograms["prefill_e2e_time"].observe(now_ns - sequence.request.received_ns)
+        self._prefill_done(sequence, metrics, now_ns)
+
+    def _prefill_done(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
+        """Its prompt is computed, which is what a deadline is for."""
+        request = sequence.request
+        metrics.prompt_tokens += request.prompt_tokens
+        metrics.cached_tokens += sequence.cached_tokens
+        if request.deadline_ns:
+            slack_ns = request.arrived_ns + request.deadline_ns - now_ns
+            metrics.histograms["deadline_slack"].observe(slack_ns)
+            if slack_ns >= 0:
+                metrics.num_deadlines_met += 1
+            else:
+                metrics.num_deadlines_missed += 1
+
+    def _preempted(self, event: Preempted) -> None:
+        _count(self._of(event.replica).preempt_reasons, event.reason)
+        sequence = self._sequences.get((event.request, event.index))
+        if sequence is None:
+            return
+        sequence.num_preemptions += 1
+        # One that was admitted and had no chunk yet has not run, as far as the log says.
+        if sequence.phase is Phase.RUNNING:
+            self._leave_phase(sequence)
+            sequence.phase = Phase.WAITING
+            sequence.preempted_ns = event.ts
+            self._count_waiting(sequence, 1)
+
+    def _leave_phase(self, sequence: LiveSequence) -> None:
+        """It is no longer counted where it is, and holds no blocks."""
+        if sequence.phase is Phase.WAITING:
+            self._count_waiting(sequence, -1)
+        elif sequence.phase is Phase.RUNNING:
+            replica = self._replicas[sequence.replica]
+            replica.metrics.num_running -= 1
+            replica.release_table(sequence.table)
+
+    def _closing(self, event: Closing) -> None:
+        sequence = self._sequences.get((event.request, event.index))
+        if sequence is not None:
+            self._end_phase(sequence, event.ts)
+
+    def _end_phase(self, sequence: LiveSequence, now_ns: int) -> None:
+        self._leave_phase(sequence)
+        if sequence.preempted_ns is not None:
+            sequence.preemption_ns += now_ns - sequence.preempted_ns
+            sequence.preempted_ns = None
+        sequence.phase = Phase.ENDING
+        sequence.held_until_ns = now_ns
+
+    def _finished(self, event: Finished) -> None:
+        sequence = self._sequences.pop((event.request, event.index), None)
+        if sequence is None:
+            self._num_unseen += 1
+            return
+        if sequence.phase is not Phase.ENDING:
+            self._end_phase(sequence, event.ts)
+        request = sequence.request
+        request.num_unfinished -= 1
+        if not request.num_unfinished:
+            del self._requests[request.seq]
+        index = sequence.replica if sequence.replica >= 0 else max(sequence.home, 0)
+        self._replicas[index].token_times.leave(sequence.identity)
+        metrics = self._of(index)
+        row = _request_row(sequence, event, index)
+        _count(metrics.finish_reasons, event.reason)
+        if event.reason == "complete":
+            self._prefill_done(sequence, metrics, event.ts)
+        if event.reason in COMPLETED:
+            _observe(row, metrics)
+        elif request.deadline_ns and sequence.first_token_ns is None:
+            metrics.num_deadlines_missed += request.arrived_ns + request.deadline_ns <= event.ts
+        if self._sink is not None:
+            self._sink.request_ended(row)
+
+    def _worker_up(self, event: WorkerUp) -> None:
+        replica = self._replicas[event.replica]
+        if event.epoch <= replica.epoch:
+            return
+        if replica.metrics.is_up:
+            self._lose(event.replica)
+        replica.epoch = event.epoch
+        replica.metrics.is_up = True
+
+    def _worker_lost(self, event: WorkerLost | Desynced) -> None:
+        replica = self._replicas[event.replica]
+        if event.epoch < replica.epoch:
+            return
+        replica.epoch = event.epoch
+        if replica.metrics.is_up:
+            self._lose(event.replica)
+
+    def _lose(self, index: int) -> None:
+        """What waited for the replica waits for any now, and so will what ran on it."""
+        replica = self._replicas[index]
+        replica.metrics.is_up = False
+        replica.metrics.num_workers_lost += 1
+        replica.lose_worker()
+        for sequence in self._sequences.values():
+            if sequence.home == index:
+                self._set_home(sequence, -1)
+
+    def _plugin_failed(self, event: PluginFailed) -> None:
+        self._num_plugin_failures += 1
+
+    def _step_ops(self, event: StepOps) -> None:
+        op_ns = self._of(event.replica).op_ns
+        for name, ns in event.ops.items():
+            op_ns[name] = op_ns.get(name, 0) + ns
+
+
+#: Histograms of lengths, by the row's field that they take.
+_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens": "request_generation_tokens"}
+
+
+def _observe(row: RequestRow, metrics: ReplicaMetrics) -> None:
+    """What a sequence that ran to its end adds to its replica's histograms."""
+    for name in (*REQUEST_HISTOGRAMS, *_LENGTHS):
+        value = getattr(row, name)
+        if value is not None:
+            metrics.histograms[_LENGTHS.get(name, name)].observe(value)
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
+
+
+def _producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
+    """The rows whose tokens count. Where all decodes' do, which is nearly always, none is looked at on its own."""
+    num_decodes = len(launched.decodes)
+    rows: list[Identity] = list(map(_identity_of, launched.decodes))
+    gone = dict(dropped)
+    if dropped or 0 in produced[:num_decodes]:
+        rows = [identity for row, identity in enumerate(rows) if produced[row] > gone.get(row, 0)]
+    for row, chunk in enumerate(launched.chunks, start=num_decodes):
+        if produced[row] > gone.get(row, 0):
+            rows.append((chunk[0], chunk[1]))
+    return rows
+
+
+def _request_row(sequence: LiveSequence, event: Finished, replica: int) -> RequestRow:
+    request = sequence.request
+    launched_ns, first_ns, last_ns = sequence.launched_ns, sequence.first_token_ns, sequence.last_token_ns
+    held_until_ns = sequence.held_until_ns or event.ts
+    per_token_ns = None
+    if first_ns is not None and last_ns is not None and event.position > 1:
+        per_token_ns = (last_ns - first_ns) // (event.position - 1)
+    return RequestRow(
+        request=request.seq,
+        index=event.index,
+        replica=replica,
+        reason=event.reason,
+        arrived_ns=request.arrived_ns,
+        finished_ns=event.ts,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=event.position,
+        cached_tokens=event.cached_tokens,
+        request_e2e_time=event.ts - request.received_ns,
+        request_scheduling_delay=_between(request.arrived_ns, launched_ns),
+        request_execution_time=_between(launched_ns, held_until_ns, less=sequence.preemption_ns),
+        request_preemption_time=sequence.preemption_ns if launched_ns is not None else None,
+        request_prefill_time=_between(launched_ns, first_ns),
+        request_decode_time=_between(first_ns, last_ns),
+        request_inference_time=_between(launched_ns, last_ns),
+        request_time_per_output_token=per_token_ns,
+        prefill_e2e_time=_between(request.received_ns, first_ns),
+        request_num_preemptions=sequence.num_preemptions,
+        request_num_restarts=sequence.num_restarts,
+    )
+
+
+def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int | None:
+    return None if start_ns is None or end_ns is None else end_ns - start_ns - less

@@ -1,0 +1,45 @@
+"""What cannot come from the log because it is about the engine's own parts: clocks read around them, bytes, lags."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import Struct
+
+from eventlm.config import CoreConfig
+from eventlm.control.metrics_aggregates import Histogram, MetricsSnapshot, seconds
+from eventlm.core.core import Core
+from eventlm.core.predictor import Predictor
+from eventlm.core.state import Plugins
+from eventlm.events import Decision, Fact, Marker
+
+SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
+
+
+class EngineMetrics(Struct, frozen=True, kw_only=True):
+    """Everything that an engine can say in numbers: what its log adds up to, and its components' own figures.
+
+    scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
+    num_log_bytes is None where nothing is recorded.
+    """
+
+    log: MetricsSnapshot
+    state: str
+    scheduling_time: Histogram
+    num_log_bytes: int | None = None
+
+
+class TimedCore(Core):
+    """A core of which it is known how long it takes to plan. The time goes nowhere near its state."""
+
+    def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram) -> None:
+        super().__init__(config, plugins, predictor)
+        self._times = times
+
+    def apply(self, event: Fact | Marker) -> list[Decision]:
+        """As `Core.apply`."""
+        start_ns = time.perf_counter_ns()
+        decisions = super().apply(event)
+        if isinstance(event, Fact) and event.p:
+            self._times.observe(time.perf_counter_ns() - start_ns)
+        return decisions

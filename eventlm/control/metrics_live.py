@@ -1,0 +1,198 @@
+"""What the metrics store must know of live sequences and of replicas to measure them: bounded by what lives.
+
+Token times are kept for a step, not for each of its rows: sequences that were in a replica's latest step share its
+time, and only those that join or leave from one step to the next are touched one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from eventlm.control.metrics_aggregates import ReplicaMetrics
+from eventlm.events import Arrived, Launched, StepCompleted
+
+#: (request, index)
+Identity = tuple[int, int]
+
+
+class Phase(IntEnum):
+    """Where a sequence is, as far as the log says it. Ending: closed, its edge has yet to look at the text."""
+
+    WAITING = 0
+    RUNNING = 1
+    ENDING = 2
+
+
+class LiveRequest:
+    """A request between its arrival and its last finish."""
+
+    __slots__ = (
+        "arrived_ns",
+        "deadline_ns",
+        "n",
+        "num_unfinished",
+        "prompt_tokens",
+        "reads_cache",
+        "received_ns",
+        "seq",
+        "waits_for_grammar",
+    )
+
+    def __init__(self, arrival: Arrived) -> None:
+        self.seq = arrival.s
+        self.arrived_ns = arrival.ts
+        #: Offline requests have no socket that could have received them.
+        self.received_ns = arrival.received_ns or arrival.ts
+        self.deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
+        self.prompt_tokens = arrival.prompt_tokens
+        self.n = arrival.n
+        self.reads_cache = not arrival.skip_cache_read
+        self.waits_for_grammar = arrival.waits_for_grammar
+        self.num_unfinished = 0
+
+
+class LiveSequence:
+    """A sequence between its admission and its finish. Times in ns, None before they came.
+
+    home: the replica it belongs to, -1 for none yet. replica: where it was launched last, -1 before. next_position:
+    where its next chunk begins unless more of it is hit. held_until_ns: when it gave its blocks back for good.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "first_token_ns",
+        "held_until_ns",
+        "home",
+        "identity",
+        "last_token_ns",
+        "launched_ns",
+        "next_position",
+        "num_preemptions",
+        "num_restarts",
+        "phase",
+        "preempted_ns",
+        "preemption_ns",
+        "replica",
+        "request",
+        "table",
+        "waits_for_grammar",
+    )
+
+    def __init__(self, request: LiveRequest, index: int) -> None:
+        self.request = request
+        self.identity: Identity = (request.seq, index)
+        self.phase = Phase.WAITING
+        self.waits_for_grammar = request.waits_for_grammar
+        self.home = -1
+        self.replica = -1
+        self.launched_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.last_token_ns: int | None = None
+        self.held_until_ns: int | None = None
+        self.preempted_ns: int | None = None
+        self.preemption_ns = 0
+        self.num_preemptions = 0
+        self.num_restarts = 0
+        self.next_position = 0
+        self.cached_tokens = 0
+        #: Its block table, as its replica's worker was told it.
+        self.table: list[int] = []
+
+
+class Tokens(NamedTuple):
+    """What a step's tokens meant: (ns since the one before, rows), and the sequences whose first they were."""
+
+    gaps: list[tuple[int, int]]
+    first: list[LiveSequence]
+
+
+class TokenTimes:
+    """When each sequence of a replica produced its last token."""
+
+    def __init__(self) -> None:
+        #: Rows of the latest step that produced; None where a member has left since.
+        self._rows: list[Identity] | None = None
+        self._members: dict[Identity, LiveSequence] = {}
+        self._step_ns = 0
+
+    def take(self, rows: list[Identity], sequences: Mapping[Identity, LiveSequence], now_ns: int) -> Tokens:
+        """The rows of a step that produced tokens. Rows of sequences that are not known are passed over."""
+        members, step_ns = self._members, self._step_ns
+        self._step_ns = now_ns
+        if rows == self._rows:
+            return Tokens([(now_ns - step_ns, len(members))] if members else [], [])
+        present = dict.fromkeys(rows)
+        for identity in members.keys() - present.keys():
+            members.pop(identity).last_token_ns = step_ns
+        tokens = Tokens([(now_ns - step_ns, len(members))] if members else [], [])
+        for identity in sorted(present.keys() - members.keys()):
+            sequence = sequences.get(identity)
+            if sequence is None:
+                continue
+            members[identity] = sequence
+            if sequence.last_token_ns is None:
+                tokens.first.append(sequence)
+            else:
+                tokens.gaps.append((now_ns - sequence.last_token_ns, 1))
+        self._rows = rows
+        return tokens
+
+    def leave(self, identity: Identity) -> None:
+        """A sequence takes no part in the next step, or does so elsewhere."""
+        sequence = self._members.pop(identity, None)
+        if sequence is not None:
+            sequence.last_token_ns = self._step_ns
+            self._rows = None
+
+    def leave_all(self) -> None:
+        """The replica has lost its worker."""
+        for identity in list(self._members):
+            self.leave(identity)
+
+
+class LiveReplica:
+    """A replica: what is added up over it, its launches that have not completed, and who holds its blocks."""
+
+    def __init__(self, metrics: ReplicaMetrics) -> None:
+        self.metrics = metrics
+        self.epoch = 0
+        self.launches: dict[int, Launched] = {}
+        #: The completion whose `emit` is due, with its launch.
+        self.completed: tuple[Launched, StepCompleted] | None = None
+        #: When the latest step ended, by its worker and by the engine.
+        self.last_end_ns: int | None = None
+        self.last_completed_ns = 0
+        self.token_times = TokenTimes()
+        self._references: dict[int, int] = {}
+
+    def write_blocks(self, table: list[int], place: int, blocks: list[int]) -> None:
+        """Put blocks at a place of a sequence's table, instead of those that may be there."""
+        self._release(table[place : place + len(blocks)])
+        table[place : place + len(blocks)] = blocks
+        references = self._references
+        for block in blocks:
+            references[block] = references.get(block, 0) + 1
+        self.metrics.num_held_blocks = len(references)
+
+    def release_table(self, table: list[int]) -> None:
+        """A sequence gives all its blocks back."""
+        self._release(table)
+        table.clear()
+        self.metrics.num_held_blocks = len(self._references)
+
+    def _release(self, blocks: list[int]) -> None:
+        references = self._references
+        for block in blocks:
+            if references[block] == 1:
+                del references[block]
+            else:
+                references[block] -= 1
+
+    def lose_worker(self) -> None:
+        """Steps in flight are gone. Residents give their blocks back when their preemption is told."""
+        self.launches.clear()
+        self.completed = None
+        self.last_end_ns = None
+        self.token_times.leave_all()

@@ -1,0 +1,42 @@
+"""What the engine asks of a request whatever edge it comes from: what would break a worker never gets to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from eventlm.control.request import ContextLengthError, EngineRequest, TokenIdError
+from eventlm.errors import UsageError
+from eventlm.sampler_params import SamplerParams
+
+
+def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
+    """Raise ContextLengthError, TokenIdError or UsageError. `vocab_size` 0: not known, then any id may exist."""
+    if request.n < 1 or (request.kind == "generate" and request.params.max_tokens < 1):
+        raise UsageError("a request asks for at least one sample (n) of at least one token (max_tokens)")
+    num_tokens = len(request.prompt_token_ids)
+    if not num_tokens or num_tokens + request.params.max_tokens > max_model_len:
+        raise ContextLengthError(
+            f"{num_tokens} prompt tokens and {request.params.max_tokens} to produce do not fit the context of "
+            f"{max_model_len} tokens"
+        )
+    _check_ids("the prompt", request.prompt_token_ids, vocab_size)
+    for name, token_ids in _named_ids(request.params):
+        _check_ids(name, token_ids, vocab_size)
+
+
+def _named_ids(params: SamplerParams) -> Iterator[tuple[str, Iterable[int]]]:
+    if params.logit_bias:
+        yield "logit_bias", [token_id for token_id, _ in params.logit_bias]
+    yield "allowed_token_ids", params.allowed_token_ids
+    yield "stop_token_ids", params.stop_token_ids
+    for word in params.bad_words:
+        yield "bad_words", word
+
+
+def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    smallest, largest = min(token_ids, default=0), max(token_ids, default=0)
+    if smallest >= 0 and (largest < vocab_size or not vocab_size):
+        return
+    wrong = smallest if smallest < 0 else largest
+    known = f"from 0 to {vocab_size - 1}" if vocab_size else "0 and above"
+    raise TokenIdError(f"{name} has the token id {wrong}, which the model does not have: its ids are {known}")

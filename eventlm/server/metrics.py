@@ -1,0 +1,63 @@
+"""`GET /metrics`: the engine's figures for Prometheus.
+
+Open without a key, as /health and as vLLM's: it holds counts and times, and of what was asked nothing at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+
+from aiohttp import web
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from eventlm.server.context import CONTEXT
+from eventlm.server.metric_families import EngineCollector
+
+OPENMETRICS = "application/openmetrics-text"
+_TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+#: Last line of an OpenMetrics reply.
+_EOF = b"# EOF\n"
+
+_process = ProcessCollector(registry=None)
+
+
+class _OneFamily(Collector):
+    """A registry of one family, so that the reply can be encoded piece by piece."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        return iter((self._family,))
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """In the format that the client accepts: Prometheus's text, or OpenMetrics.
+
+    The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
+    replicas the whole takes as long as several steps.
+    """
+    encode, content_type = _encoder(request.headers.get("Accept", ""))
+    parts = []
+    engine = request.app[CONTEXT].engine
+    for family in chain(EngineCollector(engine.metrics).collect(), _process.collect()):
+        parts.append(encode(_OneFamily(family)).removesuffix(_EOF))
+        await asyncio.sleep(0)
+    if content_type == _OPENMETRICS_TYPE:
+        parts.append(_EOF)
+    return web.Response(body=b"".join(parts), headers={"Content-Type": content_type})
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """As `prometheus_client.choose_encoder`, which however turns the colons of vLLM's names into underscores."""
+    if OPENMETRICS in accept:
+        return partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8), _OPENMETRICS_TYPE
+    return generate_latest, _TEXT_TYPE

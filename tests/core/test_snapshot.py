@@ -1,0 +1,130 @@
+"""A core that goes on from a snapshot of itself is the same core."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from eventlm.core.block_pool import BlockPool
+from eventlm.core.plugin import SequenceView
+from eventlm.core.replica import Replica
+from eventlm.core.sequence import Sequence, State
+from eventlm.core.snapshot import SequenceRow, restore, take
+from eventlm.core.state import CoreState
+from eventlm.core.validate import validate
+from eventlm.core.waiting_queue import WaitingQueue
+from eventlm.errors import InvariantError
+from eventlm.events import Arrived
+from tests.simulation import MemoryLog, Simulation
+from tests.workload import draw_machine, make_core
+
+NUM_WORKLOADS = 18
+#: What follows from the rest, is the same for all, or counts within one event only.
+DERIVED = {
+    CoreState: {
+        "config", "plugins", "policy", "margin", "cause", "decisions", "drain_open", "group", "shared_queue", "queues",
+        "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
+    },
+    Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
+    BlockPool: {"num_blocks", "references", "_name"},
+    Sequence: {
+        "arrival", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets", "contribution",
+    },
+}  # fmt: skip
+#: What a snapshot holds by another name.
+RENAMED = {
+    CoreState: {"policy_name": "policy", "rng_digest": "rng_digest"},
+    Replica: {"in_flight": "steps"},
+    BlockPool: {"_free": "free", "_idle": "idle"},
+    Sequence: {"urgency": "key_in_line", "block_names": "generated_names", "view": "view_done_tokens"},
+}
+
+
+class Relay(Simulation):
+    """A simulation whose core is replaced, after some of its drains, by one restored from its snapshot."""
+
+    def __init__(self, seed: int, *, every: int, **options: Any) -> None:
+        super().__init__(seed, check_every=0, **options)
+        self.num_replaced = 0
+        draws, drain = random.Random(seed), self.driver.drain
+
+        def relay(now_ns: int) -> None:
+            drain(now_ns)
+            core = self.driver.core
+            if every and draws.randrange(every) == 0:
+                taken = take(core.state)
+                restored = restore(core.state.config, core.state.plugins, taken)
+                assert take(restored) == taken
+                assert restored.digests() == core.state.digests()
+                validate(restored)
+                core.state = restored
+                self.num_replaced += 1
+
+        self.driver.drain = relay  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_run_goes_on_from_its_snapshots_as_if_nothing_had_been(every: int) -> None:
+    num_replaced = 0
+    for seed in range(NUM_WORKLOADS):
+        plain, relayed = MemoryLog(), MemoryLog()
+        Relay(seed, every=0, writer=plain).run()
+        simulation = Relay(seed, every=every, writer=relayed)
+        simulation.run()
+        assert relayed.bodies == plain.bodies, f"workload {seed}"
+        num_replaced += simulation.num_replaced
+    assert num_replaced > NUM_WORKLOADS * 50 // every
+
+
+def _names(thing: object) -> set[str]:
+    return set(vars(thing)) if hasattr(thing, "__dict__") else set(type(thing).__slots__)
+
+
+def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None:
+    _, core = make_core(draw_machine(random.Random(0), 0))
+    taken = msgspec.json.decode(take(core.state))
+    replica = core.state.replicas[0]
+    arrival = Arrived(s=1, model="fake", prompt_tokens=4, max_tokens=4)
+    sequence = Sequence(arrival, 0, SequenceView.of(arrival, 0, prefill_ns=5))
+    held = {
+        CoreState: (core.state, set(taken)),
+        Replica: (replica, set(taken["replicas"][0])),
+        BlockPool: (replica.pool, set(taken["replicas"][0]["pool"])),
+        Sequence: (sequence, set(SequenceRow._fields)),
+    }
+    for kind, (thing, names) in held.items():
+        assert set(RENAMED[kind].values()) <= names
+        known = names | DERIVED[kind] | set(RENAMED[kind])
+        assert _names(thing) <= known, f"{kind.__name__}: {sorted(_names(thing) - known)} must be part of a snapshot"
+    views = {name.removeprefix("view_") for name in SequenceRow._fields if name.startswith("view_")}
+    assert {"request", "index", "priority", "arrival_ns", "deadline_ns", "service_class", "session"} | views == set(
+        type(sequence.view).__struct_fields__
+    )
+    assert _names(WaitingQueue()) == {"members", "num_tokens", "digest", "_heap", "_keys", "_head", "_passed"}
+
+
+def test_none_is_taken_inside_a_drain() -> None:
+    header, core = make_core(draw_machine(random.Random(0), 0))
+    core.apply(header)
+    core.apply(Arrived(s=1, ts=5, c=0, model="fake", prompt_tokens=1, max_tokens=1))
+    with pytest.raises(InvariantError, match="inside the drain"):
+        take(core.state)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_not_a_snapshot_of_such_a_core_is_refused(seed: int) -> None:
+    _, core = make_core(draw_machine(random.Random(seed), seed))
+    taken = msgspec.json.decode(take(core.state))
+    for name, value in (
+        ("policy", "unheard_of"), ("predictor", [1]), ("replicas", []), ("rng_digest", "x"), ("unrouted", [[1, 0]]),
+        ("timers", "x"), ("requests", [[{"t": "arrive", "model": "m", "prompt_tokens": 1, "max_tokens": 1}, [[7]]]]),
+    ):  # fmt: skip
+        with pytest.raises(InvariantError, match="the snapshot cannot be restored"):
+            restore(core.state.config, core.state.plugins, msgspec.json.encode(taken | {name: value}))
+
+
+def test_states_are_stored_by_number() -> None:
+    assert msgspec.json.encode(State.CLOSING) == b"4"
