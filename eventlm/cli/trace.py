@@ -1,4 +1,4 @@
-"""`eventlm trace info | check | repair`: what a trace holds, whether it is whole, and how to mend its end."""
+"""`eventlm trace info | stats | check | repair`: what a trace holds, whether it is whole, how to mend its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from eventlm.cli import trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import trace_file
@@ -28,10 +29,13 @@ END_IN_WORDS = {
 
 def configure(parser: Parser) -> None:
     """Add the command's subcommands."""
-    parser.description = "Look at, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
+    parser.description = (
+        "Look at, measure, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
+    )
     parser.epilog = """\
 examples:
   eventlm trace info runs/latest                 the run in numbers
+  eventlm trace stats runs/latest --plot DIR     latencies, steps and replicas in tables and pictures
   eventlm trace check runs/latest/trace.jsonl    every line against the hash chain
   eventlm trace repair runs/latest/trace.jsonl   cut off a last line that a crash left half-written
 
@@ -41,6 +45,13 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by anot
     info = actions.add_parser("info", help="the run in numbers", description="Print a trace's run in numbers.")
     info.add_argument("--json", action="store_true", help="print one JSON object, header included")
     info.set_defaults(run=run_info)
+
+    stats = actions.add_parser(
+        "stats",
+        help="latencies, steps and replicas in tables and pictures",
+        description="Print the metrics of a trace: requests, steps, replicas, operations.",
+    )
+    trace_stats.configure(stats)
 
     check = actions.add_parser(
         "check",
@@ -56,9 +67,9 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by anot
     )
     repair.set_defaults(run=run_repair)
 
-    for action in (info, check, repair):
+    for action in (info, stats, check, repair):
         action.add_argument("path", metavar="TRACE", help="the trace file, or the folder of its run")
-    for action in (info, check):
+    for action in (info, stats, check):
         action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
 
 
@@ -76,7 +87,7 @@ def run_info(arguments: argparse.Namespace) -> int:
     else:
         for name, value in _info_rows(found):
             print(f"{name:<10}  {value}")
-    _warn(found.check.warnings)
+    warn(found.check.warnings)
     return 0
 
 
@@ -89,7 +100,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         found = check(path, strict=arguments.strict, on_progress=on_progress)
     end = END_IN_WORDS[found.end_state]
     print(f"{found.path}: ok, {counted(found.num_events, 'event')}, {counted(found.num_bytes, 'byte')}, {end}")
-    _warn(found.warnings)
+    warn(found.warnings)
     return 0
 
 
@@ -109,7 +120,8 @@ def run_repair(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _warn(warnings: list[str]) -> None:
+def warn(warnings: list[str]) -> None:
+    """Print what a user should know to stderr."""
     for warning in warnings:
         print(f"eventlm: warning: {warning}", file=sys.stderr)
 

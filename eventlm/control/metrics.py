@@ -17,7 +17,7 @@ from typing import Any
 
 from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, MetricsSnapshot, ReplicaMetrics, make_histograms
 from eventlm.control.metrics_live import Identity, LiveReplica, LiveRequest, LiveSequence, Phase
-from eventlm.control.metrics_rows import COMPLETED, MetricsSink, RequestRow, StepRow
+from eventlm.control.metrics_rows import COMPLETED, Gauges, MetricsSink, RequestRow, StepRow
 from eventlm.events import (
     Admitted,
     Arrived,
@@ -84,6 +84,14 @@ class MetricsStore:
     def num_live(self) -> int:
         """Sequences that have not ended."""
         return len(self._sequences)
+
+    @property
+    def gauges(self) -> list[Gauges]:
+        """Each replica as it is now."""
+        return [
+            Gauges(metrics.num_running, metrics.num_waiting, metrics.num_held_blocks)
+            for metrics in (replica.metrics for replica in self._replicas)
+        ]
 
     def apply(self, event: Event) -> None:
         """Take in the next event. Raises ValueError if the first is no header."""
@@ -271,11 +279,9 @@ class MetricsStore:
                     batch_size=batch_size,
                     batch_num_tokens=launched.num_tokens,
                     batch_execution_time=execution_ns,
+                    predicted_ns=launched.predicted_ns,
                     inter_batch_delay=delay_ns,
                     token_gaps=gaps,
-                    num_running=metrics.num_running,
-                    num_waiting=metrics.num_waiting,
-                    num_held_blocks=metrics.num_held_blocks,
                 )
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -41,7 +41,7 @@ class RequestRow(Struct, frozen=True, kw_only=True):
 
 
 class StepRow(Struct, frozen=True, kw_only=True):
-    """A completed step, and the replica as it was then. `token_gaps` is (ns between two tokens, how many rows)."""
+    """A completed step. `token_gaps` is (ns between two tokens of a sequence, in how many rows)."""
 
     replica: int
     step: int
@@ -49,8 +49,14 @@ class StepRow(Struct, frozen=True, kw_only=True):
     batch_size: int
     batch_num_tokens: int
     batch_execution_time: int
+    predicted_ns: int
     inter_batch_delay: int | None
     token_gaps: list[tuple[int, int]]
+
+
+class Gauges(NamedTuple):
+    """A replica at one moment: sequences on it, sequences waiting (for any replica: under the first), blocks held."""
+
     num_running: int
     num_waiting: int
     num_held_blocks: int
