@@ -153,6 +153,7 @@ class VirtualWorker:
             end_ns=self.free_ns,
             tokens=done.tokens,
             ends=done.ends,
+            extras=done.extras,
         )
         self.simulation.at(self.free_ns, lambda: self._report(result))
 

@@ -2,13 +2,14 @@
 
 Query, key and value are one matrix, so are gate and up. The model knows nothing of caches, batches or ranks:
 it runs over the tokens of a step in one flat dimension and hands each layer's query, key and value to the
-attention that it was called with.
+attention that it was called with. Whoever wants to know where the time goes passes a stopwatch's `lap`.
 
-Shapes: T tokens, S rows that sample, H query heads, K key-value heads, D head_dim, V vocabulary.
+Shapes: T tokens, S of them whose logits are wanted, H query heads, K key-value heads, D head_dim, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -22,6 +23,8 @@ from eventlm.models.config import DecoderConfig
 from eventlm.models.rope import RopeTable
 
 Rotation = tuple[Tensor, Tensor]
+#: Told the name of each operation at its end.
+Lap = Callable[[str], None]
 
 
 class Attention(Protocol):
@@ -29,6 +32,10 @@ class Attention(Protocol):
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """The attention of each query over its sequence, [T, H, D]."""
+
+
+def no_lap(name: str) -> None:
+    """Nobody wants to know."""
 
 
 class Linear(nn.Module):
@@ -71,14 +78,16 @@ class AttentionLayer(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, attention: Attention, lap: Lap) -> Tensor:
         heads, num_qk_heads = self._num_heads, self._num_heads + self._num_kv_heads
         qkv = self.qkv_proj(x).unflatten(-1, (-1, self._head_dim))
         qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
         qk = rotary_embedding(qk, *rotation)
+        lap("qkv_proj")
         out = attention(self._layer, qk[:, :heads], qk[:, heads:], v)
+        lap("attention")
         return self.o_proj(out.flatten(-2))
 
 
@@ -104,9 +113,12 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attention)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, rotation: Rotation, attention: Attention, lap: Lap) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, attention, lap)
+        lap("o_proj")
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        lap("mlp")
+        return x
 
 
 class Decoder(nn.Module):
@@ -125,18 +137,21 @@ class Decoder(nn.Module):
         self,
         token_ids_T: Tensor,
         positions_T: Tensor,
-        sampled_S: Tensor,
         rope: RopeTable,
         attention: Attention,
+        lap: Lap = no_lap,
     ) -> Tensor:
-        """Logits [S, V] of the tokens at the places `sampled_S` of the step; `positions_T` are in the
-        sequences.
-        """
+        """The residual stream behind the last layer, [T, hidden_size]; `positions_T` are in the sequences."""
         rotation = rope.at(positions_T)
         x = embedding(token_ids_T, self.embed_tokens)
+        lap("embed")
         for layer in self.layers:
-            x = layer(x, rotation, attention)
-        return linear(self.norm(x[sampled_S]), self.lm_head)
+            x = layer(x, rotation, attention, lap)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [S, V] of what the forward pass gave for S tokens."""
+        return linear(self.norm(x), self.lm_head)
 
 
 def _empty(*shape: int) -> nn.Parameter:

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from eventlm.events import Launched
 from eventlm.types import WorkerEnd
-from eventlm.worker.protocol import StepPayload
+from eventlm.worker.fake_extras import fake_extras
+from eventlm.worker.protocol import RowExtras, StepPayload
 from eventlm.worker.sequence_table import Row, SequenceTable, end_of
 
 MILLION = 1_000_000
@@ -53,11 +54,13 @@ class FakeDeath(Exception):
 
 
 class FakeStep(Struct, frozen=True, kw_only=True):
-    """What a step produced, and how long it takes."""
+    """What a step produced, and how long it takes, in all and by the parts of the formula."""
 
     tokens: list[list[int]]
     ends: list[tuple[int, WorkerEnd]]
+    extras: list[RowExtras]
     duration_ns: int
+    ops: dict[str, int]
 
 
 class FakeRunner:
@@ -77,14 +80,18 @@ class FakeRunner:
             raise FakeDeath(f"drawn to die in step {launch.step}")
         tokens: list[list[int]] = []
         ends: list[tuple[int, WorkerEnd]] = []
+        extras: list[RowExtras] = []
         for number, row in enumerate(rows):
             most = launch.most[number] if launch.most else int(row.samples)
             produced, reason = self._produce(row, launch.step, most if row.samples else 0)
             tokens.append(produced)
             if reason is not None:
                 ends.append((number, reason))
+            if (beside := fake_extras(number, row, produced, draw)) is not None:
+                extras.append(beside)
+        ops = self._ops(launch, rows)
         self._table.record(rows, tokens)
-        return FakeStep(tokens=tokens, ends=ends, duration_ns=self._duration_ns(launch, rows))
+        return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
 
     def _produce(self, row: Row, step: int, most: int) -> tuple[list[int], WorkerEnd | None]:
         """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
@@ -94,26 +101,26 @@ class FakeRunner:
         produced = []
         for place in range(position, position + count):
             drawn = self._draw("end", params.seed, index, place)
-            if drawn < self.parameters.end_ppm and not params.ignore_eos:
+            may_end = place >= params.min_tokens
+            if drawn < self.parameters.end_ppm and may_end and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)
                 return produced, ENDS[drawn % len(ENDS)]
             produced.append(fake_token(params.seed, index, place))
-            if (reason := end_of(params, produced[-1])) is not None:
+            if may_end and (reason := end_of(params, produced[-1])) is not None:
                 return produced, reason
         return produced, None
 
-    def _duration_ns(self, launch: Launched, rows: list[Row]) -> int:
-        parameters = self.parameters
-        num_decodes = len(launch.decodes)
-        context_tokens = sum(row.start + row.num_tokens for row in rows)
-        duration_ns = (
-            parameters.base_ns
-            + parameters.decode_ns * num_decodes
-            + parameters.prefill_token_ns * (launch.num_tokens - num_decodes)
-            + parameters.context_token_ns * context_tokens
-        )
+    def _ops(self, launch: Launched, rows: list[Row]) -> dict[str, int]:
+        """The step's time by what it is spent on."""
+        parameters, num_decodes = self.parameters, len(launch.decodes)
         late = self._draw("late", self._epoch, launch.replica, launch.step) < parameters.late_ppm
-        return duration_ns * (parameters.late_factor if late else 1)
+        ops = {
+            "base": parameters.base_ns,
+            "prefill": parameters.prefill_token_ns * (launch.num_tokens - num_decodes),
+            "decode": parameters.decode_ns * num_decodes,
+            "context": parameters.context_token_ns * sum(row.start + row.num_tokens for row in rows),
+        }
+        return {name: time_ns * (parameters.late_factor if late else 1) for name, time_ns in ops.items()}
 
     def _draw(self, *what: int | str) -> int:
         return draw(*what) % MILLION

@@ -6,20 +6,20 @@ import platform
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eventlm.events.decisions import Launched
 from eventlm.models.config import read_config, resolve_dtype
+from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.loader import load_decoder, torch_dtype
 from eventlm.models.rope import RopeTable
-from eventlm.types import WorkerEnd
+from eventlm.types import SequenceId
 from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
-from eventlm.worker.protocol import StepPayload, WorkerSetup
-from eventlm.worker.sampler import SampledRow, sample
+from eventlm.worker.op_timer import OpTimer
+from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
+from eventlm.worker.row_extras import row_extras
+from eventlm.worker.sampler import Sampler
 from eventlm.worker.sequence_table import Row, SequenceTable, end_of
-
-StepTokens = tuple[list[list[int]], list[tuple[int, WorkerEnd]]]
 
 
 class ModelRunner:
@@ -42,37 +42,52 @@ class ModelRunner:
             device=self._device,
         )
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
+        self._sampler = Sampler(self.config.vocab_size, self._device)
 
     @torch.inference_mode()
-    def execute(self, launch: Launched, payload: StepPayload) -> StepTokens:
-        """The tokens of each row of the launch, and the ends among them as (row, why).
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
+        """The tokens of each row of the launch, the ends among them as (row, why), and what else rows asked for.
 
         Raises DesyncError, with nothing computed, if the launch disagrees with what the runner holds.
         """
+        timer = OpTimer() if self.setup.profile_ops else None
+        lap = timer.lap if timer is not None else no_lap
         rows = self._table.apply(launch, payload)
+        for request, index in launch.forget:
+            self._sampler.table.remove(SequenceId(request, index))
+        for new in payload.new:
+            if new.kind == "generate":
+                self._sampler.table.add(self._table[SequenceId(new.request, new.index)])
         tokens: list[list[int]] = [[] for _ in rows]
-        ends: list[tuple[int, WorkerEnd]] = []
+        extras: list[RowExtras] = []
         if rows:
-            sampled_rows, logits_SV = self._logits(rows)
-            draws = [_sampled_row(rows[number]) for number in sampled_rows]
-            for number, token in zip(sampled_rows, sample(logits_SV, draws), strict=True):
-                tokens[number] = [token]
-                end = end_of(rows[number].sequence.params, token)
-                if end is not None:
-                    ends.append((number, end))
+            tokens, extras = self._compute(rows, lap)
         self._table.record(rows, tokens)
-        return tokens, ends
+        ends = [
+            (number, end)
+            for number, produced in enumerate(tokens)
+            if produced and (end := end_of(rows[number].sequence.params, produced[-1])) is not None
+        ]
+        lap("record")
+        return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})
 
-    def _logits(self, rows: list[Row]) -> tuple[list[int], Tensor]:
-        """Numbers of the rows that sample, and their logits [S, V].
-
-        Stores the keys and values of all rows.
-        """
+    def _compute(self, rows: list[Row], lap: Lap) -> tuple[list[list[int]], list[RowExtras]]:
+        """Tokens and extras. Stores the keys and values of all rows."""
         batch = build_batch(rows, block_size=self.setup.block_size, device=self._device)
         self.cache.clear_slots(batch.tails_R)
         attention = self.cache.attention(batch.slots_T, batch.attention_rows)
-        logits_SV = self._decoder(batch.token_ids_T, batch.positions_T, batch.sampled_S, self._rope, attention)
-        return batch.sampled_rows, logits_SV
+        lap("prepare")
+        hidden_TH = self._decoder(batch.token_ids_T, batch.positions_T, self._rope, attention, lap)
+        logits_SV = self._decoder.logits(hidden_TH[batch.sampled_S])
+        lap("lm_head")
+        drawn_S = self._sampler.sample(logits_SV, [rows[number].sequence for number in batch.sampled_rows])
+        tokens: list[list[int]] = [[] for _ in rows]
+        for number, token in zip(batch.sampled_rows, drawn_S.tolist(), strict=True):
+            tokens[number] = [token]
+        lap("sample")
+        extras = row_extras(rows, batch, self._decoder, hidden_TH, logits_SV, drawn_S)
+        lap("extras")
+        return tokens, extras
 
     def host_info(self) -> dict[str, Any]:
         """What a trace says of the machinery that computed it."""
@@ -85,8 +100,3 @@ class ModelRunner:
             "dtype": str(self._dtype).removeprefix("torch."),
             "attention_backend": "torch_sdpa_gather",
         }
-
-
-def _sampled_row(row: Row) -> SampledRow:
-    sequence = row.sequence
-    return SampledRow(sequence.params, sequence.id.index, sequence.position)

@@ -17,18 +17,18 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import zmq
 
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.events.codec import decode_body
-from eventlm.types import WorkerEnd
 from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import (
     Heartbeat,
     Shutdown,
+    StepOutput,
     StepPayload,
     StepResult,
     StepSample,
@@ -47,17 +47,10 @@ FAKE_MODEL = "fake"
 PARENT_POLL_MS = 500
 
 
-class Tokens(NamedTuple):
-    """Of each row of a step, and the ends among them."""
-
-    tokens: list[list[int]]
-    ends: list[tuple[int, WorkerEnd]]
-
-
 class Runner(Protocol):
     """What computes steps."""
 
-    def execute(self, launch: Launched, payload: StepPayload) -> Tokens:
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """Compute every row of a launch. Raises DesyncError."""
         ...
 
@@ -74,11 +67,12 @@ class FakeModel:
     """The fake worker in real time: it takes as long as it says, and dies when it is drawn to."""
 
     def __init__(self, setup: WorkerSetup) -> None:
+        self._profile_ops = setup.profile_ops
         self._runner = FakeRunner(
             setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
         )
 
-    def execute(self, launch: Launched, payload: StepPayload) -> Tokens:
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """Sleep for the step's duration."""
         try:
             step = self._runner.execute(launch, payload)
@@ -86,7 +80,7 @@ class FakeModel:
             print(f"fake worker: {death}", file=sys.stderr)
             os._exit(1)
         time.sleep(step.duration_ns / 1e9)
-        return Tokens(step.tokens, step.ends)
+        return StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
 
     def warm_up(self) -> list[StepSample]:
         """The formula's own values at a few points."""
@@ -107,9 +101,9 @@ class CheckpointModel:
         self._runner = ModelRunner(setup)
         self._fingerprint = model_fingerprint(setup.model)
 
-    def execute(self, launch: Launched, payload: StepPayload) -> Tokens:
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """Run the model."""
-        return Tokens(*self._runner.execute(launch, payload))
+        return self._runner.execute(launch, payload)
 
     def warm_up(self) -> list[StepSample]:
         """Time real steps."""
@@ -201,7 +195,7 @@ class Worker:
         assert isinstance(payload, StepPayload)
         start_ns = self._busy_since_ns = time.monotonic_ns()
         try:
-            tokens, ends = runner.execute(launch, payload)
+            output = runner.execute(launch, payload)
         except DesyncError as error:
             self._send(WorkerDesync(epoch=epoch, step=launch.step, detail=error.detail))
             return False
@@ -210,9 +204,7 @@ class Worker:
             return False
         self._busy_since_ns = 0
         end_ns = time.monotonic_ns()
-        self._send(
-            StepResult(epoch=epoch, step=launch.step, start_ns=start_ns, end_ns=end_ns, tokens=tokens, ends=ends)
-        )
+        self._send(StepResult(epoch=epoch, step=launch.step, start_ns=start_ns, end_ns=end_ns, **output._asdict()))
         return True
 
     def _report_crash(self, epoch: int, error: Exception) -> None:

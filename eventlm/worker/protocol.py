@@ -7,7 +7,7 @@ hold. The worker answers each step with a `StepResult`, in order, or once with `
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import msgspec
 from msgspec import Struct
@@ -93,6 +93,15 @@ class RowExtras(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_start: int = 0
     prompt_logprobs: TokenLogprobs | None = None
     embedding: bytes = b""
+
+
+class StepOutput(NamedTuple):
+    """What a runner gives for a step; see `StepResult`."""
+
+    tokens: list[list[int]]
+    ends: list[tuple[int, WorkerEnd]]
+    extras: list[RowExtras]
+    ops: dict[str, int]
 
 
 class StepResult(Struct, frozen=True, kw_only=True, tag="result"):

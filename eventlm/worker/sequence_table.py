@@ -31,13 +31,18 @@ class Sequence:
     `token_ids`.
     """
 
-    __slots__ = ("block_table", "id", "lengths", "num_prompt_tokens", "params", "token_ids")
+    __slots__ = ("block_table", "id", "kind", "lengths", "num_prompt_tokens", "params", "token_ids", "wants_extras")
 
     def __init__(self, new: NewSequence) -> None:
         self.id = SequenceId(new.request, new.index)
         self.token_ids = list(new.token_ids)
         self.num_prompt_tokens = new.num_prompt_tokens
         self.params = new.params
+        self.kind = new.kind
+        #: Whether a step gives anything for it beside tokens.
+        self.wants_extras = (
+            new.kind != "generate" or new.params.logprobs is not None or new.params.prompt_logprobs is not None
+        )
         #: Block numbers by place, 32-bit.
         self.block_table = array("i")
         #: Length at its start and after each executed step, less what no later launch can ask for.
@@ -81,6 +86,9 @@ class SequenceTable:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    def __getitem__(self, identity: SequenceId) -> Sequence:
+        return self._sequences[identity]
 
     def apply(self, launch: Launched, payload: StepPayload) -> list[Row]:
         """The launch's rows, decodes first, once its `forget`, new sequences and blocks are folded in.

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from eventlm.worker import model_runner
 from eventlm.worker.model_runner import ModelRunner
-from eventlm.worker.protocol import NewSequence, WorkerSetup
+from eventlm.worker.protocol import NewSequence, RowExtras, WorkerSetup
 from tests.worker.launches import launched, payload
 
 Key = tuple[int, int]
@@ -44,13 +43,14 @@ class Schedule:
         self._held: dict[Key, None] = {}
         self._step = 0
         self._captured: list[torch.Tensor] = []
-        sample = model_runner.sample
+        self.extras: dict[Key, list[RowExtras]] = {}
+        sample = runner._sampler.sample
 
-        def capture(logits: torch.Tensor, rows: Any) -> list[int]:
+        def capture(logits: torch.Tensor, sequences: Any) -> Any:
             self._captured = list(logits.clone())
-            return sample(logits, rows)
+            return sample(logits, sequences)
 
-        monkeypatch.setattr(model_runner, "sample", capture)
+        monkeypatch.setattr(runner._sampler, "sample", capture)
 
     def step(
         self,
@@ -64,7 +64,7 @@ class Schedule:
         """Execute one launch and keep what it produced."""
         launch = launched(self._step, decodes=decodes, chunks=chunks, blocks=blocks, forget=forget)
         self._step += 1
-        tokens, ends = self.runner.execute(launch, payload(*(new or [])))
+        tokens, ends, extras, _ = self.runner.execute(launch, payload(*(new or [])))
         keys = [row[:2] for row in launch.decodes] + [row[:2] for row in launch.chunks]
         self._held |= dict.fromkeys(keys)
         for key in launch.forget:
@@ -72,6 +72,8 @@ class Schedule:
                 self._held.pop(key, None)
         for number, reason in ends:
             self.ends.setdefault(keys[number], []).append(reason)
+        for beside in extras:
+            self.extras.setdefault(keys[beside.row], []).append(beside)
         captured = iter(self._captured)
         for key, produced in zip(keys, tokens, strict=True):
             if produced:

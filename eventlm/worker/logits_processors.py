@@ -1,0 +1,94 @@
+"""What a request's parameters do to its logits before a token is drawn, in the order of vLLM's V1 engine: allowed ids,
+bad words, min_tokens, logit_bias, then penalties.
+
+All work in place on float32 logits [S, V], over those rows alone that ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventlm.worker.sampling_table import (
+    ALLOWED,
+    BANNED,
+    BIASED,
+    PENALIZED,
+    SampledRows,
+    SamplingTable,
+    TokenLists,
+    column,
+)
+
+
+def process_logits(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
+    """Apply everything that any of the rows asks for."""
+    needs = rows.params["needs"]
+    asked = int(np.bitwise_or.reduce(needs))
+    if asked & (ALLOWED | BANNED):
+        _restrict(logits_SV, rows, table)
+    if asked & BIASED:
+        biased = np.flatnonzero(needs & BIASED).tolist()
+        lists = [table.lists[int(rows.slots[number])] for number in biased]
+        places = _places(biased, [each.bias_ids for each in lists], logits_SV)
+        values = torch.from_numpy(np.concatenate([each.bias_values for each in lists])).to(logits_SV.device)
+        logits_SV.index_put_(places, values, accumulate=True)
+    if asked & PENALIZED:
+        _penalize(logits_SV, rows, np.flatnonzero(needs & PENALIZED), table)
+
+
+def _restrict(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
+    """Minus infinity for what may not be drawn. Bans that would leave nothing of the allowed ids do not hold."""
+    needs = rows.params["needs"]
+    kept_rows, kept, banned_rows, banned = [], [], [], []
+    for number in np.flatnonzero(needs & (ALLOWED | BANNED)).tolist():
+        lists = table.lists[int(rows.slots[number])]
+        bans = _bans(lists)
+        if needs[number] & ALLOWED:
+            left = lists.allowed[~np.isin(lists.allowed, bans)]
+            kept_rows.append(number)
+            kept.append(left if len(left) else lists.allowed)
+        elif len(bans):
+            banned_rows.append(number)
+            banned.append(bans)
+    if kept_rows:
+        places = _places(kept_rows, kept, logits_SV)
+        values = logits_SV[places]
+        logits_SV.index_fill_(0, torch.tensor(kept_rows, device=logits_SV.device), -torch.inf)
+        logits_SV.index_put_(places, values)
+    if banned_rows:
+        places = _places(banned_rows, banned, logits_SV)
+        logits_SV.index_put_(places, logits_SV.new_tensor(-torch.inf))
+
+
+def _bans(lists: TokenLists) -> np.ndarray:
+    """Token ids that the sequence may not continue with now."""
+    sequence, history = lists.sequence, lists.sequence.token_ids
+    words = [word[-1] for word in lists.bad_words if tuple(history[1 - len(word) :]) == word[:-1]]
+    parts = [lists.banned, np.array(words, dtype=np.int64)]
+    if sequence.position < sequence.params.min_tokens:
+        parts.append(lists.ends)
+    return np.concatenate(parts)
+
+
+def _penalize(logits_SV: Tensor, rows: SampledRows, numbers: np.ndarray, table: SamplingTable) -> None:
+    """Repetition (Keskar et al., 2019) on prompt and output, frequency and presence (OpenAI) on the output."""
+    params, device = rows.params[numbers], logits_SV.device
+    seen = table.counts.take(params["counts_row"])
+    places = (torch.from_numpy(numbers).to(device)[:, None], torch.from_numpy(seen.ids).to(device))
+    counts = torch.from_numpy(seen.counts).to(device)
+    logits, repetition = logits_SV[places], column(params, "repetition_penalty", device)
+    logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits -= column(params, "frequency_penalty", device) * counts
+    logits -= column(params, "presence_penalty", device) * (counts > 0)
+    logits_SV.index_put_(places, logits)
+
+
+def _places(numbers: Seq[int], ids: Seq[np.ndarray], logits_SV: Tensor) -> tuple[Tensor, Tensor]:
+    """(row, token id) of each id of each row, flat."""
+    rows = np.repeat(np.array(numbers, dtype=np.int64), [len(each) for each in ids])
+    device = logits_SV.device
+    return torch.from_numpy(rows).to(device), torch.from_numpy(np.concatenate(ids)).to(device)

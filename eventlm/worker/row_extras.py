@@ -1,0 +1,73 @@
+"""What rows of a step give beside their tokens: log-probabilities and embeddings, for those that asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventlm.models.decoder import Decoder
+from eventlm.worker.batch import Batch
+from eventlm.worker.logprobs import one_of, token_logprobs
+from eventlm.worker.protocol import RowExtras
+from eventlm.worker.sequence_table import Row
+
+
+def row_extras(
+    rows: Seq[Row], batch: Batch, decoder: Decoder, hidden_TH: Tensor, logits_SV: Tensor, drawn_S: np.ndarray
+) -> list[RowExtras]:
+    """Of each row that asked for any. `hidden_TH` is what the decoder gave for the step's tokens."""
+    asking = [number for number, row in enumerate(rows) if row.sequence.wants_extras]
+    if not asking:
+        return []
+    found: dict[int, dict[str, Any]] = {number: {} for number in asking}
+    _add_logprobs(found, rows, batch, logits_SV, drawn_S)
+    offsets = np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()
+    for number in asking:
+        row = rows[number]
+        own_TH = hidden_TH[offsets[number] : offsets[number + 1]]
+        _add_prompt_logprobs(found[number], row, decoder, own_TH)
+        is_complete = row.start + row.num_tokens == row.sequence.num_prompt_tokens
+        if row.sequence.kind == "pool" and is_complete:
+            embedding = decoder.norm(own_TH[-1]).float().cpu().numpy()
+            found[number]["embedding"] = embedding.astype("<f4").tobytes()
+    return [RowExtras(row=number, **fields) for number, fields in found.items() if fields]
+
+
+def _add_logprobs(
+    found: dict[int, dict[str, Any]], rows: Seq[Row], batch: Batch, logits_SV: Tensor, drawn_S: np.ndarray
+) -> None:
+    """Of the tokens just drawn, all rows that asked at once."""
+    wanted = {number: rows[number].sequence.params.logprobs for number in batch.sampled_rows if number in found}
+    places = [place for place, number in enumerate(batch.sampled_rows) if wanted.get(number) is not None]
+    if not places:
+        return
+    counts = [count for count in wanted.values() if count is not None]
+    num_top = -1 if min(counts) < 0 else max(counts)
+    drawn = torch.from_numpy(drawn_S[places]).to(logits_SV.device)
+    logprobs = token_logprobs(lambda span: logits_SV[places[span]], drawn, logits_SV.shape[1], num_top)
+    for place, (at, count) in enumerate(zip(places, counts, strict=True)):
+        found[batch.sampled_rows[at]]["logprobs"] = one_of(logprobs, place, count)
+
+
+def _add_prompt_logprobs(fields: dict[str, Any], row: Row, decoder: Decoder, own_TH: Tensor) -> None:
+    """Of the prompt tokens that follow those of the row; the last one's follower is output, or in the next chunk."""
+    sequence = row.sequence
+    num_top = sequence.params.prompt_logprobs
+    if num_top is None:
+        if sequence.kind != "score":
+            return
+        num_top = 0
+    start = row.start + 1
+    end = min(start + row.num_tokens, sequence.num_prompt_tokens)
+    if start >= end:
+        return
+    token_ids = torch.tensor(sequence.token_ids[start:end], device=own_TH.device)
+    vocab_size = decoder.config.vocab_size
+    fields["prompt_start"] = start
+    fields["prompt_logprobs"] = token_logprobs(
+        lambda span: decoder.logits(own_TH[span]), token_ids, vocab_size, num_top
+    )

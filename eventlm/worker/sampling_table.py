@@ -1,0 +1,178 @@
+"""What a worker knows of how each of its sequences is sampled: a slot each, filled once when the sequence arrives.
+
+Numbers lie in one array that a step gathers by slot; `needs` says which of the processors a sequence has any use for,
+so that a batch pays for none that nobody in it asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventlm.sampler_params import SamplerParams
+from eventlm.types import SequenceId
+from eventlm.worker.noise import sequence_key
+from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.token_counts import TokenCounts
+
+#: Bits of `needs`. How it draws: GREEDY, or among the most likely (MASKED), or from the whole vocabulary.
+GREEDY, MASKED = 1, 2
+#: What changes its logits before that: only these ids, never those ids, biases, penalties.
+ALLOWED, BANNED, BIASED, PENALIZED = 4, 8, 16, 32
+PROCESSED = ALLOWED | BANNED | BIASED | PENALIZED
+
+#: top_k 0 and top_p infinity keep all; min_p as its logarithm, minus infinity if it keeps all.
+PARAMS_DTYPE = np.dtype(
+    [
+        ("needs", np.uint8),
+        ("key", np.uint64),
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("log_min_p", np.float32),
+        ("min_tokens", np.int64),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("counts_row", np.int64),
+    ]
+)
+
+
+def column(params_S: np.ndarray, name: str, device: torch.device) -> Tensor:
+    """One of the parameters, [S, 1]."""
+    return torch.from_numpy(params_S[name].copy()).to(device)[:, None]
+
+
+class TokenLists(NamedTuple):
+    """The parameters of a sequence that are lists of token ids; ids beyond the vocabulary are left out.
+
+    banned: the bad words of one token. ends: what `min_tokens` bans. bad_words: those of several tokens.
+    """
+
+    sequence: Sequence
+    allowed: np.ndarray
+    bias_ids: np.ndarray
+    bias_values: np.ndarray
+    banned: np.ndarray
+    ends: np.ndarray
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+class SampledRows(NamedTuple):
+    """S rows that sample: their slots int64 [S], places in the output int64 [S], and parameters [S]."""
+
+    slots: np.ndarray
+    positions: np.ndarray
+    params: np.ndarray
+
+    def take(self, numbers: np.ndarray) -> SampledRows:
+        """Some of them, in this order."""
+        return SampledRows(self.slots[numbers], self.positions[numbers], self.params[numbers])
+
+
+class SamplingTable:
+    """The slots. `counts` has the tokens of those sequences that use penalties, and of no others."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._params = np.zeros(16, dtype=PARAMS_DTYPE)
+        self._slots: dict[SequenceId, int] = {}
+        self._free = list(range(len(self._params)))
+        #: By slot.
+        self.lists: dict[int, TokenLists] = {}
+        self.counts = TokenCounts()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence in, with whatever history it brings."""
+        if not self._free:
+            size = len(self._params)
+            self._params = np.resize(self._params, 2 * size)
+            self._free = list(range(size, 2 * size))
+        slot = self._slots[sequence.id] = self._free.pop()
+        params, num_output = sequence.params, sequence.position
+        record = self._params[slot]
+        lists = _token_lists(sequence, self._vocab_size)
+        needs = _needs(params, lists, self._vocab_size)
+        if needs & (ALLOWED | BANNED | BIASED) or params.min_tokens > num_output:
+            self.lists[slot] = lists
+        record["needs"] = needs
+        record["key"] = sequence_key(params.seed, sequence.id.index)
+        record["temperature"] = params.temperature or 1.0
+        record["top_k"] = params.top_k if params.top_k < self._vocab_size else 0
+        record["top_p"] = params.top_p if params.top_p < 1.0 else np.inf
+        record["log_min_p"] = np.log(params.min_p) if params.min_p > 0.0 else -np.inf
+        record["min_tokens"] = params.min_tokens
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            record[name] = getattr(params, name)
+        record["counts_row"] = -1
+        if needs & PENALIZED:
+            record["counts_row"] = self.counts.add(sequence.token_ids, sequence.num_prompt_tokens)
+
+    def remove(self, identity: SequenceId) -> None:
+        """Forget a sequence, if it has a slot."""
+        slot = self._slots.pop(identity, None)
+        if slot is None:
+            return
+        self.lists.pop(slot, None)
+        if self._params[slot]["needs"] & PENALIZED:
+            self.counts.remove(int(self._params[slot]["counts_row"]))
+        self._free.append(slot)
+
+    def rows(self, sequences: Seq[Sequence]) -> SampledRows:
+        """What a step needs to sample these. `needs` has BANNED for those that may not end yet, too."""
+        slots = np.array([self._slots[sequence.id] for sequence in sequences], dtype=np.int64)
+        positions = np.array([sequence.position for sequence in sequences], dtype=np.int64)
+        params = self._params[slots]
+        params["needs"][positions < params["min_tokens"]] |= BANNED
+        return SampledRows(slots, positions, params)
+
+    def record(self, rows: SampledRows, tokens_S: np.ndarray) -> None:
+        """Count the tokens that these rows drew."""
+        counted = np.flatnonzero(rows.params["needs"] & PENALIZED)
+        if len(counted):
+            self.counts.append(rows.params["counts_row"][counted], tokens_S[counted])
+
+
+def _needs(params: SamplerParams, lists: TokenLists, vocab_size: int) -> int:
+    penalties = (params.repetition_penalty - 1.0, params.presence_penalty, params.frequency_penalty)
+    needs = 0
+    if params.temperature == 0.0 or params.top_k == 1:
+        needs |= GREEDY
+    elif 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0:
+        needs |= MASKED
+    if params.allowed_token_ids:
+        needs |= ALLOWED
+    if len(lists.banned) or lists.bad_words:
+        needs |= BANNED
+    if len(lists.bias_ids):
+        needs |= BIASED
+    if any(penalties):
+        needs |= PENALIZED
+    return needs
+
+
+def _token_lists(sequence: Sequence, vocab_size: int) -> TokenLists:
+    params = sequence.params
+
+    def ids(values: Seq[int]) -> np.ndarray:
+        array = np.array(values, dtype=np.int64)
+        return array[(array >= 0) & (array < vocab_size)]
+
+    bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab_size]
+    return TokenLists(
+        sequence=sequence,
+        allowed=ids(params.allowed_token_ids),
+        bias_ids=ids([token for token, _ in bias]),
+        bias_values=np.array([value for _, value in bias], dtype=np.float32),
+        banned=ids([word[0] for word in params.bad_words if len(word) == 1]),
+        ends=ids(params.eos_token_ids + params.stop_token_ids),
+        bad_words=tuple(word for word in params.bad_words if len(word) > 1 and word[-1] < vocab_size),
+    )
