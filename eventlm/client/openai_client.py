@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -137,15 +137,15 @@ class OpenAIClient:
                 "protocol",
             ) from error
 
-    def stream_chat(self, body: dict[str, Any]) -> AsyncIterator[StreamDelta]:
+    def stream_chat(self, body: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
         """POST `body` to /v1/chat/completions and yield what comes. Leaving early closes the connection."""
         return self._stream("/chat/completions", body)
 
-    def stream_completion(self, body: dict[str, Any]) -> AsyncIterator[StreamDelta]:
+    def stream_completion(self, body: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
         """POST `body` to /v1/completions and yield what comes. Leaving early closes the connection."""
         return self._stream("/completions", body)
 
-    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[StreamDelta]:
+    async def _stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
         async with self._request("POST", path, {**body, "stream": True}) as response:
             if response.content_type in ("application/json", "text/html"):
                 raise self._not_a_stream(path, await response.read())

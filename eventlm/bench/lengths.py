@@ -1,0 +1,80 @@
+"""How long prompts and outputs are: a number of tokens, or a distribution such as `lognormal:median=200,sigma=0.6`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.errors import UsageError
+
+#: Parameters of each distribution; those with a value may be left out.
+_PARAMETERS: dict[str, dict[str, float | None]] = {
+    "fixed": {"length": None},
+    "uniform": {"min": None, "max": None},
+    "normal": {"mean": None, "std": None, "min": 1, "max": math.inf},
+    "lognormal": {"median": None, "sigma": None, "min": 1, "max": math.inf},
+}
+USAGE = "N, uniform:min=N,max=N, normal:mean=X,std=X or lognormal:median=X,sigma=X (the last two take min=, max= too)"
+
+
+class Lengths(NamedTuple):
+    """A distribution of lengths in tokens, each at least 1."""
+
+    kind: str
+    parameters: dict[str, float]
+
+    def draw(self, random: numpy.random.Generator) -> int:
+        """One length."""
+        value = _DRAW[self.kind](random, self.parameters)
+        limited = min(max(value, self.parameters.get("min", 1)), self.parameters.get("max", math.inf))
+        return max(round(limited), 1)
+
+    def __str__(self) -> str:
+        if self.kind == "fixed":
+            return f"{self.parameters['length']:g}"
+        defaults = _PARAMETERS[self.kind]
+        shown = [f"{name}={value:g}" for name, value in self.parameters.items() if value != defaults[name]]
+        return f"{self.kind}:{','.join(shown)}"
+
+
+def parse_lengths(text: str, flag: str) -> Lengths:
+    """The distribution that `text` says. Raises UsageError that names `flag`."""
+    is_number = text.strip().lstrip("+-").isdigit()
+    spec: dict[str, Any] = {"type": "fixed", "length": int(text)} if is_number else parse_plugin_spec(text)
+    kind = spec.pop("type")
+    if kind not in _PARAMETERS:
+        raise UsageError(f"{flag} {text!r} is not a length; write {USAGE}")
+    known = _PARAMETERS[kind]
+    for name, value in spec.items():
+        if name not in known or isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{flag} {text!r}: {name}={value} is no parameter of {kind}; it takes {', '.join(known)}")
+    missing = [name for name, default in known.items() if default is None and name not in spec]
+    if missing:
+        raise UsageError(f"{flag} {text!r}: {', '.join(missing)} is missing; write {USAGE}")
+    parameters = {name: float(spec.get(name, default or 0)) for name, default in known.items()}
+    _check(kind, parameters, f"{flag} {text!r}")
+    return Lengths(kind, parameters)
+
+
+def _check(kind: str, parameters: dict[str, float], where: str) -> None:
+    """Raise UsageError for parameters out of range."""
+    for name in ("length", "min", "max", "mean", "median"):
+        if parameters.get(name, 1) < 1:
+            raise UsageError(f"{where}: {name} must be at least 1 token")
+    for name in ("std", "sigma"):
+        if parameters.get(name, 0) < 0:
+            raise UsageError(f"{where}: {name} must not be below 0")
+    if parameters.get("min", 1) > parameters.get("max", math.inf):
+        raise UsageError(f"{where}: min is above max")
+
+
+_DRAW: dict[str, Callable[[numpy.random.Generator, dict[str, float]], float]] = {
+    "fixed": lambda random, p: p["length"],
+    "uniform": lambda random, p: float(random.integers(int(p["min"]), int(p["max"]), endpoint=True)),
+    "normal": lambda random, p: float(random.normal(p["mean"], p["std"])),
+    "lognormal": lambda random, p: float(random.lognormal(math.log(p["median"]), p["sigma"])),
+}

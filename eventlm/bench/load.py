@@ -1,0 +1,152 @@
+"""The load itself: send requests at their times or as places come free, and record what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Any, Literal
+
+from eventlm.bench.records import INTERRUPTED, LoadRequest, LoadResult, RequestRecord
+from eventlm.client.errors import ClientError
+from eventlm.client.openai_client import OpenAIClient
+
+Endpoint = Literal["completions", "chat"]
+
+#: So many requests in a row that nobody answered mean that the server has gone.
+_MAX_UNANSWERED = 16
+
+
+class Load:
+    """One load on one server. `run` returns its result, however it ends.
+
+    `requests` come in the order of their arrivals. `max_concurrency` 0 sets no limit; a request that waits for a place
+    is late, not excused. After `duration_ns` (0: no end) no more requests are sent, and those under way may end.
+    """
+
+    def __init__(
+        self,
+        client: OpenAIClient,
+        endpoint: Endpoint,
+        requests: Iterator[LoadRequest],
+        *,
+        max_concurrency: int = 0,
+        duration_ns: int = 0,
+        on_end: Callable[[RequestRecord], None] | None = None,
+    ) -> None:
+        self._stream = client.stream_chat if endpoint == "chat" else client.stream_completion
+        self._requests = requests
+        self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        self._duration_ns = duration_ns
+        self._on_end = on_end
+        self._records: list[RequestRecord] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered = 0
+        self._server_gone = ""
+        self._start_ns = 0
+
+    async def run(self, stop: asyncio.Event) -> LoadResult:
+        """Send everything and wait for its end; `stop` ends what is under way."""
+        self._start_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        work = asyncio.ensure_future(self._send_all())
+        stopped = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        interrupted = not work.done()
+        for task in (work, stopped, *self._tasks):
+            task.cancel()
+        results = await asyncio.gather(work, stopped, *self._tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return LoadResult(
+            self._records,
+            duration_ns=max((record.end_ns for record in self._records), default=0),
+            cpu_ns=time.process_time_ns() - cpu_ns,
+            interrupted=interrupted,
+            server_gone=self._server_gone,
+        )
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() - self._start_ns
+
+    async def _send_all(self) -> None:
+        for request in self._requests:
+            if self._places is not None:
+                await self._places.acquire()
+            if request.arrival_ns is not None:
+                await self._sleep_until(request.arrival_ns)
+            if self._server_gone or self._is_over(request):
+                break
+            task = asyncio.create_task(self._send(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        while self._tasks:
+            # Errors of a task are errors of ours.
+            await asyncio.gather(*self._tasks)
+
+    def _is_over(self, request: LoadRequest) -> bool:
+        due_ns = self._now_ns() if request.arrival_ns is None else request.arrival_ns
+        return bool(self._duration_ns) and due_ns > self._duration_ns
+
+    async def _sleep_until(self, due_ns: int) -> None:
+        if self._duration_ns:
+            due_ns = min(due_ns, self._duration_ns)
+        # A loop's timer may fire a little early.
+        while (left_ns := due_ns - self._now_ns()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(left_ns / 1e9)
+
+    async def _send(self, request: LoadRequest) -> None:
+        now_ns = self._now_ns()
+        record = RequestRecord(
+            index=request.index,
+            intended_ns=now_ns if request.arrival_ns is None else request.arrival_ns,
+            sent_ns=now_ns,
+            prompt_tokens=request.prompt_tokens,
+            token_times_ns=[],
+        )
+        self._records.append(record)
+        try:
+            await self._consume(record, request.body)
+            self._unanswered = 0
+        except ClientError as error:
+            self._fail(record, error)
+        except asyncio.CancelledError:
+            record.error, record.end_ns = INTERRUPTED, self._now_ns()
+            raise
+        finally:
+            record.token_times_ns = [token_ns - self._start_ns for token_ns in record.token_times_ns]
+            if self._places is not None:
+                self._places.release()
+            if self._on_end is not None:
+                self._on_end(record)
+
+    async def _consume(self, record: RequestRecord, body: dict[str, Any]) -> None:
+        token_times_ns = record.token_times_ns
+        received_ns, usage = 0, None
+        async with aclosing(self._stream(body)) as deltas:
+            async for delta in deltas:
+                if delta.text or delta.reasoning:
+                    token_times_ns.append(delta.received_ns)
+                    received_ns = delta.received_ns
+                if delta.finish_reason is not None:
+                    record.finish_reason = delta.finish_reason
+                    received_ns = delta.received_ns
+                if delta.usage is not None:
+                    usage = delta.usage
+        record.end_ns = (received_ns or time.monotonic_ns()) - self._start_ns
+        record.output_tokens = len(token_times_ns)
+        if usage is not None and usage.completion_tokens is not None:
+            record.output_tokens, record.counted_by_server = usage.completion_tokens, True
+        if usage is not None and usage.prompt_tokens is not None:
+            record.prompt_tokens = usage.prompt_tokens
+
+    def _fail(self, record: RequestRecord, error: ClientError) -> None:
+        record.end_ns = self._now_ns()
+        record.error = f"http {error.status}" if error.status is not None else error.kind
+        record.message = str(error)
+        record.output_tokens = len(record.token_times_ns)
+        is_unanswered = error.kind in ("connection", "broken") and not record.token_times_ns
+        self._unanswered = self._unanswered + 1 if is_unanswered else 0
+        if self._unanswered >= _MAX_UNANSWERED:
+            self._server_gone = str(error)

@@ -1,0 +1,117 @@
+"""The picture of a load test: how its latencies are distributed, and what was under way when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from eventlm.bench.serve_bench import ServeResult
+from eventlm.bench.statistics import Statistics, concurrency
+
+_PERCENTILES = (50, 90, 99)
+_LINE = "#1f5fa8"
+_MARK = "#b04a2f"
+#: Where the largest is so many times the smallest, a linear axis shows only the tail.
+_LOG_RATIO = 50.0
+
+
+def plot_load(path: Path, result: ServeResult, statistics: Statistics) -> None:
+    """Write a PNG. Raises OSError."""
+    records = result.load.records
+    successes = [record for record in records if record.is_success]
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2)
+    objectives = result.options.objectives
+    _plot_cdf(
+        axes[0][0],
+        "time to first token",
+        [record.ttft_ns / 1e6 for record in successes],
+        objectives.ttft if objectives else None,
+    )
+    _plot_cdf(
+        axes[0][1],
+        "time per output token after the first",
+        [record.tpot_ns / 1e6 for record in successes if record.tpot_ns is not None],
+        objectives.tpot if objectives else None,
+    )
+    _plot_cdf(
+        axes[1][0],
+        "end-to-end latency",
+        [record.e2e_ns / 1e6 for record in successes],
+        objectives.e2e if objectives else None,
+    )
+    _plot_over_time(axes[1][1], result)
+    figure.suptitle(
+        f"{result.model}: {statistics.num_success:,} of {statistics.num_requests:,} requests succeeded, "
+        f"{statistics.requests_per_second:.2f} requests/s, {statistics.output_tokens_per_second:,.0f} output tokens/s",
+        fontsize=12,
+    )
+    figure.savefig(path, dpi=120)
+
+
+def _plot_cdf(axes: Axes, title: str, values_ms: Sequence[float], objective_ms: float | None) -> None:
+    axes.set_title(title, fontsize=11)
+    axes.set_ylabel("share of requests")
+    axes.set_ylim(0, 1.02)
+    axes.grid(alpha=0.25)
+    if not values_ms:
+        axes.text(0.5, 0.5, "no successful request", transform=axes.transAxes, ha="center", va="center")
+        axes.set_xticks([])
+        return
+    ordered = numpy.sort(numpy.asarray(values_ms))
+    unit, scale = ("s", 1e-3) if ordered[-1] >= 10_000 else ("ms", 1.0)
+    ordered = ordered * scale
+    axes.set_xlabel(unit)
+    if ordered[0] > 0 and ordered[-1] / ordered[0] > _LOG_RATIO:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.step(ordered, numpy.arange(1, len(ordered) + 1) / len(ordered), where="post", color=_LINE, linewidth=1.8)
+    marks = [(f"p{percent}", float(numpy.percentile(ordered, percent)), percent / 100) for percent in _PERCENTILES]
+    axes.plot([x for _, x, _ in marks], [y for _, _, y in marks], "o", color=_LINE, markersize=5)
+    legend = "\n".join(f"{name} {_number(x)} {unit}" for name, x, _ in marks)
+    if objective_ms is not None:
+        axes.axvline(objective_ms * scale, color=_MARK, linestyle="--", linewidth=1.2)
+        legend += f"\nobjective {_number(objective_ms * scale)} {unit}"
+    axes.text(
+        0.97,
+        0.06,
+        legend,
+        transform=axes.transAxes,
+        ha="right",
+        va="bottom",
+        fontsize=9,
+        bbox={"facecolor": "white", "edgecolor": "0.8", "alpha": 0.9},
+    )
+
+
+def _number(value: float) -> str:
+    """Three digits or more, never an exponent."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _plot_over_time(axes: Axes, result: ServeResult) -> None:
+    """Requests under way over time, and a mark for each that failed."""
+    records = result.load.records
+    axes.set_title("requests under way", fontsize=11)
+    axes.set_xlabel("s after the start")
+    axes.set_ylabel("requests")
+    axes.grid(alpha=0.25)
+    steps = concurrency(records)
+    times_s = [0.0] + [time_ns / 1e9 for time_ns, _ in steps]
+    axes.step(times_s, [0] + [running for _, running in steps], where="post", color=_LINE, linewidth=1.5)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    failed = [record.end_ns / 1e9 for record in records if not record.is_success]
+    if failed:
+        axes.plot(failed, [0.0] * len(failed), "x", color=_MARK, clip_on=False, label=f"failed: {len(failed):,}")
+        axes.legend(loc="upper right", fontsize=9)

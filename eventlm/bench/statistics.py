@@ -1,0 +1,161 @@
+"""What the records of a load come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy
+from msgspec import Struct
+
+from eventlm.bench.records import LoadResult, RequestRecord
+from eventlm.config.plugin_spec import parse_parameters
+from eventlm.errors import UsageError
+
+
+class Distribution(Struct, frozen=True):
+    """Mean, percentiles (linear interpolation between the samples beside them) and maximum."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+class Objectives(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits in milliseconds that a request must keep to count for goodput; None: no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    def are_met_by(self, record: RequestRecord) -> bool:
+        """Whether a successful request kept them all; one of a single token has no TPOT and keeps any."""
+        measured = ((self.ttft, record.ttft_ns), (self.tpot, record.tpot_ns or 0), (self.e2e, record.e2e_ns))
+        return all(limit is None or value <= limit * 1e6 for limit, value in measured)
+
+
+class Goodput(Struct, frozen=True):
+    """Requests per second that met the objectives, and their share of all that were sent."""
+
+    objectives_ms: Objectives
+    requests_per_second: float
+    share: float
+
+
+class Statistics(Struct, frozen=True, kw_only=True):
+    """One load in numbers. Latencies are of successful requests; None where there is none to tell.
+
+    `errors` counts the others by kind. `duration_s` is from the start to the last event. `late_ms` is how long after
+    its intended time the client sent a request. `drawn_rate` is that of the intended times, `sent_rate` that of the
+    sends, both over the time between the first and the last. `cpu_share` is the client's own use of one core.
+    """
+
+    num_requests: int
+    num_success: int
+    errors: dict[str, int]
+    duration_s: float
+    prompt_tokens: int
+    output_tokens: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    goodput: Goodput | None
+    ttft_ms: Distribution | None
+    tpot_ms: Distribution | None
+    inter_token_ms: Distribution | None
+    e2e_ms: Distribution | None
+    drawn_rate: float | None
+    sent_rate: float | None
+    late_ms: Distribution | None
+    mean_concurrency: float
+    peak_concurrency: int
+    cpu_share: float
+
+
+def parse_objectives(text: str) -> Objectives:
+    """`ttft=500,tpot=50,e2e=2000`, in milliseconds. Raises UsageError."""
+    limits: dict[str, float] = {}
+    for name, value in parse_parameters(text, whole=f"--slo {text}").items():
+        if name not in Objectives.__struct_fields__:
+            raise UsageError(f"--slo {text!r}: {name} is none of {', '.join(Objectives.__struct_fields__)}")
+        if isinstance(value, bool | str) or not value > 0:
+            raise UsageError(f"--slo {text!r}: {name}={value} is not a number of milliseconds above 0")
+        limits[name] = float(value)
+    return Objectives(**limits)
+
+
+def distribution(values: Sequence[float]) -> Distribution | None:
+    """The distribution of `values`; None without any."""
+    if not len(values):
+        return None
+    array = numpy.asarray(values, dtype=numpy.float64)
+    p50, p90, p95, p99 = map(float, numpy.percentile(array, (50, 90, 95, 99)))
+    return Distribution(float(array.mean()), p50, p90, p95, p99, float(array.max()))
+
+
+def summarize(result: LoadResult, objectives: Objectives | None = None) -> Statistics:
+    """The statistics of a load."""
+    records = result.records
+    successes = [record for record in records if record.is_success]
+    prompt_tokens = sum(record.prompt_tokens or 0 for record in successes)
+    output_tokens = sum(record.output_tokens for record in successes)
+    duration_s = result.duration_ns / 1e9
+    return Statistics(
+        num_requests=len(records),
+        num_success=len(successes),
+        errors=dict(Counter(record.error for record in records if not record.is_success).most_common()),
+        duration_s=duration_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        requests_per_second=_rate(len(successes), duration_s),
+        output_tokens_per_second=_rate(output_tokens, duration_s),
+        total_tokens_per_second=_rate(prompt_tokens + output_tokens, duration_s),
+        goodput=_goodput(records, successes, objectives, duration_s),
+        ttft_ms=_milliseconds(record.ttft_ns for record in successes),
+        tpot_ms=_milliseconds(record.tpot_ns for record in successes if record.tpot_ns is not None),
+        inter_token_ms=_milliseconds(gap for record in successes for gap in record.inter_token_ns),
+        e2e_ms=_milliseconds(record.e2e_ns for record in successes),
+        drawn_rate=_rate_of_times([record.intended_ns for record in records]),
+        sent_rate=_rate_of_times([record.sent_ns for record in records]),
+        late_ms=_milliseconds(record.sent_ns - record.intended_ns for record in records),
+        mean_concurrency=_rate(sum(record.end_ns - record.sent_ns for record in records) / 1e9, duration_s),
+        peak_concurrency=max((count for _, count in concurrency(records)), default=0),
+        cpu_share=_rate(result.cpu_ns, result.duration_ns),
+    )
+
+
+def concurrency(records: Sequence[RequestRecord]) -> list[tuple[int, int]]:
+    """Times in ns after the start at which the number of requests under way changes, each with the new number."""
+    changes = Counter(record.sent_ns for record in records)
+    changes.subtract(Counter(record.end_ns for record in records))
+    steps, running = [], 0
+    for time_ns in sorted(changes):
+        running += changes[time_ns]
+        steps.append((time_ns, running))
+    return steps
+
+
+def _goodput(
+    records: list[RequestRecord], successes: list[RequestRecord], objectives: Objectives | None, duration_s: float
+) -> Goodput | None:
+    if objectives is None:
+        return None
+    num_good = sum(objectives.are_met_by(record) for record in successes)
+    return Goodput(objectives, _rate(num_good, duration_s), _rate(num_good, len(records)))
+
+
+def _milliseconds(values_ns: Iterable[float]) -> Distribution | None:
+    return distribution([value_ns / 1e6 for value_ns in values_ns])
+
+
+def _rate(amount: float, over: float) -> float:
+    return amount / over if over else 0.0
+
+
+def _rate_of_times(times_ns: list[int]) -> float | None:
+    """Events per second between the first and the last; None if there is no time between them."""
+    span_ns = max(times_ns, default=0) - min(times_ns, default=0)
+    return (len(times_ns) - 1) / (span_ns / 1e9) if span_ns else None

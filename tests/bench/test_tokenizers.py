@@ -1,0 +1,80 @@
+"""Where tokenizers are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from eventlm.bench.prompts import TokenizerPrompts
+from eventlm.bench.random_streams import random_stream
+from eventlm.bench.tokenizers import find_tokenizer
+from eventlm.errors import CheckpointError, PullError, UsageError
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.tokenizer import CheckpointTokenizer
+from tests.server.checkpoints import byte_level
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level(tmp_path_factory.mktemp("tokenizer"))
+
+
+def test_a_folder(folder: Path) -> None:
+    assert isinstance(find_tokenizer(str(folder), "x"), CheckpointTokenizer)
+
+
+def test_prompts_from_a_real_vocabulary_are_exact(folder: Path) -> None:
+    tokenizer = CheckpointTokenizer(folder)
+    make = TokenizerPrompts(tokenizer, add_special_tokens=True)
+    for num_tokens in (20, 111, 500):
+        text = make(num_tokens, random_stream(0, "prompt", num_tokens))
+        assert abs(len(tokenizer.encode(text, add_special_tokens=True)) - num_tokens) <= 1
+
+
+def test_the_fake_model() -> None:
+    assert isinstance(find_tokenizer("fake", "x"), FakeTokenizer)
+    assert isinstance(find_tokenizer("", "fake"), FakeTokenizer)
+
+
+def test_a_served_model_that_lies_here(folder: Path) -> None:
+    assert isinstance(find_tokenizer("", str(folder)), CheckpointTokenizer)
+
+
+@pytest.mark.parametrize("name", ["gpt-x", "nobody/nothing", "/no/such/folder", "smollm2"])
+def test_a_served_model_that_lies_elsewhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path))
+    assert find_tokenizer("", name) is None
+
+
+def test_repositories(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the hub's cache holds is used; what was not asked for by name is not fetched."""
+    cached = str(folder / "tokenizer.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, name: cached)
+    assert isinstance(find_tokenizer("", "org/name"), CheckpointTokenizer)
+    asked: list[str] = []
+
+    def download(repo: str, name: str) -> str:
+        asked.append(f"{repo}/{name}")
+        return str(folder / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert isinstance(find_tokenizer("org/name", "x"), CheckpointTokenizer)
+    assert asked == ["org/name/tokenizer.json", "org/name/tokenizer_config.json"]
+
+
+def test_a_repository_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(repo: str, name: str) -> str:
+        raise OSError("no\nnetwork")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    with pytest.raises(PullError, match="--tokenizer org/name: no network"):
+        find_tokenizer("org/name", "x")
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--tokenizer nowhere: no such folder"):
+        find_tokenizer("nowhere", "fake")
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        find_tokenizer(str(tmp_path), "fake")

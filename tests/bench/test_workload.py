@@ -1,0 +1,101 @@
+"""From prompts to the bodies that are sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from eventlm.bench.dataset import Prompt
+from eventlm.bench.lengths import parse_lengths
+from eventlm.bench.prompts import SharedPrefixes, WordCost, WordPrompts
+from eventlm.bench.trace_arrivals import Arrival
+from eventlm.bench.workload import (
+    BodyShape,
+    SizedPrompt,
+    dataset_prompts,
+    load_requests,
+    synthetic_prompts,
+    trace_prompts,
+)
+from eventlm.errors import UsageError
+
+MAKE = WordPrompts(WordCost(0.0, 1.0), counts_fixed=True)
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+
+
+def synthetic(seed: int, count: int = 8, input_len: str = "uniform:min=2,max=9") -> list[SizedPrompt]:
+    lengths = parse_lengths(input_len, "--input-len"), parse_lengths("uniform:min=1,max=50", "--output-len")
+    return list(islice(synthetic_prompts(MAKE, *lengths, seed=seed, prefixes=None), count))
+
+
+def test_synthetic_prompts_follow_from_the_seed() -> None:
+    assert synthetic(1) == synthetic(1)
+    assert synthetic(1) != synthetic(2)
+    assert synthetic(1, 4) == synthetic(1, 8)[:4]
+    assert all(len(str(prompt.content).split()) == prompt.num_tokens for prompt in synthetic(1))
+
+
+def test_output_lengths_do_not_depend_on_the_prompts() -> None:
+    other = synthetic(1, input_len="normal:mean=40,std=9")
+    assert [prompt.max_tokens for prompt in synthetic(1)] == [prompt.max_tokens for prompt in other]
+
+
+def test_a_prefix_comes_on_top() -> None:
+    prefixes = SharedPrefixes(MAKE, num_tokens=20, num_prefixes=1, seed=0)
+    arrivals = [Arrival(0.0, 5, 3), Arrival(1.0, 6, 4)]
+    prompts = list(trace_prompts(MAKE, arrivals, seed=0, prefixes=prefixes))
+    assert [(prompt.num_tokens, prompt.max_tokens) for prompt in prompts] == [(25, 3), (26, 4)]
+    assert [len(str(prompt.content).split()) for prompt in prompts] == [25, 26]
+
+
+def from_dataset(*, shuffle: bool, seed: int = 0, count: int = 6) -> list[SizedPrompt]:
+    prompts = [Prompt("a", 5), Prompt("b", None, "one two three"), Prompt("c")]
+    lengths = parse_lengths("9", "--output-len")
+    return list(
+        islice(
+            dataset_prompts(prompts, lengths, seed=seed, shuffle=shuffle, count_tokens=lambda text: len(text.split())),
+            count,
+        )
+    )
+
+
+def test_a_data_set_is_taken_over_and_over() -> None:
+    expected = [SizedPrompt("a", 5), SizedPrompt("b", 3), SizedPrompt("c", 9)]
+    assert from_dataset(shuffle=False) == expected * 2
+
+
+def test_a_shuffled_data_set_is_whole_in_each_round() -> None:
+    prompts = from_dataset(shuffle=True, count=30)
+    assert prompts == from_dataset(shuffle=True, count=30)
+    rounds = [[prompt.content for prompt in prompts[place : place + 3]] for place in range(0, 30, 3)]
+    assert all(Counter(each) == Counter("abc") for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 1
+
+
+def test_bodies() -> None:
+    usage = {"stream_options": {"include_usage": True}}
+    completion = BodyShape(model="m", endpoint="completions")
+    assert completion.body("hi", 5) == {
+        "model": "m", "prompt": "hi", "max_tokens": 5, "temperature": 0.0, **usage
+    }  # fmt: skip
+    chat = BodyShape(model="m", endpoint="chat", ignore_eos=True, extra={"temperature": 1, "top_k": 3})
+    assert chat.body("hi", 5) == {
+        "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 1,
+        "ignore_eos": True, "top_k": 3, **usage,
+    }  # fmt: skip
+    assert chat.body(MESSAGES, 5)["messages"] == MESSAGES
+    with pytest.raises(UsageError, match="only --endpoint chat"):
+        completion.body(MESSAGES, 5)
+
+
+def test_requests_have_their_arrivals() -> None:
+    shape = BodyShape(model="m", endpoint="completions")
+    prompts = [SizedPrompt("a", 1, 4), SizedPrompt("b", 2)]
+    requests = list(load_requests(prompts, shape, iter([0.25, 0.5, 0.75])))
+    assert [(request.index, request.arrival_ns, request.prompt_tokens) for request in requests] == [
+        (0, 250_000_000, 4),
+        (1, 500_000_000, None),
+    ]
+    assert [request.arrival_ns for request in load_requests(prompts, shape, None)] == [None, None]
