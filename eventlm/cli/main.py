@@ -17,6 +17,7 @@ from eventlm.errors import EventLMError, UsageError
 COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "generate": "complete prompts here and now, without a server",
+    "bench": "measure a server under load, or the engine by itself",
     "pull": "fetch a model into the cache and print its folder",
     "replay": "verify a recorded run: its facts must lead to its decisions again",
     "trace": "look at, check or repair a trace file",

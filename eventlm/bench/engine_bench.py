@@ -1,0 +1,112 @@
+"""The engine by itself, without HTTP: requests of random tokens, submitted at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from eventlm.bench.lengths import Lengths
+from eventlm.bench.random_streams import random_stream
+from eventlm.compose.composition import Composition
+from eventlm.control.engine import InferenceEngine
+from eventlm.control.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
+from eventlm.errors import EventLMError
+from eventlm.sampler_params import SamplerParams
+
+
+class BatchResult(NamedTuple):
+    """A group of requests that went through the engine. Tokens are of all its requests, as far as they came.
+
+    `num_finished` is below the number of requests only if it was interrupted.
+    """
+
+    num_finished: int
+    prompt_tokens: int
+    output_tokens: int
+    duration_ns: int
+    is_interrupted: bool
+
+
+class RequestFactory:
+    """Makes requests of random ordinary tokens that go on to their last token, whatever the model says."""
+
+    def __init__(self, composed: Composition, *, seed: int) -> None:
+        tokenizer = composed.tokenizer
+        self._model = composed.engine.model_names[0]
+        self._seed = seed
+        self._num_made = 0
+        self._token_ids = [token for token in range(composed.vocab_size) if tokenizer.token_bytes(token)]
+        self._prompt_random = random_stream(seed, "prompt lengths")
+        self._output_random = random_stream(seed, "output lengths")
+        self._prefix: list[int] = []
+
+    def share_prefix(self, num_tokens: int) -> None:
+        """Begin all prompts from now on with the same tokens, on top of their length."""
+        self._prefix = self._tokens(num_tokens, "prefix")
+
+    def make(self, num_requests: int, prompt_lengths: Lengths, output_lengths: Lengths) -> list[EngineRequest]:
+        """So many requests; no two that it ever makes have the same prompt."""
+        return [self._request(prompt_lengths, output_lengths) for _ in range(num_requests)]
+
+    def _request(self, prompt_lengths: Lengths, output_lengths: Lengths) -> EngineRequest:
+        place, self._num_made = self._num_made, self._num_made + 1
+        tokens = self._tokens(prompt_lengths.draw(self._prompt_random), "prompt", place)
+        return EngineRequest(
+            model=self._model,
+            prompt_token_ids=self._prefix + tokens,
+            params=SamplerParams(temperature=1.0, max_tokens=output_lengths.draw(self._output_random), ignore_eos=True),
+            seed=place,
+            offline=True,
+        )
+
+    def _tokens(self, num_tokens: int, *name: str | int) -> list[int]:
+        places = random_stream(self._seed, *name).integers(len(self._token_ids), size=num_tokens)
+        return [self._token_ids[place] for place in places]
+
+
+async def run_batch(
+    engine: InferenceEngine,
+    group: list[EngineRequest],
+    stop: asyncio.Event,
+    *,
+    on_finish: Callable[[int], None] | None = None,
+) -> BatchResult:
+    """Submit a group and wait for its end; `stop` ends it early. `on_finish` gets a finished request's output tokens.
+
+    Raises what the engine raises: ContextLengthError for a request that is too long, EngineUnavailableError if it
+    dies.
+    """
+    counts = [0] * len(group)
+    finished = [False] * len(group)
+
+    async def consume(place: int, handle: RequestHandle) -> None:
+        async for output in handle:
+            if isinstance(output, TokensOutput):
+                counts[place] += len(output.token_ids)
+            elif isinstance(output, FinishedOutput):
+                if output.reason != "length":
+                    raise EventLMError(f"the engine ended a request of the benchmark by {output.reason!r}")
+                finished[place] = True
+                if on_finish is not None:
+                    on_finish(counts[place])
+
+    start_ns = time.monotonic_ns()
+    handles = await engine.submit(group)
+    work: asyncio.Future[Any] = asyncio.gather(*(consume(place, handle) for place, handle in enumerate(handles)))
+    stopped: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        is_interrupted = not work.done()
+        if not is_interrupted:
+            work.result()
+    finally:
+        duration_ns = time.monotonic_ns() - start_ns
+        for handle in handles:
+            handle.cancel()
+        work.cancel()
+        stopped.cancel()
+        await asyncio.gather(work, stopped, return_exceptions=True)
+    prompt_tokens = sum(len(request.prompt_token_ids) for place, request in enumerate(group) if counts[place])
+    return BatchResult(sum(finished), prompt_tokens, sum(counts), duration_ns, is_interrupted)
