@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -94,10 +95,9 @@ class Collector:
     def _embedding(self, place: int, choice: _Choice) -> EmbeddingRequestOutput:
         if not choice.embedding:
             raise EngineUnavailableError("the worker gave no embedding: this model cannot embed")
-        floats = struct.unpack(f"<{len(choice.embedding) // 4}f", choice.embedding)
         return EmbeddingRequestOutput(
             request_id=self._request_ids[place],
-            outputs=EmbeddingOutput(list(floats)),
+            outputs=EmbeddingOutput(_normalized(choice.embedding)),
             prompt_token_ids=self._prompts[place].token_ids,
             num_cached_tokens=choice.finished.cached_tokens if choice.finished else 0,
         )
@@ -146,6 +146,13 @@ class Collector:
         if text is None:
             text = self._token_texts[token_id] = token_text(self._tokenizer, token_id)
         return text
+
+
+def _normalized(embedding: bytes) -> list[float]:
+    """Little-endian float32 as numbers, divided by their Euclidean length."""
+    values = struct.unpack(f"<{len(embedding) // 4}f", embedding)
+    length = math.hypot(*values) or 1.0
+    return [value / length for value in values]
 
 
 def _check_end(prompt: Prompt, finished: FinishedOutput) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
+import multiprocessing
+import multiprocessing.util
 import queue
 import warnings
 import weakref
@@ -12,16 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from eventlm.compose.composition import Composition, compose
-from eventlm.compose.model_source import FAKE_MODEL, find_model
-from eventlm.config import Config, ModelConfig
-from eventlm.config.load import load_config
+from eventlm.compose.model_source import FAKE_MODEL
+from eventlm.config import ModelConfig
 from eventlm.control.request import EngineRequest
 from eventlm.errors import UsageError
 from eventlm.offline.collector import AnyRequestOutput, Collector, collect
 from eventlm.offline.engine_thread import EngineThread
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.logs import log_to_stderr
+from eventlm.offline.options import StrPath, compose_from
 from eventlm.offline.outputs import EmbeddingRequestOutput, RequestOutput
 from eventlm.offline.progress import Progress, UseTqdm
 from eventlm.offline.prompts import (
@@ -35,8 +35,6 @@ from eventlm.offline.prompts import (
 from eventlm.offline.requests import RequestMaker
 from eventlm.offline.sampling_params import SamplingParams
 from eventlm.server.generation import submit
-from eventlm.server.generation_config import load_generation_defaults
-from eventlm.server.tokenizer import CheckpointTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,17 +65,17 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] = DEFAULT_MODEL,
+        model: StrPath = DEFAULT_MODEL,
         *,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: StrPath | None = None,
         seed: int | None = None,
         data_parallel_size: int | None = None,
-        record: str | os.PathLike[str] | None = None,
+        record: StrPath | None = None,
         **options: Any,
     ) -> None:
         log_to_stderr()
         given = {"model": model, "replicas": data_parallel_size, "record": record} | options
-        composition = _with_tokenizer(compose(_config(given)), tokenizer)
+        composition = compose_from(given, tokenizer=tokenizer)
         for warning in composition.warnings:
             warnings.warn(warning, stacklevel=2)
         self._composition = composition
@@ -86,6 +84,9 @@ class LLM:
         self._thread = EngineThread(composition.engine)
         # Runs at the latest when the program ends, and knows nothing of this object, which may be collected before.
         self._shutdown = weakref.finalize(self, self._thread.stop)
+        if multiprocessing.parent_process() is not None:
+            # Where this is what runs at the end.
+            multiprocessing.util.Finalize(None, self._shutdown, exitpriority=0)
         try:
             self._thread.start_engine()
         except BaseException:
@@ -238,33 +239,6 @@ class LLM:
                 raise
         self._thread.result(running)
         return [outputs[place] for place in range(len(group))]
-
-
-def _config(given: Mapping[str, Any]) -> Config:
-    """The configuration under keyword arguments; those that are None are left at their defaults. Raises UsageError."""
-    overrides = {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in given.items()
-        if value is not None
-    }
-    return load_config(None, overrides)
-
-
-def _with_tokenizer(composition: Composition, tokenizer: str | os.PathLike[str] | None) -> Composition:
-    """With another model's tokenizer, and its end of sequence."""
-    if tokenizer is None:
-        return composition
-    folder = find_model(ModelConfig(model=os.fspath(tokenizer))).folder
-    if folder is None:
-        raise UsageError(
-            f"tokenizer {os.fspath(tokenizer)!r}: the fake model's tokenizer goes with the fake model only"
-        )
-    other = CheckpointTokenizer(folder)
-    model_folder = composition.engine.setup.model
-    defaults = composition.defaults
-    if model_folder != FAKE_MODEL:
-        defaults = load_generation_defaults(Path(model_folder), other)
-    return composition._replace(tokenizer=other, defaults=defaults)
 
 
 def _priority_for_each(given: Sequence[int] | None, num_prompts: int) -> list[int]:

@@ -57,8 +57,6 @@ class RequestMaker:
                     params=SamplerParams(max_tokens=0),
                     kind="pool",
                     cache_salt=prompt.cache_salt,
-                    # Of what comes from the cache no hidden states would be left to pool.
-                    skip_cache_read=True,
                     offline=True,
                 )
             )

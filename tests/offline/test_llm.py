@@ -196,7 +196,7 @@ def test_a_bad_priority(llm: LLM, priority: Any, message: str) -> None:
         ({"policy": "edff"}, UsageError, "did you mean edf?"),
         ({"max_num_seqs": "many"}, UsageError, "--max-num-seqs 'many': must be an integer"),
         ({"model": "no/such/folder/here"}, CheckpointError, "no/such/folder/here"),
-        ({"tokenizer": "fake"}, UsageError, "the fake model's tokenizer goes with the fake model only"),
+        ({"tokenizer": "fake"}, UsageError, "the fake model's tokenizer goes with the fake model,"),
     ],
 )
 def test_a_bad_option(options: dict[str, Any], error: type[Exception], message: str) -> None:

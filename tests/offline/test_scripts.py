@@ -236,15 +236,39 @@ def test_a_fork_is_told_that_it_has_no_engine(start: StartScript) -> None:
     script.check_record()
 
 
-def test_killed_while_it_starts(tmp_path: Path) -> None:
+def test_children_of_multiprocessing(start: StartScript) -> None:
+    """A record is closed at the end of such a process too, which runs no `atexit`, and whose parent has an LLM."""
+    call = """
+    import multiprocessing
+    def child():
+        global own
+        own = LLM("fake", record="children")
+        print(own.generate("Hi", params, use_tqdm=False)[0].outputs[0].text, flush=True)
+        pids(own)
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    """
+    script = start(HEAD, textwrap.dedent(call))
+    assert script.line() == fake_text(5, 12)
+    script.read_pids()
+    assert script.end() == (0, "", "")
+    assert verified(script.folder / "children" / "latest" / "trace.jsonl").result.clean_end
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "tmp").mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", 'from eventlm import LLM; LLM("fake")'],
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+        stderr=subprocess.DEVNULL,
     ) as process:
         [worker] = wait_until(lambda: _children(process.pid))
-        process.kill()
+        process.send_signal(number)
+        assert process.wait(PATIENCE_SECONDS) == -number
     wait_until(lambda: not is_running(worker))
+    wait_until(lambda: not list((tmp_path / "tmp").iterdir()))
 
 
 def _children(pid: int) -> list[int]:

@@ -1,0 +1,43 @@
+"""From the arguments of `LLM` to a composition: its engine, its tokenizer, its defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eventlm.compose.composition import Composition, compose
+from eventlm.compose.model_source import FAKE_MODEL, find_model
+from eventlm.config import ModelConfig
+from eventlm.config.load import load_config
+from eventlm.errors import UsageError
+from eventlm.server.generation_config import load_generation_defaults
+from eventlm.server.tokenizer import CheckpointTokenizer
+
+StrPath = str | os.PathLike[str]
+
+
+def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None) -> Composition:
+    """What `compose` makes of options by name; those that are None have their defaults.
+
+    `tokenizer`, if given, is another model whose tokenizer and end of sequence are used. Raises UsageError,
+    CheckpointError or PullError.
+    """
+    given = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in options.items()
+        if value is not None
+    }
+    composition = compose(load_config(None, given))
+    return composition if tokenizer is None else _with_tokenizer(composition, os.fspath(tokenizer))
+
+
+def _with_tokenizer(composition: Composition, name: str) -> Composition:
+    model_folder = composition.engine.setup.model
+    folder = find_model(ModelConfig(model=name)).folder
+    if folder is None or model_folder == FAKE_MODEL:
+        raise UsageError(f"tokenizer {name!r}: the fake model's tokenizer goes with the fake model, and with no other")
+    tokenizer = CheckpointTokenizer(folder)
+    defaults = load_generation_defaults(Path(model_folder), tokenizer)
+    return composition._replace(tokenizer=tokenizer, defaults=defaults)
