@@ -41,10 +41,12 @@ def add_flag(group: argparse._ActionsContainer, option: Option) -> None:
 
 def config_from_arguments(arguments: argparse.Namespace) -> Config:
     """The configuration under `--config` and the flags given. Raises UsageError."""
-    overrides = {
-        name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)
-    }
-    return load_config(arguments.config, overrides)
+    return load_config(arguments.config, given_options(arguments))
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Values of the configuration's flags that were given, by the options' names."""
+    return {name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)}
 
 
 def print_config(config: Config) -> int:

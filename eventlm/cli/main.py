@@ -16,6 +16,7 @@ from eventlm.errors import EventLMError, UsageError
 #: Each command is the module `eventlm.cli.<name>` with a `configure(parser)` that sets `run`.
 COMMANDS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
+    "chat": "talk to a model in the terminal",
     "generate": "complete prompts here and now, without a server",
     "bench": "measure a server under load, or the engine by itself",
     "pull": "fetch a model into the cache and print its folder",

@@ -96,7 +96,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
     limits = context.limits
     check_request(body, limits)
-    prompt_token_ids = await _encode(context, body)
+    prompt_token_ids = await encode_messages(context, body)
     group = [
         engine_request(
             body,
@@ -115,7 +115,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await answer(request, body, generation, replies)
 
 
-async def _encode(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
+async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
+    """The token ids of the conversation under the model's template. Raises ApiError."""
     template = context.tokenizer.chat_template
     if template is None:
         raise invalid_value(
