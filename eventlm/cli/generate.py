@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from eventlm.cli.logging_setup import configure_logging
 
-    configure_logging(level=logging.WARNING)
+    configure_logging(config.log, default_level="warning")
     return uvloop.run(_generate(config, arguments, prompts))
 
 

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from eventlm.cli.logging_setup import configure_logging
 
-    configure_logging()
+    configure_logging(config.log)
     uvloop.run(_serve(config))
     return 0
 
@@ -85,7 +85,7 @@ async def _serve(config: Config) -> None:
                 load=engine.start,
                 on_listening=lambda url: log.info("loading", url=url, model=engine.setup.model),
                 on_ready=lambda url: _announce(url, engine),
-                on_draining=lambda num_requests: _announce_end(num_requests, config.server.drain_seconds),
+                on_draining=lambda num_requests: _announce_end(num_requests, config),
                 stop=signals.stop,
                 cut=signals.cut,
             )
@@ -119,7 +119,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     hint = _TRY.format(url=url, model=model, authorization=authorization)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
-    if not sys.stderr.isatty():
+    if not _is_read_by_a_person(setup.config):
         import structlog
 
         structlog.get_logger("eventlm.serve").info(
@@ -144,9 +144,15 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     print("\n".join(lines), file=sys.stderr)
 
 
-def _announce_end(num_requests: int, drain_seconds: int) -> None:
+def _is_read_by_a_person(config: Config) -> bool:
+    """Whether what is announced should be prose: on a terminal where no JSON was asked for."""
+    return sys.stderr.isatty() and config.log.log_format != "json"
+
+
+def _announce_end(num_requests: int, config: Config) -> None:
     """Say what the server waits for before it ends, and to a person how to make that short."""
-    if not sys.stderr.isatty():
+    drain_seconds = config.server.drain_seconds
+    if not _is_read_by_a_person(config):
         import structlog
 
         structlog.get_logger("eventlm.serve").info(

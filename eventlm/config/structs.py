@@ -215,6 +215,19 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 1024
 
 
+class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Logs, on standard error."""
+
+    log_level: Annotated[
+        Literal["auto", "debug", "info", "warning", "error"],
+        Meta(description="lowest level that is logged; auto: info of a server, warning of any other command"),
+    ] = "auto"
+    log_format: Annotated[
+        Literal["auto", "text", "json"],
+        Meta(description="text for people or JSON lines for programs; auto: text on a terminal only"),
+    ] = "auto"
+
+
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration of an engine and its server."""
 
@@ -224,3 +237,4 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     worker: WorkerConfig = WorkerConfig()
     record: RecordConfig = RecordConfig()
+    log: LogConfig = LogConfig()

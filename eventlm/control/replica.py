@@ -123,6 +123,7 @@ class ReplicaController:
         if isinstance(message, WorkerFailed):
             if message.user_error:
                 raise CheckpointError(message.message)
+            self._log_crash(message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
         raise EngineUnavailableError(f"worker {self.index} died or hung while it started; see above for its last words")
 
@@ -204,8 +205,12 @@ class ReplicaController:
             self._engine.put_fact(Desynced(replica=self.index, epoch=message.epoch, step=message.step))
             return f"desync in step {message.step}: {message.detail}"
         elif isinstance(message, WorkerFailed):
+            self._log_crash(message)
             return f"failed: {message.message}"
         return ""
+
+    def _log_crash(self, failed: WorkerFailed) -> None:
+        log.error("worker failed", replica=self.index, epoch=failed.epoch, exception=failed.traceback)
 
     def _silent(self) -> str:
         """Whether the worker has said nothing for too long."""

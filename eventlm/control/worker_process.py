@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 import zmq
 import zmq.asyncio
 
@@ -24,15 +25,21 @@ from eventlm.worker.protocol import (
     encode,
 )
 
-STDERR_FD = 2
+#: How long what a dead worker has printed may be on its way; without a limit a child of its own could keep us waiting.
+LAST_LINES_SECONDS = 2.0
+#: A line of a worker's output that is longer is logged in parts.
+MAX_LINE_BYTES = 8192
 #: How long a worker may take to leave when it is asked to.
 LEAVE_SECONDS = 5.0
 #: How long the last messages of a worker that has died may be on their way.
 LAST_WORDS_SECONDS = 0.1
 
 
+log = structlog.get_logger("eventlm.worker")
+
+
 class WorkerProcess:
-    """A process started with the interpreter's own spawn: nothing of this process is inherited but stderr."""
+    """A process started with the interpreter's own spawn: nothing of this process is inherited."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
@@ -41,6 +48,7 @@ class WorkerProcess:
         self._from_worker = zmq.asyncio.Context.instance().socket(zmq.PULL)
         self._process: asyncio.subprocess.Process | None = None
         self._death: asyncio.Task[int] | None = None
+        self._printing: asyncio.Task[None] | None = None
         #: The message that is waited for. Kept over calls of `receive`: whoever cancels it may lose what it has got.
         self._message: asyncio.Future[bytes] | None = None
 
@@ -53,8 +61,9 @@ class WorkerProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                # What a library prints there is no output of this program.
-                stdout=STDERR_FD,
+                # What a library prints is no output of this program, and is logged like its other lines.
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
                 env=_environment(),
                 # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine decides what becomes of its workers.
                 start_new_session=True,
@@ -62,6 +71,8 @@ class WorkerProcess:
         except (OSError, zmq.ZMQError) as error:
             raise EngineUnavailableError(f"cannot start worker {self.setup.replica}: {error}") from error
         self._death = asyncio.create_task(self._process.wait())
+        assert self._process.stdout is not None
+        self._printing = asyncio.create_task(self._log_output(self._process.stdout))
         self._to_worker.send(encode(self.setup))
 
     def _open_sockets(self) -> tuple[str, str]:
@@ -112,6 +123,22 @@ class WorkerProcess:
             return None
         return found
 
+    async def _log_output(self, output: asyncio.StreamReader) -> None:
+        """Log what the worker and its libraries print, line by line, to its end."""
+        rest = b""
+        while chunk := await output.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) >= MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._log_line(line)
+        self._log_line(rest)
+
+    def _log_line(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            log.warning("worker says", replica=self.setup.replica, epoch=self.setup.epoch, pid=self.pid, line=text)
+
     def send_step(self, body: bytes, payload: StepPayload) -> None:
         """Ship a launch. A worker that is gone does not hear it; its death is noticed elsewhere."""
         with contextlib.suppress(zmq.Again):
@@ -132,7 +159,11 @@ class WorkerProcess:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
+            if self._printing is not None:
+                await asyncio.wait({self._printing}, timeout=LAST_LINES_SECONDS)
         finally:
+            if self._printing is not None:
+                self._printing.cancel()
             if self._message is not None:
                 self._message.cancel()
             self._to_worker.close()

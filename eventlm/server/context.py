@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from eventlm.config import ServerConfig
@@ -82,6 +83,8 @@ class ServerContext:
             generation = await generations.submit(self.engine, self.tokenizer, group)
         except EventLMError as error:
             raise from_engine_error(error, prompt_param=prompt_param) from error
+        # The seq of a request's arrival in the trace; a body of several prompts has consecutive ones.
+        structlog.contextvars.bind_contextvars(seq=generation.handles[0].request)
         self._live[id(generation)] = generation
         if self._cut:
             generation.cancel("shutdown")

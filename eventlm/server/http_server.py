@@ -40,9 +40,9 @@ class _Connection(web.RequestHandler):
         if status < 500:
             error = ApiError(status, f"The request is not valid HTTP: {(message or 'bad request').strip()}")
         response = error.to_response()
-        response.headers[REQUEST_ID_HEADER] = request_id(request)
+        response.headers[REQUEST_ID_HEADER] = identity = request_id(request)
         response.force_close()
-        _log.info("bad request", status=status, error=type(exc).__name__)
+        _log.info("bad request", request_id=identity, status=status, error=type(exc).__name__)
         return response
 
 

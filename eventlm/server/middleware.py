@@ -7,21 +7,24 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from typing import Any
 
 import structlog
 from aiohttp import web
 
 from eventlm.server.context import CONTEXT
 from eventlm.server.errors import ApiError, from_http_exception, internal_error
+from eventlm.server.generation import Generation
 
 _log = structlog.get_logger("eventlm.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID_HEADER = "x-request-id"
-#: Id of the request that the current task handles.
-CURRENT_REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+#: Id of a request, also on every line that is logged while it is handled.
+REQUEST_ID = web.RequestKey("request_id", str)
+#: What a request generates, once the engine has it.
+GENERATION = web.RequestKey("generation", Generation)
 #: Ids from clients that are echoed; anything else is replaced, so that logs and headers stay clean.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 #: What servers log for a client that left before its reply; never sent.
@@ -42,40 +45,64 @@ def request_id(request: web.BaseRequest) -> str:
 
 async def set_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Signal `on_response_prepare`: every reply carries the id, streams too."""
-    response.headers[REQUEST_ID_HEADER] = CURRENT_REQUEST_ID.get()
+    response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
 
 
 @web.middleware
 async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: give the request its id, turn errors into envelopes, log one line without any content."""
-    CURRENT_REQUEST_ID.set(request_id(request))
+    request[REQUEST_ID] = request_id(request)
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(request_id=request[REQUEST_ID])
     started_ns = time.perf_counter_ns()
-    status = _CLIENT_LEFT
-    outcome: dict[str, str | int] = {}
+    response: web.StreamResponse | None = None
     try:
         response = await _with_envelope(request, handler)
-        status, outcome = response.status, _outcome(response)
         return response
     finally:
-        log = _log.debug if request.path in _POLLED else _log.info
-        log(
-            "request",
-            request_id=CURRENT_REQUEST_ID.get(),
-            method=request.method,
-            path=request.path,
-            status=status,
-            duration_ms=(time.perf_counter_ns() - started_ns) // 1_000_000,
-            **outcome,
-        )
+        _log_end(request, response, started_ns)
 
 
-def _outcome(response: web.StreamResponse) -> dict[str, str | int]:
-    """What the log says of a stream that an error ended, which its status does not tell."""
-    error = response.get(STREAM_ERROR)
-    if error is None:
-        return {}
-    body = error.envelope.error
-    return {"outcome": "cut", "error": body.code or body.type, "error_status": error.status}
+def _log_end(request: web.Request, response: web.StreamResponse | None, started_ns: int) -> None:
+    """One line for each request; without a response its client has left."""
+    status = _CLIENT_LEFT if response is None else response.status
+    fields: dict[str, Any] = {
+        "method": request.method,
+        "path": request.path,
+        "status": status,
+        "duration_ms": (time.perf_counter_ns() - started_ns) // 1_000_000,
+    }
+    error = None if response is None else response.get(STREAM_ERROR)
+    if error is not None:
+        # An error ended the stream, which its status does not tell.
+        body = error.envelope.error
+        fields |= {"outcome": "cut", "error": body.code or body.type, "error_status": error.status}
+    generation = request.get(GENERATION)
+    if generation is not None:
+        fields |= _generated(generation, started_ns)
+    if request.path in _POLLED:
+        _log.debug("request", **fields)
+    elif status >= 500 or error is not None:
+        _log.warning("request", **fields)
+    else:
+        _log.info("request", **fields)
+
+
+def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
+    """What an operator wants to know of a request to the engine, in numbers and reasons."""
+    usage = generation.usage()
+    fields: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+        "output_tokens": generation.num_tokens,
+    }
+    if generation.first_token_ns:
+        fields["ttft_ms"] = (generation.first_token_ns - started_ns) // 1_000_000
+    if generation.finish_reasons:
+        fields["finish_reason"] = ",".join(sorted(generation.finish_reasons))
+    if generation.num_choices > 1:
+        fields["choices"] = generation.num_choices
+    return fields
 
 
 async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,7 +115,7 @@ async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamRe
     except ConnectionError:
         raise
     except Exception:
-        _log.exception("a request failed", request_id=CURRENT_REQUEST_ID.get(), path=request.path)
+        _log.exception("a request failed", path=request.path)
         return internal_error().to_response()
 
 

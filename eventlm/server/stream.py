@@ -14,7 +14,7 @@ from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error
 from eventlm.server.generation import ChoiceOutput, Generation, join_outputs
-from eventlm.server.middleware import CURRENT_REQUEST_ID, STREAM_ERROR
+from eventlm.server.middleware import GENERATION, STREAM_ERROR
 from eventlm.server.protocol import GenerationRequest
 from eventlm.server.replies import Usage
 
@@ -54,6 +54,7 @@ async def answer(
     request: web.Request, body: GenerationRequest, generation: Generation, replies: ReplyFormat
 ) -> web.StreamResponse:
     """Answer with what is generated. However this ends, the generation is released."""
+    request[GENERATION] = generation
     try:
         if not body.stream:
             return json_response(await _collect(generation, replies))
@@ -104,7 +105,7 @@ async def _stream(
         except ConnectionError:
             raise
         except Exception:
-            _log.exception("a stream failed", request_id=CURRENT_REQUEST_ID.get(), path=request.path)
+            _log.exception("a stream failed", path=request.path)
             response[STREAM_ERROR] = internal_error()
             tail = _data(response[STREAM_ERROR].to_json())
     await response.write(tail + _data(b"[DONE]"))

@@ -208,9 +208,9 @@ class Worker:
         return True
 
     def _report_crash(self, epoch: int, error: Exception) -> None:
-        """A defect, not a user's mistake: its traceback belongs on stderr, its last line to the engine."""
-        traceback.print_exc()
-        self._send(WorkerFailed(epoch=epoch, message=f"{type(error).__name__}: {error}"))
+        """A defect, not a user's mistake: its traceback belongs into the engine's log."""
+        message = f"{type(error).__name__}: {error}"
+        self._send(WorkerFailed(epoch=epoch, message=message, traceback=traceback.format_exc()))
 
     def _send(self, message: Any) -> None:
         self._outbox.send(encode(message))

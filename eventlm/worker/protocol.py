@@ -129,11 +129,15 @@ class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):
 
 
 class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
-    """The worker cannot go on; `message` is for a person, `user_error` if the cause is the user's to mend."""
+    """The worker cannot go on; `message` is for a person, `user_error` if the cause is the user's to mend.
+
+    `traceback` is that of a defect.
+    """
 
     epoch: int
     message: str
     user_error: bool = False
+    traceback: str = ""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):

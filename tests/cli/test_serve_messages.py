@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from eventlm.cli.serve import _announce_end
+from eventlm.config import Config
 
 from .conftest import StartServer
 
@@ -26,7 +27,7 @@ def test_a_person_is_told_what_the_end_waits_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, num_requests: int, text: str
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    _announce_end(num_requests, 30)
+    _announce_end(num_requests, Config())
     assert capsys.readouterr().err == text
 
 

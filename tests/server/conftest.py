@@ -9,10 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import structlog
 import uvloop
+from structlog.typing import EventDict
 
 from eventlm.config import ServerConfig
 from eventlm.server.context import ServerContext
@@ -124,6 +127,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.002)
+
+
+@contextmanager
+def capture_logs() -> Iterator[list[EventDict]]:
+    """What is logged, with what is bound to the request that is handled."""
+    with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars]) as logs:
+        yield logs
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 import pytest
-import structlog
 
 from eventlm.config import ServerConfig
 from eventlm.control.request import EngineUnavailableError
@@ -20,7 +19,7 @@ from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.http_server import HttpServer, run_server
 
-from .conftest import INVALID, Reply, RunningServer, assert_error, assert_serves, wait_until
+from .conftest import INVALID, Reply, RunningServer, assert_error, assert_serves, capture_logs, wait_until
 from .engine_double import EngineDouble, spell
 
 
@@ -141,7 +140,7 @@ def test_what_is_not_http_gets_an_envelope_too(server: RunningServer, data: byte
 
 
 def test_the_log_has_no_content(server: RunningServer) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         server.chat(messages=[{"role": "user", "content": "canary"}], stop="canary", user="canary")
         server.post("/v1/completions", b'{"model": "canary", "prompt": "canary"}', {"Authorization": "Bearer canary"})
     assert [(line["event"], line["status"]) for line in logs] == [("request", 200), ("request", 404)]
@@ -150,7 +149,7 @@ def test_the_log_has_no_content(server: RunningServer) -> None:
 
 
 def test_polls_of_the_health_are_logged_for_debugging(server: RunningServer) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         server.request("GET", "/health")
         server.request("GET", "/version")
     assert [(line["path"], line["log_level"]) for line in logs] == [("/health", "debug"), ("/version", "info")]
@@ -209,7 +208,7 @@ def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None
     thread, results = in_background(lambda: server.chat(stream=stream, max_tokens=200))
     wait_until(lambda: bool(server.engine.requests))
     time.sleep(0.02)
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         server.call(server._server.drain(asyncio.Event()))
         thread.join(5)
         wait_until(lambda: bool(logs))
@@ -226,7 +225,7 @@ def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None
 
 
 def test_a_stream_that_ends_well_and_one_whose_client_leaves_are_not_logged_as_cut(server: RunningServer) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         server.chat(stream=True)
         endless(server)
         connection = server.raw(chat_bytes(stream=True))

@@ -179,16 +179,15 @@ def test_a_missing_model_is_the_user_s_to_mend(start: Callable[..., Peer], tmp_p
     assert "Traceback" not in peer.process.stderr.read()
 
 
-def test_a_defect_is_told_in_one_line_and_in_full_on_stderr(start: Callable[..., Peer]) -> None:
+def test_a_defect_is_told_in_one_line_and_with_its_traceback(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up(fake={"speed": 3})
     failed = peer.word()
     assert isinstance(failed, WorkerFailed)
     assert not failed.user_error
     assert failed.message.startswith("TypeError: ")
+    assert failed.traceback.startswith("Traceback (most recent call last):")
     assert peer.process.wait(10) == 1
-    assert peer.process.stderr is not None
-    assert "Traceback" in peer.process.stderr.read()
 
 
 def test_a_death_in_the_middle_of_a_step(start: Callable[..., Peer]) -> None:
