@@ -110,10 +110,29 @@ def test_ends_of_the_request_s_own() -> None:
     assert prefill(make_runner(end_ppm=1_000_000), params=PARAMS).ends == []
 
 
+def test_nothing_ends_before_min_tokens_and_the_tokens_stay_as_they_are() -> None:
+    first = fake_token(9, 0, 0)
+    params = SamplerParams(seed=9, stop_token_ids=(first,), min_tokens=1)
+    done = prefill(make_runner(), params=params)
+    assert (done.tokens, done.ends) == ([[first]], [])
+    assert prefill(make_runner(end_ppm=1_000_000), params=params).tokens == [[first]]
+    runner = make_runner(end_ppm=1_000_000)
+    prefill(runner, params=params)
+    assert decode(runner, 1, 4).tokens == [[EOS_TOKEN_ID]]
+
+
+def test_parameters_that_shape_a_distribution_change_nothing() -> None:
+    shaped = structs.replace(
+        PARAMS, allowed_token_ids=(1, 2), bad_words=((1,), (2, 3)), logit_bias=((4, 1.0),), min_p=0.5, top_k=3
+    )
+    assert prefill(make_runner(), params=shaped).tokens == prefill(make_runner()).tokens
+
+
 def test_times_follow_the_formula_and_are_late_by_chance() -> None:
     times = {"base_ns": 1000, "prefill_token_ns": 10, "decode_ns": 200, "context_token_ns": 3}
     runner = make_runner(**times)
     assert prefill(runner).duration_ns == 1000 + 3 * 10 + 3 * 3
+    assert prefill(make_runner(**times)).ops == {"base": 1000, "prefill": 30, "decode": 0, "context": 9}
     assert decode(runner, 1, 4).duration_ns == 1000 + 200 + 4 * 3
     assert prefill(make_runner(**times, late_ppm=1_000_000, late_factor=5)).duration_ns == 5 * (1000 + 30 + 9)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from eventlm.errors import CheckpointError
 from eventlm.sampler_params import SamplerParams
+from eventlm.worker import op_timer
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.sequence_table import DesyncError
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
-from tests.worker.launches import new_sequence
+from tests.worker.launches import launched, new_sequence, payload
 from tests.worker.reference import Schedule, make_runner
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -295,6 +297,25 @@ def test_a_desync_computes_nothing(plain: Pair, plain_schedule: Schedule) -> Non
     with pytest.raises(DesyncError, match=r"1/0.*11 tokens confirmed"):
         plain_schedule.step(decodes=[(1, 0, 11, 0)])
     assert torch.equal(before, plain.runner.cache.kv)
+
+
+def test_operations_are_timed_without_gaps_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times_ns = itertools.count()
+    monkeypatch.setattr(op_timer.time, "perf_counter_ns", lambda: next(times_ns))
+    runner = make_runner(make_checkpoint(tmp_path, num_layers=3), profile_ops=True)
+    step = launched(0, chunks=[(1, 0, 0, 9, 1)], blocks=[(0, 0, [0, 1, 2])])
+    ops = runner.execute(step, payload(new_sequence(1, prompt_of(9)))).ops
+    once = ("prepare", "embed", "lm_head", "sample", "extras", "record")
+    assert ops == dict.fromkeys(once, 1) | dict.fromkeys(("qkv_proj", "attention", "o_proj", "mlp"), 3)
+    assert sum(ops.values()) == next(times_ns) - 1
+
+
+def test_operations_are_not_timed_unasked(plain: Pair) -> None:
+    done = plain.runner.execute(
+        launched(0, chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [0])]), payload(new_sequence(1, [5, 6]))
+    )
+    plain.runner.execute(launched(1, forget=[(1, 0)]), payload())
+    assert done.ops == {}
 
 
 def test_dtype_auto_is_the_checkpoint_s(tmp_path: Path) -> None:

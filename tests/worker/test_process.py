@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from eventlm.events.codec import encode_body
+from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import FakeParameters, fake_token
 from eventlm.worker.process import fake_samples
 from eventlm.worker.protocol import (
@@ -127,6 +128,22 @@ def test_a_worker_s_life(start: Callable[..., Peer]) -> None:
         end_ns = result.end_ns
     peer.shut_down()
     assert peer.process.wait(10) == 0
+
+
+def test_what_a_step_gives_beside_its_tokens(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(profile_ops=True)
+    peer.word()
+    new = new_sequence(1, [1, 2, 3], params=SamplerParams(logprobs=2, prompt_logprobs=0))
+    peer.send(launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [5])]), payload(new))
+    result = peer.word()
+    assert isinstance(result, StepResult)
+    [beside] = result.extras
+    assert beside.logprobs is not None
+    assert len(beside.logprobs.top_ids[0]) == 2
+    assert beside.prompt_logprobs is not None
+    assert len(beside.prompt_logprobs.logprobs) == 2
+    assert result.ops == {"base": 1_000_000, "prefill": 0, "decode": 0, "context": 0}
 
 
 def test_it_measures_only_when_told(start: Callable[..., Peer]) -> None:
