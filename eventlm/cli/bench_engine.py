@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -100,7 +99,7 @@ def _run(arguments: argparse.Namespace, measure: Measure) -> int:
 
     from eventlm.cli.logging_setup import configure_logging
 
-    configure_logging(level=logging.WARNING)
+    configure_logging(config.log, default_level="warning")
     return uvloop.run(_measure(config, arguments, measure))
 
 

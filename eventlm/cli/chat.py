@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from eventlm.cli.logging_setup import configure_logging
 
-    configure_logging(level=logging.WARNING)
+    configure_logging(config.log, default_level="warning")
     return uvloop.run(_chat(config, arguments))
 
 
@@ -82,7 +81,8 @@ def _check_url_flags(arguments: argparse.Namespace) -> None:
         if arguments.api_key is not None:
             raise UsageError("--api-key is for --url; without it no server is asked")
         return
-    others = [options()[name].flag for name in given_options(arguments) if name != "model"]
+    given = [options()[name] for name in given_options(arguments)]
+    others = [option.flag for option in given if option.name != "model" and option.section != "log"]
     if arguments.config is not None:
         others.append("--config")
     if others:
