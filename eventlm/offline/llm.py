@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from eventlm.compose.model_source import FAKE_MODEL
 from eventlm.config import ModelConfig
 from eventlm.control.request import EngineRequest
 from eventlm.errors import UsageError
@@ -75,10 +74,11 @@ class LLM:
     ) -> None:
         log_to_stderr()
         given = {"model": model, "replicas": data_parallel_size, "record": record} | options
-        composition = compose_from(given, tokenizer=tokenizer)
+        composition, self._tokenizer_folder = compose_from(given, tokenizer=tokenizer)
         for warning in composition.warnings:
             warnings.warn(warning, stacklevel=2)
         self._composition = composition
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._requests = RequestMaker(composition, seed=seed)
         self._request_ids = itertools.count()
         self._thread = EngineThread(composition.engine)
@@ -152,13 +152,14 @@ class LLM:
         return [output for output in outputs if isinstance(output, EmbeddingRequestOutput)]
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer as transformers has it. Raises UsageError for the fake model, which has none."""
-        folder = self._composition.engine.setup.model
-        if folder == FAKE_MODEL:
+        """The tokenizer as transformers has it. Raises UsageError for the fake model, which has none."""
+        if self._tokenizer_folder is None:
             raise UsageError("the fake model has no tokenizer that transformers knows")
-        from transformers import AutoTokenizer
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder)
+            self._tokenizer = AutoTokenizer.from_pretrained(self._tokenizer_folder)
+        return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend in generation_config.json; vLLM's defaults where they are silent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eventlm.compose.composition import Composition, compose
 from eventlm.compose.model_source import FAKE_MODEL, find_model
@@ -18,7 +18,14 @@ from eventlm.server.tokenizer import CheckpointTokenizer
 StrPath = str | os.PathLike[str]
 
 
-def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None) -> Composition:
+class Composed(NamedTuple):
+    """A composition, and the folder that its tokenizer comes from: None for the fake one."""
+
+    composition: Composition
+    tokenizer_folder: Path | None
+
+
+def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None) -> Composed:
     """What `compose` makes of options by name; those that are None have their defaults.
 
     `tokenizer`, if given, is another model whose tokenizer and end of sequence are used. Raises UsageError,
@@ -30,14 +37,17 @@ def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None
         if value is not None
     }
     composition = compose(load_config(None, given))
-    return composition if tokenizer is None else _with_tokenizer(composition, os.fspath(tokenizer))
+    if tokenizer is not None:
+        return _with_tokenizer(composition, os.fspath(tokenizer))
+    model = composition.engine.setup.model
+    return Composed(composition, None if model == FAKE_MODEL else Path(model))
 
 
-def _with_tokenizer(composition: Composition, name: str) -> Composition:
+def _with_tokenizer(composition: Composition, name: str) -> Composed:
     model_folder = composition.engine.setup.model
     folder = find_model(ModelConfig(model=name)).folder
     if folder is None or model_folder == FAKE_MODEL:
         raise UsageError(f"tokenizer {name!r}: the fake model's tokenizer goes with the fake model, and with no other")
     tokenizer = CheckpointTokenizer(folder)
     defaults = load_generation_defaults(Path(model_folder), tokenizer)
-    return composition._replace(tokenizer=tokenizer, defaults=defaults)
+    return Composed(composition._replace(tokenizer=tokenizer, defaults=defaults), folder)

@@ -6,9 +6,11 @@ import copy
 import functools
 import inspect
 import io
+import os
 import pickle
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -272,18 +274,26 @@ def test_the_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Processed prompts: 100%" in file.getvalue()
 
 
-class Interrupt(tqdm.tqdm):
-    """A bar at whose first step Ctrl-C comes."""
+def interrupted_by(action: Callable[[], None]) -> type[Any]:
+    """A progress bar at whose first step something happens."""
 
-    def update(self, n: float | None = 1) -> bool | None:
-        raise KeyboardInterrupt
+    class Bar(tqdm.tqdm):  # type: ignore[type-arg]
+        def update(self, n: float | None = 1) -> bool | None:
+            action()
+            return None
+
+    return Bar
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_interrupted_call_is_cancelled_and_the_llm_goes_on(tmp_path: Path) -> None:
     with LLM("fake", fake=FAKE, record=tmp_path) as llm:
         params = [seeded(max_tokens=1), seeded(max_tokens=8000)]
         with pytest.raises(KeyboardInterrupt):
-            llm.generate(["a", "b"], params, use_tqdm=Interrupt)
+            llm.generate(["a", "b"], params, use_tqdm=interrupted_by(interrupt))
         assert quiet(llm, "c", seeded())[0].outputs[0].text == fake_text(5, 12)
     assert llm.run_folder is not None
     trace = verified(llm.run_folder / "trace.jsonl")
@@ -305,14 +315,11 @@ def test_a_shutdown_ends_calls_of_other_threads() -> None:
     done: list[BaseException | None] = []
     at_work = threading.Event()
 
-    class Bar(tqdm.tqdm):
-        def update(self, n: float | None = 1) -> bool | None:
-            at_work.set()
-            return None
-
     def call() -> None:
         try:
-            llm.generate(["a", "b"], [seeded(max_tokens=1), seeded(max_tokens=8000)], use_tqdm=Bar)
+            llm.generate(
+                ["a", "b"], [seeded(max_tokens=1), seeded(max_tokens=8000)], use_tqdm=interrupted_by(at_work.set)
+            )
             done.append(None)
         except EngineUnavailableError as error:
             done.append(error)
@@ -323,6 +330,21 @@ def test_a_shutdown_ends_calls_of_other_threads() -> None:
     llm.shutdown()
     thread.join(20)
     assert [str(error) for error in done] == ["this LLM was shut down while it worked"]
+
+
+@pytest.mark.parametrize("max_restarts", [0, 5])
+def test_a_worker_that_is_killed(max_restarts: int) -> None:
+    with LLM("fake", fake=FAKE, max_restarts=max_restarts) as llm:
+        [pid] = llm._composition.engine.worker_pids
+        bar = interrupted_by(lambda: os.kill(pid, signal.SIGKILL) if is_running(pid) else None)
+        params = [seeded(max_tokens=1), seeded(max_tokens=2000)]
+        if max_restarts:
+            outputs = llm.generate(["a", "b"], params, use_tqdm=bar)
+            assert outputs[1].outputs[0].token_ids == expected_tokens(5, 0, 2000)
+            return
+        for _ in range(2):
+            with pytest.raises(EngineUnavailableError, match=r"no worker is left|the engine is dead"):
+                llm.generate(["a", "b"], params, use_tqdm=bar)
 
 
 def test_it_stays_in_its_process(llm: LLM) -> None:

@@ -103,7 +103,7 @@ def test_a_plain_script_without_a_main_guard(start: StartScript) -> None:
     script.check_record()
 
 
-def test_within_asyncio_run(start: StartScript) -> None:
+def test_within_running_loops_of_a_program_that_chose_its_own(start: StartScript) -> None:
     call = """
     import asyncio, uvloop
     async def main():
@@ -112,25 +112,17 @@ def test_within_asyncio_run(start: StartScript) -> None:
         return (await asyncio.to_thread(llm.generate, "Hi", params, use_tqdm=False))[0].outputs[0].text
     print(asyncio.run(main()), uvloop.run(main()), asyncio.run(in_a_thread()), sep="\\n")
     """
-    script = start(HEAD, textwrap.dedent(call))
+    script = start("import uvloop; uvloop.install()\n", HEAD, textwrap.dedent(call))
     assert script.end() == (0, (fake_text(5, 12) + "\n") * 3, "")
     script.check_record()
-
-
-def test_within_a_program_that_chose_another_event_loop(start: StartScript) -> None:
-    script = start("import uvloop; uvloop.install()\n", HEAD, 'llm.generate("Hi", params, use_tqdm=False)\n')
-    assert script.end() == (0, "", "")
 
 
 @pytest.mark.parametrize(
     ("end", "code"),
     [
         ("raise SystemExit(3)", 3),
-        ("raise ValueError('a mistake')", 1),
+        ("llm.itself = llm; raise ValueError('a mistake')", 1),
         ("import threading; threading.Thread(target=llm.generate, args=('Hi', params)).start()", 0),
-        ("llm.itself = llm  # a cycle", 0),
-        ("del llm; print('deleted')", 0),
-        ("llm.shutdown()", 0),
     ],
 )
 def test_ends_that_close_the_record(start: StartScript, end: str, code: int) -> None:
@@ -169,33 +161,35 @@ def test_two_at_once(start: StartScript) -> None:
     script.check_record()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_during_a_call(start: StartScript, number: signal.Signals) -> None:
     script = start(HEAD, LONG_CALL, "work()\n")
     assert script.line() == "working"
     script.process.send_signal(number)
-    code, _, err = script.end()
-    assert code == -number
-    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
-    script.check_record(clean_end=number == signal.SIGINT)
+    assert script.end()[0] == -number
+    script.check_record(clean_end=False)
 
 
-def test_ctrl_c_ends_the_call_alone(start: StartScript) -> None:
+def test_ctrl_c_ends_the_call_and_no_more(start: StartScript) -> None:
     call = """
     try:
         work()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    print(llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text)
+    print(llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].text, flush=True)
+    work()
     """
     script = start(HEAD, LONG_CALL, textwrap.dedent(call))
     assert script.line() == "working"
     script.process.send_signal(signal.SIGINT)
-    code, out, _ = script.end()
-    assert (code, out) == (0, f"interrupted\n{fake_text(5, 12)}\n")
+    assert [script.line() for _ in range(3)] == ["interrupted", fake_text(5, 12), "working"]
+    script.process.send_signal(signal.SIGINT)
+    code, out, err = script.end()
+    assert (code, out) == (-signal.SIGINT, "")
+    assert err.rstrip().endswith("KeyboardInterrupt")
     script.check_record()
     trace = verified(script.folder / "runs" / "latest" / "trace.jsonl")
-    assert sorted(event.reason for event in trace.of(Finished)) == ["cancelled", "length", "length"]
+    assert sorted(event.reason for event in trace.of(Finished)) == ["cancelled"] * 2 + ["length"] * 3
 
 
 def test_a_fork_is_told_that_it_has_no_engine(start: StartScript) -> None:
@@ -277,8 +271,12 @@ def _children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
-def test_importing_is_cheap_and_known_to_type_checkers(tmp_path: Path) -> None:
-    program = "import sys, eventlm; print([m for m in sys.modules if m.split('.')[0] in ('msgspec', 'torch', 'zmq')])"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
-    program = "from eventlm import *; import sys; print(LLM.__name__, SamplingParams().n, 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "LLM 1 False\n"
+def test_importing_is_cheap() -> None:
+    program = """\
+import sys, eventlm
+print([name for name in sys.modules if name.split(".")[0] in ("msgspec", "torch", "zmq")], "LLM" in dir(eventlm))
+from eventlm import *
+print(LLM.__name__, SamplingParams().n, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[] True\nLLM 1 False\n"
