@@ -29,7 +29,8 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
-        "/v1/models, /health, /metrics, /version. Without --model it is the default model, fetched at its first use.\n"
+        "/v1/models, /health, /metrics, /version. Without --model it is the default model, fetched at its\n"
+        "first use.\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them."
     )
     parser.usage = "eventlm serve [--model MODEL] [--record DIR] [flags]"

@@ -168,7 +168,7 @@ def _replica_table(stats: TraceStats) -> Iterator[str]:
 
 
 def _operation_rows(stats: TraceStats) -> list[list[str]]:
-    """Over all replicas, the longest first; the share is of the steps' time."""
+    """Over all replicas, the longest first, and what no operation was measured in; shares are of the steps' time."""
     times: dict[str, int] = {}
     for replica in stats.snapshot.replicas:
         for name, ns in replica.op_ns.items():
@@ -176,6 +176,8 @@ def _operation_rows(stats: TraceStats) -> list[list[str]]:
     busy_ns = sum(replica.busy_ns for replica in stats.snapshot.replicas)
     num_steps = max(sum(replica.num_steps for replica in stats.snapshot.replicas), 1)
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    if times and busy_ns > sum(times.values()):
+        ordered.append(("(the rest)", busy_ns - sum(times.values())))
     return [[name, _milliseconds(ns), f"{ns / num_steps / 1e6:,.3f}", _share(ns, busy_ns)] for name, ns in ordered]
 
 

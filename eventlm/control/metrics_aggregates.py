@@ -36,7 +36,7 @@ def one_two_five_buckets(largest: int) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-class Histogram(Struct):
+class Histogram(Struct, gc=False):
     """How many values fell at or below each bound (ascending), with one count more for those above; and their sum."""
 
     bounds: tuple[int, ...]
@@ -110,7 +110,7 @@ def make_histograms(max_model_len: int) -> dict[str, Histogram]:
     return {name: Histogram.over(of_name) for name, of_name in bounds.items()}
 
 
-class ReplicaMetrics(Struct, kw_only=True):
+class ReplicaMetrics(Struct, kw_only=True, gc=False):
     """Sums over one replica. Sequences are counted, not requests: each of a request's `n` samples is one.
 
     What no replica has yet (sequences in the shared queue, rejected requests) counts under replica 0, so that a sum

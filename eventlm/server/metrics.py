@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from aiohttp import web
 from prometheus_client import ProcessCollector
@@ -17,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from eventlm.control.metrics_components import EngineMetrics
 from eventlm.server.context import CONTEXT
 from eventlm.server.metric_families import EngineCollector
 
@@ -27,6 +29,13 @@ _OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 _EOF = b"# EOF\n"
 
 _process = ProcessCollector(registry=None)
+
+
+class Reply(NamedTuple):
+    """What a scrape gets."""
+
+    body: bytes
+    content_type: str
 
 
 class _OneFamily(Collector):
@@ -40,20 +49,25 @@ class _OneFamily(Collector):
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """In the format that the client accepts: Prometheus's text, or OpenMetrics.
+    """In the format that the client accepts: Prometheus's text, or OpenMetrics."""
+    reply = await render(request.app[CONTEXT].engine.metrics, request.headers.get("Accept", ""))
+    return web.Response(body=reply.body, headers={"Content-Type": reply.content_type})
+
+
+async def render(read: Callable[[], EngineMetrics], accept: str) -> Reply:
+    """A whole reply.
 
     The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
     replicas the whole takes as long as several steps.
     """
-    encode, content_type = _encoder(request.headers.get("Accept", ""))
+    encode, content_type = _encoder(accept)
     parts = []
-    engine = request.app[CONTEXT].engine
-    for family in chain(EngineCollector(engine.metrics).collect(), _process.collect()):
+    for family in chain(EngineCollector(read).collect(), _process.collect()):
         parts.append(encode(_OneFamily(family)).removesuffix(_EOF))
         await asyncio.sleep(0)
     if content_type == _OPENMETRICS_TYPE:
         parts.append(_EOF)
-    return web.Response(body=b"".join(parts), headers={"Content-Type": content_type})
+    return Reply(b"".join(parts), content_type)
 
 
 def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:

@@ -45,7 +45,8 @@ def test_operations_with_their_share(tmp_path: Path, capsys: pytest.CaptureFixtu
     path, _ = record(3, tmp_path)
     table = stats(capsys, str(path)).strip().split("\n\n")[-1].splitlines()
     assert table[0].split() == ["operations", "ms", "ms/step", "share"]
-    assert [row.split()[0] for row in table[1:]] == ["attention", "mlp"]
+    assert [row.split()[0] for row in table[1:]] == ["attention", "mlp", "(the"]
+    assert sum(float(row.split()[-1].rstrip("%")) for row in table[1:]) == pytest.approx(100, abs=0.2)
     assert all(row.endswith("%") for row in table[1:])
 
 
