@@ -18,10 +18,15 @@ from eventlm.wording import counted
 
 if TYPE_CHECKING:
     from eventlm.bench.engine_bench import BatchResult
+    from eventlm.bench.lengths import Lengths
     from eventlm.compose.composition import Composition
 
-#: Measures on a started engine until the event; what it returns is printed, and written where --output-json says.
-Measure = Callable[["Composition", asyncio.Event], Awaitable[tuple[str, dict[str, Any]]]]
+#: The arguments, the lengths of prompts and outputs, and a started engine: measures until the event. What it returns
+#: is printed, and written where --output-json says.
+Measure = Callable[
+    [argparse.Namespace, "tuple[Lengths, Lengths]", "Composition", asyncio.Event],
+    Awaitable[tuple[str, dict[str, Any]]],
+]
 
 _LENGTH_HELP = "N, uniform:min=N,max=N, normal:mean=X,std=X or lognormal:median=X,sigma=X"
 
@@ -81,29 +86,32 @@ def _add_common_flags(parser: Parser, group: argparse._ArgumentGroup) -> None:
 
 def run_throughput(arguments: argparse.Namespace) -> int:
     """Measure the throughput; returns the exit code."""
-    return _run(arguments, lambda composed, stop: _throughput(arguments, composed, stop))
+    return _run(arguments, _throughput)
 
 
 def run_latency(arguments: argparse.Namespace) -> int:
     """Measure the latency; returns the exit code."""
-    return _run(arguments, lambda composed, stop: _latency(arguments, composed, stop))
+    return _run(arguments, _latency)
 
 
 def _run(arguments: argparse.Namespace, measure: Measure) -> int:
     config = config_from_arguments(arguments)
     if arguments.print_config:
         return print_config(config)
-    _check(arguments)
+    lengths = _lengths(arguments)
     # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
     import uvloop
 
     from eventlm.cli.logging_setup import configure_logging
 
     configure_logging(config.log, default_level="warning")
-    return uvloop.run(_measure(config, arguments, measure))
+    return uvloop.run(_measure(config, arguments, lengths, measure))
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _lengths(arguments: argparse.Namespace) -> tuple[Lengths, Lengths]:
+    """The lengths of prompts and outputs. Raises UsageError for whatever is wrong with the command's own flags."""
+    from eventlm.bench.lengths import parse_lengths
+
     least = {"num_prompts": 1, "batch_size": 1, "num_iters": 1, "num_iters_warmup": 0, "prefix_len": 0, "seed": 0}
     for name, minimum in least.items():
         value = getattr(arguments, name, minimum)
@@ -112,9 +120,12 @@ def _check(arguments: argparse.Namespace) -> None:
     path = Path(arguments.output_json)
     if arguments.output_json and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"--output-json {path}: this is a folder, or its folder does not exist")
+    return parse_lengths(arguments.input_len, "--input-len"), parse_lengths(arguments.output_len, "--output-len")
 
 
-async def _measure(config: Config, arguments: argparse.Namespace, measure: Measure) -> int:
+async def _measure(
+    config: Config, arguments: argparse.Namespace, lengths: tuple[Lengths, Lengths], measure: Measure
+) -> int:
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose
 
@@ -125,7 +136,7 @@ async def _measure(config: Config, arguments: argparse.Namespace, measure: Measu
         try:
             if not await _started(composed, signals.stop):
                 return signals.exit_code
-            text, result = await measure(composed, signals.stop)
+            text, result = await measure(arguments, lengths, composed, signals.stop)
         finally:
             await composed.engine.stop()
         print(text)
@@ -156,21 +167,16 @@ def _write_json(path: Path, result: dict[str, Any]) -> None:
 
 
 async def _throughput(
-    arguments: argparse.Namespace, composed: Composition, stop: asyncio.Event
+    arguments: argparse.Namespace, lengths: tuple[Lengths, Lengths], composed: Composition, stop: asyncio.Event
 ) -> tuple[str, dict[str, Any]]:
     from tqdm import tqdm
 
     from eventlm.bench.engine_bench import RequestFactory, run_batch
-    from eventlm.bench.lengths import parse_lengths
 
     factory = RequestFactory(composed, seed=arguments.seed)
     if arguments.prefix_len:
         factory.share_prefix(arguments.prefix_len)
-    group = factory.make(
-        arguments.num_prompts,
-        parse_lengths(arguments.input_len, "--input-len"),
-        parse_lengths(arguments.output_len, "--output-len"),
-    )
+    group = factory.make(arguments.num_prompts, *lengths)
     with tqdm(total=len(group), unit=" requests", disable=not sys.stderr.isatty(), leave=False) as bar:
         result = await run_batch(composed.engine, group, stop, on_finish=lambda num_tokens: bar.update() and None)
     return _throughput_text(composed, result), _throughput_json(arguments, composed, result)
@@ -208,18 +214,13 @@ def _throughput_json(arguments: argparse.Namespace, composed: Composition, resul
 
 
 async def _latency(
-    arguments: argparse.Namespace, composed: Composition, stop: asyncio.Event
+    arguments: argparse.Namespace, lengths: tuple[Lengths, Lengths], composed: Composition, stop: asyncio.Event
 ) -> tuple[str, dict[str, Any]]:
     from tqdm import tqdm
 
     from eventlm.bench.engine_bench import RequestFactory, run_batch
-    from eventlm.bench.lengths import parse_lengths
 
     factory = RequestFactory(composed, seed=arguments.seed)
-    lengths = (
-        parse_lengths(arguments.input_len, "--input-len"),
-        parse_lengths(arguments.output_len, "--output-len"),
-    )
     seconds: list[float] = []
     num_batches = arguments.num_iters_warmup + arguments.num_iters
     for place in tqdm(range(num_batches), unit=" batches", disable=not sys.stderr.isatty(), leave=False):
