@@ -73,7 +73,7 @@ class Run:
     """Feeds a core and keeps the events it saw and made."""
 
     def __init__(self, header: Header) -> None:
-        self.core = rebuild(header).core
+        self.core = rebuild(header).new_core()
         self.core.apply(header)
         self.events: list[Event] = [header]
         self.now_ns = 0
@@ -154,17 +154,17 @@ def verify_time(run: Run, first_timed: int, num_steps: int) -> float:
     header = run.events[0]
     assert isinstance(header, Header)
     lines = []
-    for event in run.events[1:]:
+    for event in run.events:
         body = encode_body(event)
         tag = str(type(event).__struct_config__.tag)
         lines.append(LogLine("", event.s + 1, 0, tag, event.s, body))
-    verifier = Verifier(rebuild(header).core, header)
-    for line in lines[: first_timed - 1]:
+    verifier = Verifier(rebuild(header), header)
+    for line in lines[:first_timed]:
         verifier.feed(line)
     gc.collect()
     gc.disable()
     times = []
-    step_lines = lines[first_timed - 1 :]
+    step_lines = lines[first_timed:]
     starts = [i for i, line in enumerate(step_lines) if line.tag == "done"] + [len(step_lines)]
     for first, last in pairwise(starts):
         start = time.perf_counter_ns()

@@ -35,6 +35,7 @@ class Code(Enum):
     DIFFERENT_DECISION = Kind(10, "the replay decided otherwise than the trace", _RERUN)
     REORDERED_DECISION = Kind(10, "the replay made the same decisions in another order", _RERUN)
     STATE_DIGEST = Kind(10, "the decisions agree, but the state behind them does not", _RERUN)
+    SNAPSHOT = Kind(10, "the decisions agree, but the state that the next segment starts from is another", _RERUN)
     CONFIG_DRIFT = Kind(
         10,
         "the replay was given another configuration than the run",
@@ -60,6 +61,8 @@ class Divergence(Struct, frozen=True, kw_only=True):
     s: int
     line: int
     what: str
+    #: The file of that line.
+    path: str = ""
     recorded: dict[str, Any] | None = None
     replayed: dict[str, Any] | None = None
     #: Fields that differ: name, recorded, replayed; for lists the first differing place.

@@ -42,10 +42,24 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 class Rebuilt(NamedTuple):
-    """The core, and a warning for each plug-in whose source is not what ran."""
+    """What a core is made of, and a warning for each plug-in whose source is not what ran."""
 
-    core: Core
+    config: CoreConfig
+    plugins: Plugins
+    predictor: Predictor
     drift: list[str]
+
+    def new_core(self) -> Core:
+        """As it was when the run began."""
+        return Core(self.config, self.plugins, self.predictor)
+
+    def restored_core(self, snapshot: bytes) -> Core:
+        """As it was when the snapshot was taken. Raises InvariantError if it is none of such a core."""
+        return Core.restored(self.config, self.plugins, snapshot)
+
+
+#: What a snapshot depends on, so that a core with another value of it cannot go on from there.
+FIXED_BY_SNAPSHOT = ("num_blocks",)
 
 
 def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
@@ -54,7 +68,7 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     if header.flags:
         raise TraceVersionError(f"the run had changes of behaviour {header.flags}, which this version does not know")
     if header.s:
-        raise UsageError("this is a later segment of a run; verify the run from its first segment")
+        _check_changes_midway(header, changes)
     drift: list[str] = []
     policies: dict[str, Policy] = {}
     first_policy = ""
@@ -69,7 +83,18 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     router = _chosen("router", header, changes.router, changes, drift)
     plugins = Plugins(policies=policies, policy=first_policy, batcher=batcher.instance, router=router.instance)
     config = _changed_config(header.core, changes.settings)
-    return Rebuilt(Core(config, plugins, Predictor.from_coefficients(header.predictor)), drift)
+    return Rebuilt(config, plugins, Predictor.from_coefficients(header.predictor), drift)
+
+
+def _check_changes_midway(header: Header, changes: Changes) -> None:
+    """The requests of a snapshot have been ordered by the recorded policy, and have blocks of the recorded pool."""
+    fixed = ["--policy"] if changes.policy is not None else []
+    fixed += [f"--set {name}" for name in FIXED_BY_SNAPSHOT if name in changes.settings]
+    if fixed:
+        raise UsageError(
+            f"{fixed[0]}: the trace begins in the middle of the run, at event {header.s}, with requests under way that "
+            "were ordered and placed without it; it needs a trace from the run's start"
+        )
 
 
 def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:

@@ -32,14 +32,20 @@ def _summary(result: VerifyResult) -> str:
     counts = f"{counted(result.num_events, 'event')}, {counted(result.num_decisions, 'decision')} verified, "
     if result.change:
         return f"{counts}tokens not checked: with {result.change} none would have come out otherwise"
-    return f"{counts}tokens not checked ({counted(result.num_checkpoints, 'checkpoint')})"
+    parts = [counted(result.num_checkpoints, "checkpoint")]
+    parts += [counted(result.num_segments, "segment")] if result.num_segments > 1 else []
+    parts += [f"from event {result.first_s:,} on, earlier ones are not kept"] if result.first_s else []
+    text = f"{counts}tokens not checked ({', '.join(parts)})"
+    if result.num_missing:
+        text += f"\ngap: {counted(result.num_missing, 'event')} not recorded; what lies before and behind is verified"
+    return text
 
 
 def _divergence_lines(result: VerifyResult, found: Divergence) -> list[str]:
     before = counted(result.num_decisions, "decision")
     checkpoints = "" if result.change else f" and {counted(result.num_checkpoints, 'checkpoint')}"
     lines = [
-        f"{result.path}: {found.code} at event {found.s} (line {found.line}): {found.what}",
+        f"{found.path or result.path}: {found.code} at event {found.s} (line {found.line}): {found.what}",
         f"{before}{checkpoints} before it came out as recorded",
         *([f"with {result.change}"] if result.change else []),
         "",

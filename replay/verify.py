@@ -2,6 +2,9 @@
 
 Decisions are compared as bytes, so most lines are never decoded. The first difference ends the run and is explained:
 what was recorded and replayed, the chain of causes back to the request, the replayed state around it.
+
+A later segment of a run begins with a snapshot. Where the log begins or goes on behind a gap there, the core is
+restored from it; where the replay has come there by itself, the snapshot must be that of its own state.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.errors import InvariantError, LivenessError, TraceCorruptError
-from eventlm.events import Checkpoint, Decision, Event, Fact, Gap, Header, Marker
+from eventlm.events import Checkpoint, Decision, Event, Fact, Gap, Header, Marker, Snapshot
 from eventlm.events.codec import DECISION_TAGS, encode_body
 from eventlm.replay.divergence import (
     Code,
@@ -28,7 +32,7 @@ from eventlm.replay.divergence import (
     requests_named,
     state_lines,
 )
-from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.rebuild import Changes, Rebuilt, rebuild
 
 #: Most links of a causal chain that are shown.
 MAX_CHAIN = 12
@@ -41,12 +45,17 @@ class VerifyResult(Struct, frozen=True, kw_only=True):
 
     `change` is what the replay did otherwise than the run, as text. Under a change the digests are not compared: the
     state may differ (the policy in force is part of it) long before a decision does.
+    first_s: the first event of the trace, above 0 where the run's first segments are not kept. num_missing: events that
+    a gap says were not recorded; what lies on its both sides is verified.
     """
 
     path: str
     num_events: int
     num_decisions: int
     num_checkpoints: int
+    num_segments: int = 1
+    first_s: int = 0
+    num_missing: int = 0
     clean_end: bool
     still_being_written: bool
     change: str = ""
@@ -55,8 +64,10 @@ class VerifyResult(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the divergence."""
-        return self.divergence.exit_code if self.divergence is not None else 0
+        """0, or that of the divergence, else of the gaps."""
+        if self.divergence is not None:
+            return self.divergence.exit_code
+        return Code.GAP.value.exit_code if self.num_missing else 0
 
 
 class Found(Exception):
@@ -71,38 +82,71 @@ class Found(Exception):
 
 
 class Verifier:
-    """Takes a trace's lines in order. `check_invariants` validates the state after every fact."""
+    """Takes a trace's lines in order, from the first. `check_invariants` validates the state after every fact."""
 
     def __init__(
-        self, core: Core, header: Header, *, check_digests: bool = True, check_invariants: bool = False
+        self, rebuilt: Rebuilt, header: Header, *, check_digests: bool = True, check_invariants: bool = False
     ) -> None:
-        self.core = core
+        self.core = rebuilt.new_core()
         self.num_decisions = 0
         self.num_checkpoints = 0
+        self._rebuilt = rebuilt
+        self._header = header
         self._compare_digests = check_digests
         self._check_invariants = check_invariants
         #: Decisions of the latest apply that the trace has not come to yet.
         self.expected: deque[Decision] = deque()
-        core.apply(header)
+        #: The core's state is not known before the next snapshot.
+        self._is_lost = header.s > 0
 
     def feed(self, line: LogLine) -> None:
-        """Check one line behind the header. Raises Found at the first difference."""
-        if line.tag in DECISION_TAGS:
+        """Check one line. Raises Found at the first difference."""
+        if line.tag in DECISION_TAGS and not self._is_lost:
             self._compare(line)
             return
         event = line.event()
-        if isinstance(event, Gap):
-            raise Found(Code.GAP, f"events {event.first} to {event.last} are missing: {event.reason}", event)
-        if isinstance(event, Header) or encode_body(event) != line.body:
-            what = "it is a second header" if isinstance(event, Header) else "it is not written as eventlm writes it"
-            raise TraceCorruptError(f"{line.path} is damaged at line {line.number}, byte {line.byte_offset}: {what}")
+        if encode_body(event) != line.body:
+            raise _damaged(line, "it is not written as eventlm writes it")
         if self.expected:
             extra = self.expected[0]
             raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
-        if isinstance(event, Checkpoint) and self._compare_digests:
+        if isinstance(event, Header):
+            self._begin_segment(event, line)
+        elif isinstance(event, Gap) and line.number != 2:
+            raise Found(Code.GAP, f"events {event.first} to {event.last} are missing: {event.reason}", event)
+        elif isinstance(event, Snapshot):
+            self._take_snapshot(event, line)
+        elif self._is_lost and not isinstance(event, Gap):
+            raise _damaged(line, "the segment has no snapshot to start from")
+        elif isinstance(event, Checkpoint) and self._compare_digests:
             self._check_digests(event)
-        if isinstance(event, Fact | Marker):
+        if isinstance(event, Fact | Marker) and not self._is_lost:
             self._apply(event)
+
+    def _begin_segment(self, header: Header, line: LogLine) -> None:
+        if line.number != 1:
+            raise _damaged(line, "it is a second header")
+        place = {"s": self._header.s, "ts": self._header.ts, "c": self._header.c}
+        if structs.replace(header, **place, previous_h=self._header.previous_h) != self._header:
+            raise _damaged(line, "its header is not that of the run's first segment")
+        if self._is_lost or header.s == self.core.next_seq:
+            return
+        # The reader has found a gap there.
+        self._is_lost = True
+        if not self._compare_digests:
+            what = f"events {self.core.next_seq} to {header.s - 1} are missing: under a change, nothing follows from them"
+            raise Found(Code.GAP, what, header)
+
+    def _take_snapshot(self, snapshot: Snapshot, line: LogLine) -> None:
+        if self._is_lost:
+            try:
+                self.core = self._rebuilt.restored_core(bytes(snapshot.state))
+            except InvariantError as error:
+                raise _damaged(line, str(error)) from error
+            self._is_lost = False
+        elif self._compare_digests and self.core.snapshot() != bytes(snapshot.state):
+            differing = _differing(self.core.snapshot(), bytes(snapshot.state))
+            raise Found(Code.SNAPSHOT, f"the segment starts from another state: {differing}")
 
     def _compare(self, line: LogLine) -> None:
         if not self.expected:
@@ -135,6 +179,16 @@ class Verifier:
         self.num_checkpoints += 1
 
 
+def _damaged(line: LogLine, what: str) -> TraceCorruptError:
+    return TraceCorruptError(f"{line.path} is damaged at line {line.number}, byte {line.byte_offset}: {what}")
+
+
+def _differing(replayed: bytes, recorded: bytes) -> str:
+    """The parts of two snapshots that are not the same."""
+    after, before = msgspec.json.decode(replayed), msgspec.json.decode(recorded)
+    return ", ".join(name for name in after if after[name] != before.get(name)) + " differ"
+
+
 def verify(
     path: Path | str,
     *,
@@ -145,15 +199,14 @@ def verify(
 ) -> VerifyResult:
     """Verify a trace. Raises what LogReader raises for files that are damaged or not traces."""
     with LogReader(path, strict=strict) as reader:
-        core, drift = rebuild(reader.header, changes)
+        rebuilt = rebuild(reader.header, changes)
+        drift = rebuilt.drift
         change = changes.describe() if changes is not None else ""
-        verifier = Verifier(core, reader.header, check_digests=not change, check_invariants=check_invariants)
+        verifier = Verifier(rebuilt, reader.header, check_digests=not change, check_invariants=check_invariants)
         divergence = None
         line: LogLine | None = None
-        lines = iter(reader)
-        next(lines)
         try:
-            for line in lines:
+            for line in reader:
                 verifier.feed(line)
                 if on_progress is not None and line.number % 1024 == 0:
                     on_progress(reader.position, reader.size_bytes)
@@ -165,9 +218,12 @@ def verify(
             on_progress(reader.position, reader.size_bytes)
         return VerifyResult(
             path=str(path),
-            num_events=line.number if line is not None else 1,
+            num_events=reader.num_lines,
             num_decisions=verifier.num_decisions,
             num_checkpoints=verifier.num_checkpoints,
+            num_segments=reader.num_segments,
+            first_s=reader.header.s,
+            num_missing=reader.num_missing,
             clean_end=reader.clean_end,
             still_being_written=reader.still_being_written,
             change=change,
@@ -203,6 +259,7 @@ def _explain(reader: LogReader, verifier: Verifier, line: LogLine, found: Found,
         remedy=code.value.remedy,
         s=line.s,
         line=line.number,
+        path=line.path,
         what=found.what,
         recorded=recorded,
         replayed=replayed,
@@ -218,18 +275,19 @@ def _decisions_from(reader: LogReader, s: int) -> list[Event]:
 
 
 def _chain(reader: LogReader, line: LogLine, requests: list[int]) -> list[str]:
-    """The event, its causes one by one, and the arrivals of the requests that the difference names."""
+    """The event, its causes one by one, and the arrivals of the requests that the difference names, as far as kept."""
     links: list[str] = []
     s = line.s
-    while s > 0 and len(links) < MAX_CHAIN:
+    first_s = reader.header.s
+    while s > first_s and len(links) < MAX_CHAIN:
         event = _event_at(reader, s)
         links.append(_one_line(event))
         # A cause lies before its effect; whatever else a made-up trace says is not followed.
         s = event.c if event.c < s else 0
-    if s > 0:
+    if s > first_s:
         links.append("...")
     for request in requests[:3]:
-        if 0 < request < line.s:
+        if first_s < request < line.s:
             arrival = _one_line(_event_at(reader, request))
             if arrival not in links:
                 links.append(arrival)

@@ -57,6 +57,9 @@ from tests.workload import (
 class MemoryLog:
     """A log writer that keeps the bodies."""
 
+    segment_due = False
+    problem = ""
+
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
 

@@ -1,88 +1,38 @@
-"""Reading a trace: line by line, in bounded memory, each line checked against the chain before it is used.
+"""Reading a trace: one file, or all segments of a run's folder as the one log that they are.
 
-A trace is whole (it ends in `end`), without a clean end (its writer died between two lines), torn (its
-writer died within a line) or still being written (its writer holds the lock). All four can be read. A
-complete line that does not fit the chain is damage, and damage is refused with line and byte.
+Borders are checked like lines: a segment goes on where the one before ended, with its last hash, or says in a `gap`
+behind its header what is missing between them. A segment that is not there leaves a hole that nothing explains, and
+is damage. Where the oldest are gone the log begins with the first that is left, and with its snapshot.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
-import stat
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NoReturn
 
-import msgspec
-from msgspec import Struct
+from eventlm.bus.run_folder import TRACE_NAME, closed_segments
+from eventlm.bus.segment_reader import LogLine, SegmentReader, TornTail, corrupt
+from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.events import Event, Gap, Header
 
-from eventlm._version import __version__
-from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
-from eventlm.events import Event, Header
-from eventlm.events.codec import SUFFIX_BYTES, chain, close_line, decode_body, split_line
-from eventlm.events.markers import BEHAVIOUR_VERSION, FORMAT_VERSION, SCHEMA_VERSION
+#: How often a folder is read again if a segment began meanwhile.
+_MAX_LISTINGS = 20
 
-#: No event comes near it; it bounds the memory that a file without newlines can take.
-MAX_LINE_BYTES = 64 * 1024 * 1024
-READ_BUFFER_BYTES = 256 * 1024
-#: Below this many bytes a search goes on line by line.
-_SEARCH_BYTES = 64 * 1024
-_HEAD_BYTES = 128
-_HEAD = re.compile(rb'\{"t":"(\w+)","s":(\d+)')
+__all__ = ["LogLine", "LogReader", "TornTail", "read_history"]
 
 
-class TornTail(Struct, frozen=True):
-    """What lies behind the last complete line: where it would have begun, and how many bytes of it there
-    are."""
-
-    line_number: int
-    byte_offset: int
-    num_bytes: int
-
-
-class LogLine(Struct, frozen=True, gc=False):
-    """A line whose hash and place are right. Line numbers count from 1, byte offsets from 0."""
-
-    path: str
-    number: int
-    byte_offset: int
-    tag: str
-    s: int
-    body: bytes
-
-    def event(self) -> Event:
-        """The event. Raises TraceCorruptError where the line, although it was written so, is not an event."""
-        try:
-            return decode_body(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            what = f"it is not an event: {error}"
-            raise _corrupt(self.path, self.number, self.byte_offset, what) from error
-
-
-class _HeaderStart(Struct):
-    """The part of a header that every version of it has."""
-
-    format: int = 0
-    schema: int = 0
-    behaviour: int = 0
-    code_version: str = ""
-    previous_h: str = ""
-
-
-def _corrupt(path: str, line_number: int, byte_offset: int, what: str) -> TraceCorruptError:
-    return TraceCorruptError(f"{path} is damaged at line {line_number}, byte {byte_offset}: {what}")
+class SegmentGoneError(UsageError):
+    """A segment became too old to be kept while it was about to be read."""
 
 
 class LogReader:
     """Iterate over the lines of a trace, from the first, as often as wanted (one iteration at a time).
 
-    header: the first line.
+    path: a file, or the folder of a run. header: the first line; size_bytes: of all files, at opening.
     still_being_written: at opening, the writer held its lock. Then a half-written last line is no torn tail.
-    size_bytes, position: the file's size at opening, and how much of it was read; lines added later are left.
-    num_lines, torn, clean_end: how far the latest iteration came, and how it ended.
+    num_segments: files; num_lines, position, gaps, torn, clean_end: how far the latest iteration came and how it ended.
 
     Raises UsageError if there is nothing to read, TraceVersionError for a trace of another version,
     TraceCorruptError for damage (at opening for the first line, else while iterating), and with `strict`
@@ -91,184 +41,125 @@ class LogReader:
 
     def __init__(self, path: Path | str, *, strict: bool = False) -> None:
         self.path = str(path)
-        self._strict = strict
+        self._closed, self._last = _open_all(Path(path), strict=strict)
+        self._current = self._last
+        self.still_being_written = self._last.still_being_written
+        self.num_segments = len(self._closed) + 1
+        self.size_bytes = self._last.size_bytes
         try:
-            self._file: BinaryIO = open(path, "rb", buffering=READ_BUFFER_BYTES)  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise UsageError(f"cannot read the trace {path}: {error.strerror}") from error
-        try:
-            # Probed before the size is taken: once the lock is free, nobody writes to the file any more.
-            self.still_being_written = _is_locked(self._file)
-            status = os.fstat(self._file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise UsageError(f"cannot read the trace {path}: it is not a regular file")
-            self.size_bytes = status.st_size
-            self._reset()
-            self.header = self._read_header()
+            for place in range(len(self._closed)):
+                with self._segment(place) as reader:
+                    self.size_bytes += reader.size_bytes
+            with self._segment(0) as first:
+                self.header: Header = first.header
         except BaseException:
-            self._file.close()
+            self._last.close()
             raise
+        self._reset()
 
     def _reset(self) -> None:
-        self.position = 0
-        self.num_lines = 0
-        self.torn: TornTail | None = None
-        self.clean_end = False
+        self._num_lines_before = 0
+        self._num_bytes_before = 0
+        self.gaps: list[Gap] = []
 
-    def _read_header(self) -> Header:
-        line = self._file.readline(MAX_LINE_BYTES)
-        if not line.endswith(b"\n"):
-            if self.still_being_written:
-                raise UsageError(f"{self.path} has no header yet: the run has only begun, try again")
-            raise _corrupt(self.path, 1, 0, "it has no complete header; nothing of it can be used")
-        body = line[: -SUFFIX_BYTES - 1]
-        if split_line(line[:-1]) is None or not body.startswith(b'{"t":"header",'):
-            raise _corrupt(self.path, 1, 0, "its first line is not the header of a trace")
-        try:
-            start = msgspec.json.decode(body + b"}", type=_HeaderStart)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _corrupt(self.path, 1, 0, f"its header cannot be read: {error}") from error
-        if close_line(body, chain(start.previous_h, body)) != line:
-            raise _corrupt(self.path, 1, 0, "the hash of its header does not match")
-        self._check_versions(start)
-        event = LogLine(self.path, 1, 0, "header", 0, body).event()
-        assert isinstance(event, Header)
-        return event
+    @property
+    def num_lines(self) -> int:
+        """Lines of the latest iteration."""
+        return self._num_lines_before + self._current.num_lines
 
-    def _check_versions(self, found: _HeaderStart) -> None:
-        known = (FORMAT_VERSION, SCHEMA_VERSION, BEHAVIOUR_VERSION)
-        if (found.format, found.schema, found.behaviour) == known:
+    @property
+    def position(self) -> int:
+        """Bytes that the latest iteration has read."""
+        return self._num_bytes_before + self._current.position
+
+    @property
+    def torn(self) -> TornTail | None:
+        """What lies behind the last complete line."""
+        return self._last.torn
+
+    @property
+    def clean_end(self) -> bool:
+        """Whether the latest iteration has come to an `end`."""
+        return self._last.clean_end
+
+    @property
+    def num_missing(self) -> int:
+        """Events that the gaps of the latest iteration tell of."""
+        return sum(gap.last - gap.first + 1 for gap in self.gaps)
+
+    @contextlib.contextmanager
+    def _segment(self, place: int) -> Iterator[SegmentReader]:
+        """A reader of a segment, closed behind its use; the last one's is kept."""
+        if place == len(self._closed):
+            yield self._last
             return
-        raise TraceVersionError(
-            f"{self.path} has format {found.format}, schema {found.schema}, behaviour {found.behaviour} "
-            f"and was written by eventlm {found.code_version or 'of an unknown version'}; this is eventlm "
-            f"{__version__}, which reads format {FORMAT_VERSION}, schema {SCHEMA_VERSION}, behaviour "
-            f"{BEHAVIOUR_VERSION}: read it with the version that wrote it"
-        )
+        path = self._closed[place]
+        if not path.exists():
+            raise SegmentGoneError(f"{path} was removed while the trace was read; try again")
+        with SegmentReader(path) as reader:
+            yield reader
 
     def __iter__(self) -> Iterator[LogLine]:
-        return self._lines(0, 1, self.header.s, self.header.previous_h)
+        return self._lines(0, None)
 
     def lines_from(self, s: int) -> Iterator[LogLine]:
         """The lines from event `s` on, found by bisection; the lines before it are not checked."""
-        before = self._find(s - 1) if s > self.header.s else None
-        if before is None:
-            return (line for line in self if line.s >= s)
-        byte_offset, h = before
-        return self._lines(byte_offset, s - self.header.s + 1, s, h)
+        place = len(self._closed)
+        while place:
+            with self._segment(place) as reader:
+                if reader.header.s <= s:
+                    break
+            place -= 1
+        return self._lines(place, s)
 
-    def _lines(self, byte_offset: int, line_number: int, s: int, previous_h: str) -> Iterator[LogLine]:
-        """The lines from a place on, given what is expected there: line number, `s`, and the hash before."""
+    def _lines(self, first: int, s: int | None) -> Iterator[LogLine]:
         self._reset()
-        self._file.seek(byte_offset)
-        readline, match_head = self._file.readline, _HEAD.match
-        path, size_bytes, tag = self.path, self.size_bytes, ""
-        while byte_offset < size_bytes:
-            line = readline(MAX_LINE_BYTES)
-            if line[-1:] != b"\n":
-                self._end_torn(line_number, byte_offset, len(line), after_end=tag == "end")
-                break
-            body = line[: -SUFFIX_BYTES - 1]
-            h = chain(previous_h, body)
-            head = match_head(body)
-            if close_line(body, h) != line or head is None or int(head[2]) != s or tag == "end":
-                self._refuse(line, line_number, byte_offset, s, h, after_end=tag == "end")
-            tag = head[1].decode()
-            yield_offset = byte_offset
-            byte_offset += len(line)
-            self.position, self.num_lines = byte_offset, line_number
-            yield LogLine(path, line_number, yield_offset, tag, s, body)
-            previous_h = h
-            line_number += 1
-            s += 1
-        self.clean_end = tag == "end"
+        before: SegmentReader | None = None
+        for place in range(first, self.num_segments):
+            with self._segment(place) as reader:
+                self._current = reader
+                lines = iter(reader) if s is None or before is not None else reader.lines_from(s)
+                if before is not None and before.num_lines:
+                    self._check_border(before, reader)
+                yield from lines
+                if place < len(self._closed):
+                    self._check_closed(reader)
+                    self._num_lines_before += reader.num_lines
+                    self._num_bytes_before += reader.position
+                before = reader
 
-    def _end_torn(self, line_number: int, byte_offset: int, num_bytes: int, *, after_end: bool) -> None:
-        if after_end:
-            raise _corrupt(self.path, line_number, byte_offset, f"{num_bytes} bytes follow the end record")
-        if num_bytes == MAX_LINE_BYTES:
-            what = f"the line is longer than {MAX_LINE_BYTES} bytes"
-            raise _corrupt(self.path, line_number, byte_offset, what)
-        if self.still_being_written:
+    def _check_closed(self, reader: SegmentReader) -> None:
+        if reader.torn is not None:
+            tail = reader.torn
+            raise corrupt(reader.path, tail.line_number, tail.byte_offset, "the line is cut short, and a segment follows")
+        if reader.clean_end:
+            raise corrupt(reader.path, reader.num_lines, reader.position, "it has an end record, and a segment follows")
+
+    def _check_border(self, before: SegmentReader, after: SegmentReader) -> None:
+        header = after.header
+        next_s = before.header.s + before.num_lines
+        if header.previous_h != before.last_h and header.s == next_s:
+            raise corrupt(after.path, 1, 0, f"it does not follow {before.path}: the hash of its last line is another")
+        if header.s == next_s:
             return
-        num_bytes = self.size_bytes - byte_offset
-        self.torn = TornTail(line_number, byte_offset, num_bytes)
-        if self._strict:
-            raise TornTraceError(
-                f"{self.path} is torn at line {line_number}, byte {byte_offset}: {num_bytes} bytes of "
-                f"an incomplete line; `eventlm trace repair {self.path}` removes them"
+        gap = after.declared_gap()
+        if gap is not None and (gap.first, gap.last) == (next_s, header.s - 1) and header.previous_h == before.last_h:
+            self.gaps.append(gap)
+            return
+        if header.s > next_s:
+            raise TraceCorruptError(
+                f"events {next_s} to {header.s - 1} are missing between {before.path} and {after.path}: a segment was "
+                "removed or damaged; each of those that are left can be read alone, by its own path"
             )
-
-    def _refuse(self, line: bytes, line_number: int, byte_offset: int, s: int, h: str, *, after_end: bool) -> NoReturn:
-        """Say what is wrong with a complete line that cannot stand here; h is the hash that fits."""
-        split, head = split_line(line[:-1]), _HEAD.match(line)
-        found_s = int(head[2]) if head else s
-        if after_end:
-            what = "it follows the end record"
-        elif split is None:
-            what = 'it does not end in its hash (,"h":"<16 hex>"})'
-        elif head is None:
-            what = 'it does not begin as an event does ({"t":"<tag>","s":<number>)'
-        elif found_s != s:
-            what = self._describe_jump(s, found_s)
-        elif not _is_json(split.body + b"}"):
-            what = f"it is not JSON, and its hash ({split.claimed_h}) is not that of its content ({h})"
-        else:
-            what = f"its hash does not match: it says {split.claimed_h}, its content gives {h}"
-        raise _corrupt(self.path, line_number, byte_offset, what)
-
-    def _describe_jump(self, s: int, found_s: int) -> str:
-        head = _HEAD.match(self._file.readline(_HEAD_BYTES))
-        following_s = int(head[2]) if head else -1
-        if (found_s, following_s) == (s + 1, s):
-            return f"events {s} and {found_s} have changed places"
-        if found_s > s and following_s == found_s + 1:
-            missing = f"event {s} is" if found_s == s + 1 else f"events {s} to {found_s - 1} are"
-            return f"{missing} missing, event {found_s} follows event {s - 1}"
-        return f"event {found_s} stands where event {s} belongs"
-
-    def _find(self, s: int) -> tuple[int, str] | None:
-        """Where the line of event `s` ends and the hash it claims; None if the search meets damage."""
-        low, high = 0, self.size_bytes
-        while high - low > _SEARCH_BYTES:
-            middle = (low + high) // 2
-            self._file.seek(middle)
-            start = middle + len(self._file.readline(MAX_LINE_BYTES))
-            head = _HEAD.match(self._file.readline(_HEAD_BYTES)) if start < high else None
-            if head is not None and int(head[2]) <= s:
-                low = start
-            else:
-                high = middle
-        self._file.seek(low)
-        while low < self.size_bytes:
-            line = self._file.readline(MAX_LINE_BYTES)
-            if line[-1:] != b"\n":
-                break
-            low += len(line)
-            head, split = _HEAD.match(line), split_line(line[:-1])
-            if head is None or split is None or int(head[2]) > s:
-                return None
-            if int(head[2]) == s:
-                return low, split.claimed_h
-        return self.size_bytes, ""
+        raise corrupt(after.path, 1, 0, f"it begins with event {header.s}, but {before.path} ends with {next_s - 1}")
 
     def warnings(self) -> list[str]:
         """What a user should know of how the trace ends; valid once an iteration has come to its end."""
-        if self.still_being_written:
-            return [f"{self.path} is still being written: its {self.num_lines} complete lines were used"]
-        if self.torn is not None:
-            return [
-                f"{self.path} is torn: {self.torn.num_bytes} bytes at line {self.torn.line_number}, byte "
-                f"{self.torn.byte_offset} were left out; `eventlm trace repair {self.path}` removes them"
-            ]
-        if not self.clean_end:
-            last_s = self.header.s + self.num_lines - 1
-            return [f"{self.path} has no clean end: the run was killed after event {last_s}"]
-        return []
+        return self._last.warnings()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._last.close()
 
     def __enter__(self) -> LogReader:
         return self
@@ -279,27 +170,34 @@ class LogReader:
         self.close()
 
 
+def _open_all(path: Path, *, strict: bool) -> tuple[list[Path], SegmentReader]:
+    """The closed segments, and a reader of the last one; read again if a segment has begun in between."""
+    if not path.is_dir():
+        return [], SegmentReader(path, strict=strict)
+    listed = _list(path)
+    for _ in range(_MAX_LISTINGS):
+        trace = path / TRACE_NAME
+        # The writer died, on a file system without links, between giving the last segment its two names.
+        last = SegmentReader(trace if trace.exists() or not listed else listed[-1][1], strict=strict)
+        before, listed = listed, _list(path)
+        if [first_s for first_s, _ in before] == [first_s for first_s, _ in listed]:
+            # Between its two names the last segment has both.
+            return [segment for first_s, segment in listed if first_s < last.header.s], last
+        last.close()
+    raise UsageError(f"cannot read the trace {path}: its segments follow each other too fast, give the path of one")
+
+
+def _list(folder: Path) -> list[tuple[int, Path]]:
+    try:
+        return [(segment.first_s, segment.path) for segment in closed_segments(folder)]
+    except OSError as error:
+        raise UsageError(f"cannot read the trace {folder}: {error.strerror}") from error
+
+
 def read_history(path: Path | str, first_s: int, last_s: int) -> Iterator[Event]:
-    """The events of a trace with first_s <= s <= last_s, as far as they are written: a Bus's `history`."""
-    with LogReader(path) as reader:
+    """The events of a trace with first_s <= s <= last_s, as far as they are kept: a Bus's `history`."""
+    with LogReader(path) as reader, contextlib.suppress(SegmentGoneError):
         for line in reader.lines_from(first_s):
             if line.s > last_s:
                 return
             yield line.event()
-
-
-def _is_locked(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return False
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True

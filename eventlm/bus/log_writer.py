@@ -1,47 +1,74 @@
-"""The recorder: event bodies in, chained lines in a file out.
+"""The recorder: event bodies in, chained lines in the segments of a run's folder out.
 
 `append` only keeps the body; chaining, joining and write(2) happen once a step in `flush`, so that what a
 step pays for its record is one system call. What `flush` has written survives `kill -9`: it is in the
 kernel's page cache.
+
+A disk that is full or broken never stops anybody: the file is cut behind its last whole line, and from there on nothing
+is kept until a new segment can be started. That one says in a `gap` which events are missing, and begins with a
+snapshot, so what follows can be verified again.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
+from eventlm.bus.segment_file import SegmentFile
 from eventlm.errors import EventLMError
-from eventlm.events.codec import chain, close_line
 
-TRACE_NAME = "trace.jsonl"
-LATEST_NAME = "latest"
+#: How long nothing is tried after a failed write, doubled with each further one up to the second.
+RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
 
 
 class LogWriteError(EventLMError):
-    """The trace could not be created or written."""
+    """The trace could not be created."""
 
 
 class LogWriter:
-    """Writes `folder/<run>/trace.jsonl`, mode 0600 in a folder of mode 0700, and points `folder/latest` to
-    it.
+    """Writes the segments of `folder/<run>`, mode 0600 in a folder of mode 0700, and points `folder/latest` to it.
 
-    The file is locked (flock, exclusive) for the writer's life, which is how a reader knows that a run
-    still goes on. Counters are as of the last flush: num_events, num_bytes. Raises LogWriteError when the file
-    cannot be made, locked or written.
+    The last segment is locked (flock, exclusive) for the writer's life, which is how a reader knows that a run
+    still goes on. segment_bytes: a new one is due once the last has so much behind its snapshot; keep_bytes: what the
+    run (with `keep_all_runs`: all of the folder's runs) may take, oldest segments removed first. 0 is no limit.
+
+    Counters are as of the last flush: num_events and num_bytes written; next_s is that of the next line to be written,
+    previous_h the hash before it. problem: why nothing is written at the moment, else empty; `on_problem` is told of
+    each. Raises LogWriteError when the first file cannot be made, locked or written.
     """
 
-    def __init__(self, folder: Path | str, run: str) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        run: str,
+        *,
+        segment_bytes: int = 0,
+        keep_bytes: int = 0,
+        keep_all_runs: bool = False,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> None:
         self.run_folder = Path(folder) / run
         self.path = self.run_folder / TRACE_NAME
         self.num_events = 0
         self.num_bytes = 0
+        self.next_s = 0
+        self.previous_h = ""
+        self.problem = ""
+        self._segment_bytes = segment_bytes
+        self._keep_bytes = keep_bytes
+        self._keep_all_runs = keep_all_runs
+        self._on_problem = on_problem
         self._bodies: list[bytes] = []
-        self._unwritten = b""
-        self._previous_h = ""
+        self._retry_seconds = RETRY_SECONDS
+        self._retry_at = 0.0
         try:
-            self._fd = self._create()
+            self._file: SegmentFile | None = self._create()
         except OSError as error:
             raise LogWriteError(f"cannot record to {self.path}: {error.strerror}; choose another folder") from error
 
@@ -58,18 +85,17 @@ class LogWriter:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise LogWriteError(f"cannot record to {folder}: no permission to write; choose another folder")
 
-    def _create(self) -> int:
+    def _create(self) -> SegmentFile:
         self.run_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.run_folder.mkdir(mode=0o700)
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = SegmentFile(self.path, first_s=0)
         try:
-            # Blocking, because a reader that probes the lock holds it for a moment.
-            fcntl.flock(fd, fcntl.LOCK_EX)
             self._point_latest_here()
+            self._prune()
         except OSError:
-            os.close(fd)
+            file.close()
             raise
-        return fd
+        return file
 
     def _point_latest_here(self) -> None:
         run = self.run_folder.name
@@ -79,50 +105,107 @@ class LogWriter:
 
     def append(self, body: bytes) -> None:
         """Take the next event's body, as `encode_body` made it. Written by the next `flush`."""
-        self._bodies.append(body)
+        if not self.problem:
+            self._bodies.append(body)
 
     def flush(self) -> None:
-        """Chain and write all that was appended; when it returns, those lines survive the death of this
-        process.
+        """Chain and write all that was appended; when it returns, those lines survive the death of this process, or
+        `problem` says why they are lost.
 
-        After a LogWriteError nothing is lost: the next flush goes on at the byte where this one stopped.
+        Raises LogWriteError if not even the header can be written.
         """
-        if not self._bodies and not self._unwritten:
+        bodies, self._bodies = self._bodies, []
+        if not bodies or self._file is None:
             return
-        try:
-            self._close_lines()
-            while self._unwritten:
-                written = os.write(self._fd, self._unwritten)
-                self.num_bytes += written
-                self._unwritten = self._unwritten[written:]
-        except OSError as error:
-            raise LogWriteError(
-                f"cannot write to the trace {self.path}: {error.strerror}; "
-                f"{self.num_bytes} bytes of it are written, {len(self._unwritten)} are not"
-            ) from error
+        error = self._write(self._file, bodies)
+        if error is None:
+            return
+        if not self.num_events:
+            raise LogWriteError(f"cannot write to the trace {self.path}: {error.strerror}; choose another folder")
+        self._fail(error)
 
-    def _close_lines(self) -> None:
-        lines = []
-        h = self._previous_h
-        for body in self._bodies:
-            h = chain(h, body)
-            lines.append(close_line(body, h))
-        self._previous_h = h
-        self.num_events += len(lines)
+    def _write(self, file: SegmentFile, bodies: list[bytes]) -> OSError | None:
+        written = file.write(bodies, self.previous_h)
+        self.num_events += written.num_lines
+        self.num_bytes += written.num_bytes
+        self.next_s += written.num_lines
+        self.previous_h = written.previous_h
+        return written.error
+
+    def _fail(self, error: OSError) -> None:
+        """Stop writing, for longer with every failure in a row."""
         self._bodies.clear()
-        self._unwritten += b"".join(lines)
+        is_new = not self.problem
+        self._retry_seconds = RETRY_SECONDS if is_new else min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
+        self._retry_at = time.monotonic() + self._retry_seconds
+        self.problem = error.strerror or type(error).__name__
+        if is_new and self._on_problem is not None:
+            self._on_problem(f"cannot write to the trace {self.path}: {self.problem}; events are lost until it can be")
+
+    @property
+    def segment_due(self) -> bool:
+        """Whether `start_segment` should be called: the last one is long enough, or writing may be possible again."""
+        file, limit = self._file, self._segment_bytes
+        is_long = file is not None and 0 < limit <= file.num_own_bytes
+        return (is_long or bool(self.problem)) and time.monotonic() >= self._retry_at
+
+    def start_segment(self, first_s: int, bodies: Iterator[bytes]) -> bool:
+        """Close the last segment and start one with these lines, the first of which is the header, event `first_s`.
+
+        Each is written before the next is asked for. False if that failed: then lines that were asked for are lost, and
+        all that follow, until `segment_due` has whoever asked try again.
+        """
+        assert self._file is not None
+        self.flush()
+        before = self.num_events, self.num_bytes, self.next_s, self.previous_h
+        file: SegmentFile | None = None
+        is_stamped = False
+        try:
+            self._file.truncate()
+            next_path = self.run_folder / NEXT_NAME
+            next_path.unlink(missing_ok=True)
+            file = SegmentFile(next_path, first_s=first_s)
+            self.next_s, is_stamped = first_s, True
+            for body in bodies:
+                error = self._write(file, [body])
+                if error is not None:
+                    raise error
+            file.begin()
+            self._file.close_as(self.run_folder / closed_name(self._file.first_s))
+            file.rename(self.path)
+        except OSError as error:
+            self.num_events, self.num_bytes, self.next_s, self.previous_h = before
+            if file is not None:
+                file.remove()
+            if is_stamped or self.problem:
+                self._fail(error)
+            else:
+                # The last segment can go on as it is.
+                self._retry_at = time.monotonic() + MAX_RETRY_SECONDS
+            return False
+        closed, self._file = self._file, file
+        closed.close()
+        self.problem = ""
+        self._prune()
+        return True
+
+    def _prune(self) -> None:
+        """Leave room for the segment that has just begun."""
+        if self._keep_bytes:
+            keep_bytes = max(self._keep_bytes - self._segment_bytes, 0)
+            prune(self.run_folder, keep_bytes=keep_bytes, all_runs=self._keep_all_runs)
 
     def close(self) -> None:
         """Flush, close the file and with it release the lock. A second call does nothing."""
-        if self._fd < 0:
+        if self._file is None:
             return
         try:
             self.flush()
+            with contextlib.suppress(OSError):
+                self._file.truncate()
         finally:
-            # Not by closing alone: a fork of this process may live on, and it has the file open too.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            os.close(self._fd)
-            self._fd = -1
+            self._file.close()
+            self._file = None
 
     def __enter__(self) -> LogWriter:
         return self

@@ -23,11 +23,17 @@ _LINES_PER_PROGRESS = 4096
 
 
 class TraceCheck(Struct, frozen=True, kw_only=True):
-    """A trace whose every complete line has been found right: its hash, its place and its fields."""
+    """A trace whose every complete line has been found right: its hash, its place and its fields.
+
+    first_s: above 0 where the run's first segments are not kept. num_missing: events that gaps say were not recorded.
+    """
 
     path: str
     num_events: int
     num_bytes: int
+    num_segments: int
+    first_s: int
+    num_missing: int
     end_state: EndState
     torn: TornTail | None
     warnings: list[str]
@@ -127,6 +133,9 @@ def _summary(reader: LogReader) -> TraceCheck:
         path=reader.path,
         num_events=reader.num_lines,
         num_bytes=reader.position,
+        num_segments=reader.num_segments,
+        first_s=reader.header.s,
+        num_missing=reader.num_missing,
         end_state=end_state,
         torn=reader.torn,
         warnings=reader.warnings(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from eventlm.bus.log_reader import LogReader
+from eventlm.bus.segment_reader import SegmentReader
 from eventlm.errors import UsageError
 
 
@@ -29,7 +29,7 @@ def repair(path: Path | str) -> RepairResult:
     room for the copy, TraceCorruptError for damage that is not a torn tail.
     """
     path = Path(path)
-    with LogReader(path) as reader:
+    with SegmentReader(path) as reader:
         for _line in reader:
             pass
         if reader.still_being_written:

@@ -7,9 +7,9 @@ virtual time drive this same class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
@@ -28,10 +28,12 @@ from eventlm.events import (
     Event,
     Fact,
     Finished,
+    Gap,
     Header,
     Launched,
     Marker,
     Rejected,
+    Snapshot,
     StepOps,
     TextEnded,
     WorkerLost,
@@ -82,6 +84,7 @@ class Driver:
         #: Markers of the steps completed in this drain; they may only stand behind it.
         self._ops: list[StepOps] = []
         self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
+        self._header = header
         self._mark(header)
         self._deliver()
 
@@ -139,6 +142,8 @@ class Driver:
                 self.checkpoint()
         finally:
             self._deliver()
+        if self._writer is not None and self._writer.segment_due:
+            self._start_segment(self._writer)
 
     def checkpoint(self) -> None:
         """Write a digest of the state into the log."""
@@ -148,6 +153,8 @@ class Driver:
     def end(self, reason: str) -> None:
         """Close the log cleanly."""
         try:
+            if self._writer is not None and self._writer.problem:
+                self._start_segment(self._writer)
             self.checkpoint()
             self._mark(End(reason=reason))
             self._deliver()
@@ -173,12 +180,29 @@ class Driver:
         for marker in ops:
             self._mark(marker)
 
-    def _mark(self, marker: Marker) -> None:
+    def _start_segment(self, writer: LogWriter) -> None:
+        """Go on in a new segment, which can be read without those before it. Clients have had their outputs."""
+        gap = None
+        if writer.problem:
+            gap = Gap(first=writer.next_s, last=self.core.next_seq - 1, reason=writer.problem)
+        writer.start_segment(self.core.next_seq, self._first_lines(writer.previous_h, gap))
+        events, self._unpublished = self._unpublished, []
+        self.bus.publish(events)
+
+    def _first_lines(self, previous_h: str, gap: Gap | None) -> Iterator[bytes]:
+        """What a segment begins with; each is stamped when it is asked for, and lost if it cannot be written."""
+        yield encode_body(self._mark(structs.replace(self._header, previous_h=previous_h)))
+        if gap is not None:
+            yield encode_body(self._mark(gap))
+        yield encode_body(self._mark(Snapshot(state=Raw(self.core.snapshot()))))
+
+    def _mark(self, marker: Marker) -> Marker:
         """Its cause is the event before it, unless it names one."""
         seq = self.core.next_seq
         stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
         self._unpublished.append(stamped)
         self.core.apply(stamped)
+        return stamped
 
     def _effect(self, decision: Decision) -> None:
         if isinstance(decision, Launched):

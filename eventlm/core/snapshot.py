@@ -35,7 +35,7 @@ class SequenceRow(NamedTuple):
     `generated_names` are its block names behind those of its arrival.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     state: State
     num_tokens: int
     prefill_tokens: int
@@ -157,8 +157,8 @@ def _partial_keys(state: CoreState) -> list[tuple[int, int, int]]:
     return [(*name, key) for name, key in sorted(state.partial_keys.items()) if name.request in state.requests]
 
 
-def _row(sequence: Sequence) -> tuple[Any, ...]:
-    """A SequenceRow, as a bare tuple: this runs once for each live sequence while the engine waits."""
+def _row(sequence: Sequence) -> Any:
+    """A SequenceRow as a bare tuple: this runs once for each live sequence while the engine waits."""
     num_given = len(sequence.arrival.blocks)
     names = sequence.block_names
     return (*_read(sequence), sequence.urgency[1], names[num_given:] if len(names) > num_given else [])

@@ -31,7 +31,7 @@ from eventlm.events.facts import (
     WorkerLost,
     WorkerUp,
 )
-from eventlm.events.markers import Checkpoint, End, Gap, Header, PluginRecord, StepOps, UserMark
+from eventlm.events.markers import Checkpoint, End, Gap, Header, PluginRecord, Snapshot, StepOps, UserMark
 
 #: All classes of events; the order has no meaning.
 FACTS: tuple[type[Fact], ...] = (
@@ -62,7 +62,7 @@ DECISIONS: tuple[type[Decision], ...] = (
     TimerSet,
     PluginFailed,
 )
-MARKERS: tuple[type[Marker], ...] = (Header, Checkpoint, Gap, UserMark, StepOps, End)
+MARKERS: tuple[type[Marker], ...] = (Header, Checkpoint, Snapshot, Gap, UserMark, StepOps, End)
 
 __all__ = [
     "DECISIONS",
@@ -95,6 +95,7 @@ __all__ = [
     "Rejected",
     "Resumed",
     "Routed",
+    "Snapshot",
     "StepCompleted",
     "StepOps",
     "TextEnded",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from eventlm.config import CoreConfig
 from eventlm.events.base import Marker
 
 FORMAT_VERSION = 1
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
 BEHAVIOUR_VERSION = 1
 
@@ -66,8 +66,17 @@ class Checkpoint(Marker, frozen=True, kw_only=True, tag="checkpoint"):
     digests: dict[str, str]
 
 
+class Snapshot(Marker, frozen=True, kw_only=True, tag="snapshot"):
+    """The core's whole state after the event before this one (see `eventlm.core.snapshot`), as it stands in the line.
+
+    It follows the header of every segment of a run but the first, so that the segment verifies alone.
+    """
+
+    state: Raw
+
+
 class Gap(Marker, frozen=True, kw_only=True, tag="gap"):
-    """Events from `first` to `last` were not recorded."""
+    """Events from `first` to `last` were not recorded. It follows the header of the segment that goes on behind them."""
 
     first: int
     last: int

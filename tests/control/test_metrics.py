@@ -180,7 +180,7 @@ def test_gauges_are_those_of_the_core_at_every_tick(name: str) -> None:
     events = read(FOLDER / f"{name}.jsonl")
     header = events[0]
     assert isinstance(header, Header)
-    core = rebuild(header).core
+    core = rebuild(header).new_core()
     store = MetricsStore()
     num_compared = 0
     for event, behind in zip(events, [*events[1:], None], strict=True):

@@ -28,6 +28,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
+RAW = JSON.map(lambda value: msgspec.Raw(msgspec.json.encode(value)))
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
@@ -48,7 +49,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(TEXT, values(arguments[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return structs(hint)
-    return {int: INTEGERS, str: TEXT, bool: st.booleans(), types.NoneType: st.none(), Any: JSON}[hint]
+    return {int: INTEGERS, str: TEXT, bool: st.booleans(), types.NoneType: st.none(), Any: JSON, msgspec.Raw: RAW}[hint]
 
 
 def structs(struct: type[Any]) -> st.SearchStrategy[Any]:

@@ -16,13 +16,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from eventlm.bus.log_writer import TRACE_NAME, LogWriter
+from eventlm.bus.log_writer import LogWriter
 from eventlm.events import DECISIONS, FACTS, MARKERS, Event
 from eventlm.replay.verify import verify
 from tests.simulation import Simulation
 from tests.workload import draw_large_machine
 
 NUM_PROCESSES = 2
+SEGMENT_BYTES = 8192
 
 
 def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
@@ -30,7 +31,8 @@ def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
     options: dict[str, Any] = {}
     if large:
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
-    with LogWriter(folder, f"seed-{seed}") as writer:
+    # One in three turns to a new segment at every opportunity that has a few steps behind it.
+    with LogWriter(folder, f"seed-{seed}", segment_bytes=0 if seed % 3 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
         counts: Counter[str] = Counter()
         simulation.driver.bus.attach(lambda event: counts.update(_names(event)))
@@ -52,12 +54,18 @@ def work(action: str, folder: Path, first: int, last: int, *, large: bool) -> Co
         if action == "record":
             counts += record(folder, seed, large=large)
             continue
-        result = verify(folder / f"seed-{seed}" / TRACE_NAME)
+        run = folder / f"seed-{seed}"
+        result = verify(run)
         assert result.divergence is None, f"workload {seed}: {result.divergence}"
         assert result.clean_end
         assert result.warnings == []
         counts["decisions verified"] += result.num_decisions
         counts["checkpoints"] += result.num_checkpoints
+        counts["segments"] += result.num_segments
+        if result.num_segments > 1:
+            alone = [verify(path) for path in run.glob("trace*.jsonl")]
+            assert all(part.exit_code == 0 and not part.warnings for part in alone), f"workload {seed}, a segment alone"
+            assert sum(part.num_decisions for part in alone) == result.num_decisions
     return counts
 
 

@@ -1,0 +1,120 @@
+"""One file of a trace while it is being written: locked, appended to, and never left with half a line for long."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.events.codec import chain, close_line
+
+
+class Written(NamedTuple):
+    """What a write came to: whole lines, their bytes, the hash of the last of them, and what stopped it."""
+
+    num_lines: int
+    num_bytes: int
+    previous_h: str
+    error: OSError | None
+
+
+class SegmentFile:
+    """Creates the file, mode 0600, and locks it for its life. Raises OSError if it is there or cannot be made.
+
+    first_s: `s` of its header. num_own_bytes: what was written since `begin`.
+    """
+
+    def __init__(self, path: Path, *, first_s: int) -> None:
+        self.path = path
+        self.first_s = first_s
+        self._num_bytes = 0
+        self._num_begun_bytes = 0
+        self._is_torn = False
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            # Blocking, because a reader that probes the lock holds it for a moment.
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    @property
+    def num_own_bytes(self) -> int:
+        """Bytes of events, without what the segment had to begin with."""
+        return self._num_bytes - self._num_begun_bytes
+
+    def begin(self) -> None:
+        """All that the segment had to begin with is written."""
+        self._num_begun_bytes = self._num_bytes
+
+    def write(self, bodies: list[bytes], previous_h: str) -> Written:
+        """Append lines. If that fails, the file is cut behind the last whole one, now or by `truncate`."""
+        hashes, lines = [], []
+        h = previous_h
+        for body in bodies:
+            h = chain(h, body)
+            hashes.append(h)
+            lines.append(close_line(body, h))
+        error = self._append(b"".join(lines))
+        if error is None:
+            num_bytes = sum(map(len, lines))
+            self._num_bytes += num_bytes
+            return Written(len(lines), num_bytes, h, None)
+        num_lines = num_bytes = 0
+        while num_bytes + len(lines[num_lines]) <= self._num_appended:
+            num_bytes += len(lines[num_lines])
+            num_lines += 1
+        self._num_bytes += num_bytes
+        self._is_torn = True
+        with contextlib.suppress(OSError):
+            self.truncate()
+        return Written(num_lines, num_bytes, hashes[num_lines - 1] if num_lines else previous_h, error)
+
+    def _append(self, content: bytes) -> OSError | None:
+        self._num_appended = 0
+        try:
+            while self._num_appended < len(content):
+                self._num_appended += os.write(self._fd, content[self._num_appended :])
+        except OSError as error:
+            return error
+        return None
+
+    def truncate(self) -> None:
+        """Cut off what a failed write has left of its last line. Raises OSError if even that is impossible."""
+        if self._is_torn:
+            os.ftruncate(self._fd, self._num_bytes)
+            self._is_torn = False
+
+    def close_as(self, path: Path) -> None:
+        """Give the file its name as a closed segment, in addition to the present one where links can be made."""
+        with contextlib.suppress(FileNotFoundError):
+            # Left by an attempt whose next step failed.
+            if os.path.samestat(os.stat(path), os.fstat(self._fd)):
+                return
+        try:
+            os.link(self.path, path)
+        except FileExistsError:
+            raise
+        except OSError:
+            os.rename(self.path, path)
+
+    def rename(self, path: Path) -> None:
+        """Take another name, from whoever has it."""
+        os.rename(self.path, path)
+        self.path = path
+
+    def remove(self) -> None:
+        """Close the file and take its name away."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def close(self) -> None:
+        """Close the file and with it release the lock."""
+        if self._fd >= 0:
+            # Not by closing alone: a fork of this process may live on, and it has the file open too.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            os.close(self._fd)
+            self._fd = -1
