@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
-from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.errors import InvariantError, LivenessError, TraceCorruptError
 from eventlm.events import Checkpoint, Decision, Event, Fact, Gap, Header, Marker, Snapshot
@@ -134,7 +133,9 @@ class Verifier:
         # The reader has found a gap there.
         self._is_lost = True
         if not self._compare_digests:
-            what = f"events {self.core.next_seq} to {header.s - 1} are missing: under a change, nothing follows from them"
+            what = (
+                f"events {self.core.next_seq} to {header.s - 1} are missing: under a change, nothing follows from them"
+            )
             raise Found(Code.GAP, what, header)
 
     def _take_snapshot(self, snapshot: Snapshot, line: LogLine) -> None:

@@ -131,7 +131,9 @@ class LogReader:
     def _check_closed(self, reader: SegmentReader) -> None:
         if reader.torn is not None:
             tail = reader.torn
-            raise corrupt(reader.path, tail.line_number, tail.byte_offset, "the line is cut short, and a segment follows")
+            raise corrupt(
+                reader.path, tail.line_number, tail.byte_offset, "the line is cut short, and a segment follows"
+            )
         if reader.clean_end:
             raise corrupt(reader.path, reader.num_lines, reader.position, "it has an end record, and a segment follows")
 
@@ -155,7 +157,13 @@ class LogReader:
 
     def warnings(self) -> list[str]:
         """What a user should know of how the trace ends; valid once an iteration has come to its end."""
-        return self._last.warnings()
+        return [
+            *(
+                f"{self.path} has a gap: events {gap.first} to {gap.last} were not recorded ({gap.reason})"
+                for gap in self.gaps
+            ),
+            *self._last.warnings(),
+        ]
 
     def close(self) -> None:
         """Close the files."""

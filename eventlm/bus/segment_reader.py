@@ -25,7 +25,8 @@ from eventlm.events import Event, Gap, Header
 from eventlm.events.codec import SUFFIX_BYTES, chain, close_line, decode_body, split_line
 from eventlm.events.markers import BEHAVIOUR_VERSION, FORMAT_VERSION, SCHEMA_VERSION
 
-#: No event comes near it, nor does the snapshot of any engine that fits a machine; it bounds the memory that a file without newlines can take.
+#: No event comes near it, nor does the snapshot of an engine that fits a machine. It bounds the memory that a file
+#: without newlines can take.
 MAX_LINE_BYTES = 256 * 1024 * 1024
 READ_BUFFER_BYTES = 256 * 1024
 #: Below this many bytes a search goes on line by line.

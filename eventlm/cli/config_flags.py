@@ -37,6 +37,15 @@ def add_flag(group: argparse._ActionsContainer, option: Option) -> None:
     group.add_argument(
         option.flag, dest=_PREFIX + option.name, default=argparse.SUPPRESS, help=_help(option), **keywords
     )
+    if option.off:
+        group.add_argument(
+            option.flag.replace("--", "--no-", 1),
+            dest=_PREFIX + option.name,
+            action="store_const",
+            const="",
+            default=argparse.SUPPRESS,
+            help=option.off,
+        )
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> Config:

@@ -73,9 +73,9 @@ def _parser(command: str | None) -> Parser:
         "request is an event on one ordered log, which can be recorded, verified and replayed.",
         epilog="""\
 examples:
-  eventlm serve --record runs                  serve the default model, record every run
+  eventlm serve                                serve the default model; every run is recorded
   eventlm generate "The capital of France is"  complete a prompt
-  eventlm replay runs/latest/trace.jsonl       verify the newest recorded run
+  eventlm replay                               verify the newest recorded run
 
 `eventlm COMMAND --help` explains a command.""",
     )

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for work on a file; silent where nobody watches and on files read at once."""
+"""A progress bar on stderr for work on files; silent where nobody watches and on what is read at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MIN_BYTES = 8 * 1024 * 1024
 def file_progress(description: str, path: str) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a callback for (bytes done, bytes in all), or None where no bar is shown."""
     try:
-        is_long = Path(path).stat().st_size >= MIN_BYTES
+        files = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
+        is_long = sum(file.stat().st_size for file in files) >= MIN_BYTES
     except OSError:
         is_long = False
     if not is_long or not sys.stderr.isatty():

@@ -8,7 +8,7 @@ from typing import Any
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.trace_path import trace_file
+from eventlm.cli.trace_path import HELP, LATEST, trace_file
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.errors import UsageError
 
@@ -25,15 +25,14 @@ def configure(parser: Parser) -> None:
     )
     parser.epilog = """\
 examples:
-  eventlm replay runs/latest/trace.jsonl
-  eventlm replay runs/latest/trace.jsonl --verify --policy edf:multiplier=2
-  eventlm replay runs/latest/trace.jsonl --verify --set max_num_batched_tokens=512
+  eventlm replay                                                the newest run of a server
+  eventlm replay runs/latest                                    of those in the folder of --record runs
+  eventlm replay runs/latest --verify --policy edf:multiplier=2
+  eventlm replay runs/latest --verify --set max_num_batched_tokens=512
 
 exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 10 divergence, 11 safety invariant,
             12 liveness, 13 written by another version, 14 gap"""
-    parser.add_argument(
-        "trace", metavar="TRACE", help="the trace file, DIR/<run>/trace.jsonl of `--record DIR`, or its folder"
-    )
+    parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     parser.add_argument("--verify", action="store_true", help="verify under the changes given by the flags below")
     for kind in PLUGIN_KINDS:
         parser.add_argument(f"--{kind}", metavar="SPEC", help=f"another {kind}, such as `eventlm policies` lists")

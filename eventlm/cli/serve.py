@@ -12,6 +12,7 @@ from eventlm.cli.config_flags import add_config_flags, config_from_arguments, pr
 from eventlm.cli.parser import Parser
 from eventlm.config import Config, ServerConfig
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.config.structs import AUTO
 from eventlm.wording import counted
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ def configure(parser: Parser) -> None:
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
         "/v1/models, /health, /metrics, /version. Without --model it is the default model, fetched at its\n"
         "first use.\n"
+        "Every run is recorded in the state folder, or in --record DIR; `eventlm replay` verifies the newest.\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them."
     )
-    parser.usage = "eventlm serve [--model MODEL] [--record DIR] [flags]"
+    parser.usage = "eventlm serve [--model MODEL] [--record DIR | --no-record] [flags]"
     parser.epilog = """\
 examples:
   eventlm serve                                               the default model on 127.0.0.1:8000
-  eventlm serve --model ~/models/Qwen3-0.6B --record runs     a checkpoint folder, with a trace of the run
+  eventlm serve --model ~/models/Qwen3-0.6B --record runs     a checkpoint folder, traces in ./runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
   eventlm serve --max-model-len 4096 --print-config > eventlm.toml && eventlm serve --config eventlm.toml
 
@@ -64,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(config: Config) -> None:
     import structlog
 
-    from eventlm.bus.log_writer import LogWriter
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose
     from eventlm.server.context import ServerContext
@@ -73,10 +74,9 @@ async def _serve(config: Config) -> None:
     log = structlog.get_logger("eventlm.serve")
     # A model may have to be fetched first: what would be in vain is found before that.
     await check_address(config.server)
-    if config.record.record:
-        LogWriter.check_folder(config.record.record)
+    config, no_record = _choose_record(config)
     engine, tokenizer, defaults, vocab_size, warnings = compose(config)
-    for warning in [*warnings, *_exposure(config.server)]:
+    for warning in [*no_record, *warnings, *_exposure(config.server)]:
         log.warning(warning)
     context = ServerContext(engine, tokenizer, config.server, defaults=defaults, vocab_size=vocab_size)
     with StopSignals() as signals:
@@ -93,6 +93,30 @@ async def _serve(config: Config) -> None:
         finally:
             await engine.stop()
     log.info("stopped")
+
+
+def _choose_record(config: Config) -> tuple[Config, list[str]]:
+    """Where to record to: what was asked for, else the state folder; a warning if nothing can be recorded there.
+
+    Raises LogWriteError for a folder that was asked for and cannot be written.
+    """
+    from msgspec import structs
+
+    from eventlm.bus.log_writer import LogWriteError, LogWriter
+    from eventlm.config.state_folder import runs_folder
+
+    record = config.record.record
+    folder = str(runs_folder()) if record == AUTO else record
+    warnings = []
+    try:
+        if folder:
+            LogWriter.check_folder(folder)
+    except LogWriteError as error:
+        if record != AUTO:
+            raise
+        folder = ""
+        warnings = [f"not recording: {error} with --record DIR"]
+    return structs.replace(config, record=structs.replace(config.record, record=folder)), warnings
 
 
 def _exposure(config: ServerConfig) -> list[str]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from eventlm.cli import trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.trace_path import trace_file
+from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
 
 if TYPE_CHECKING:
-    from eventlm.bus.trace_info import TraceInfo
+    from eventlm.bus.trace_info import TraceCheck, TraceInfo
     from eventlm.events import PluginRecord
 
 END_IN_WORDS = {
@@ -29,15 +29,13 @@ END_IN_WORDS = {
 
 def configure(parser: Parser) -> None:
     """Add the command's subcommands."""
-    parser.description = (
-        "Look at, measure, check or repair a trace file, as `--record DIR` leaves it in DIR/<run>/trace.jsonl."
-    )
+    parser.description = "Look at, measure, check or repair the trace of a run, one file or several in a folder."
     parser.epilog = """\
 examples:
-  eventlm trace info runs/latest                 the run in numbers
-  eventlm trace stats runs/latest --plot DIR     latencies, steps and replicas in tables and pictures
-  eventlm trace check runs/latest/trace.jsonl    every line against the hash chain
-  eventlm trace repair runs/latest/trace.jsonl   cut off a last line that a crash left half-written
+  eventlm trace info                  the newest run of a server in numbers
+  eventlm trace stats --plot DIR      its latencies, steps and replicas in tables and pictures
+  eventlm trace check runs/latest     every line against the hash chain
+  eventlm trace repair runs/latest    cut off a last line that a crash left half-written
 
 exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by another version"""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -68,7 +66,7 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by anot
     repair.set_defaults(run=run_repair)
 
     for action in (info, stats, check, repair):
-        action.add_argument("path", metavar="TRACE", help="the trace file, or the folder of its run")
+        action.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     for action in (info, stats, check):
         action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
 
@@ -99,7 +97,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     with file_progress("checking", path) as on_progress:
         found = check(path, strict=arguments.strict, on_progress=on_progress)
     end = END_IN_WORDS[found.end_state]
-    print(f"{found.path}: ok, {counted(found.num_events, 'event')}, {counted(found.num_bytes, 'byte')}, {end}")
+    events = f"{counted(found.num_events, 'event')}{_kept(found)}"
+    print(f"{found.path}: ok, {events}, {counted(found.num_bytes, 'byte')}, {end}")
     warn(found.warnings)
     return 0
 
@@ -108,7 +107,7 @@ def run_repair(arguments: argparse.Namespace) -> int:
     """Say what was cut off and where the old file is."""
     from eventlm.bus.trace_repair import repair
 
-    result = repair(trace_file(arguments.path))
+    result = repair(last_file(arguments.path))
     if not result.copy:
         print(f"{result.path}: {counted(result.num_lines, 'line')}, nothing to repair")
     else:
@@ -149,12 +148,19 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
             "replicas",
             f"{core.num_replicas}, each {counted(core.num_blocks, 'block')} of {counted(core.block_size, 'token')}",
         ),
-        ("events", f"{check.num_events:,}: {kinds}"),
+        ("events", f"{check.num_events:,}: {kinds}{_kept(check)}"),
         ("requests", f"{info.num_requests:,}, {info.num_rejected:,} rejected{_counts(info.reject_reasons)}"),
         ("finished", f"{counted(num_finished, 'sequence')}{_counts(info.finish_reasons)}"),
         ("tokens", f"{info.num_prompt_tokens:,} prompt, {info.num_output_tokens:,} output"),
         ("steps", f"{info.num_steps:,}, {counted(info.num_preemptions, 'preemption')}"),
     ]
+
+
+def _kept(check: TraceCheck) -> str:
+    """How much of the run they are, if that is not all in one file."""
+    parts = [f"in {check.num_segments} files"] if check.num_segments > 1 else []
+    parts += [f"from event {check.first_s:,} on, earlier ones are not kept"] if check.first_s else []
+    return "".join(f", {part}" for part in parts)
 
 
 def _plugin(plugin: PluginRecord) -> str:

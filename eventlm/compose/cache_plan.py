@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.config import CacheConfig, Config
+from eventlm.config.sizes import memory_bytes
 from eventlm.errors import UsageError
 from eventlm.models.config import DecoderConfig, kv_bytes_per_token, read_config, resolve_dtype
 
@@ -17,13 +17,6 @@ FAKE_MAX_MODEL_LEN = 8192
 #: With `kv_memory` auto: this share of what is free, for all replicas together, and at most so much for each.
 AUTO_DIVISOR = 4
 MAX_AUTO_BYTES = 4 << 30
-
-_UNITS = {"B": 1} | {
-    prefix + suffix: base**power
-    for suffix, base in (("B", 1000), ("iB", 1024))
-    for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
-}
-_SIZE = re.compile(r"([0-9.]+)([A-Za-z]+)")
 
 
 class CachePlan(NamedTuple):
@@ -78,13 +71,6 @@ def _too_small(config: Config, decoder: DecoderConfig | None, num_blocks: int) -
         f"{have} is too little: {wish} needs {needed:,} KV blocks of {block_bytes:,} bytes for each replica; "
         f"give --kv-memory {kib}KiB or more{remedy}"
     )
-
-
-def memory_bytes(size: str) -> int:
-    """Bytes of a size such as `512MiB` or `1.5GB`, as the configuration has checked it."""
-    match = _SIZE.fullmatch(size)
-    assert match is not None, size
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _blocks_in_memory(config: Config, decoder: DecoderConfig | None, available_bytes: int | None) -> int:

@@ -33,6 +33,11 @@ class Option(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
     @property
+    def off(self) -> str:
+        """What leaving it empty means; then there is a flag `--no-<name>` that does it. Empty if there is none."""
+        return str((self.meta.extra or {}).get("off", ""))
+
+    @property
     def is_secret(self) -> bool:
         """Whether the value must never be shown or recorded."""
         return bool((self.meta.extra or {}).get("secret"))

@@ -12,8 +12,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from eventlm.config.sizes import PATTERN as SIZE_PATTERN
+
 #: A plug-in and its parameters: `{"type": "edf", "multiplier": 2}`, on the command line `edf:multiplier=2`.
 PluginSpec = dict[str, Any]
+
+#: The value of an option that is resolved where it is used.
+AUTO = "auto"
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 
@@ -92,7 +97,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_memory: Annotated[
         str,
         Meta(
-            pattern=r"^(auto|[0-9]+(\.[0-9]+)?(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB))$",
+            pattern=rf"^(auto|{SIZE_PATTERN})$",
             extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
             description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is "
             "free, at most 4GiB",
@@ -205,14 +210,36 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     record: Annotated[
         str,
         Meta(
-            extra={"metavar": "DIR"},
-            description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; empty: no trace",
+            extra={"metavar": "DIR", "off": "no trace"},
+            description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; auto: of a server in the user's "
+            "state folder, of anything else none; empty: no trace",
         ),
-    ] = ""
+    ] = AUTO
+    record_segment: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{SIZE_PATTERN}$",
+            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
+            description="length of a trace's files; each but the first begins with a snapshot, to be read alone",
+        ),
+    ] = "256MiB"
+    record_keep: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{SIZE_PATTERN}$",
+            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
+            description="how much of a run is kept, oldest files removed first; in the state folder of all runs",
+        ),
+    ] = "1GiB"
     checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = 1000
     validate_every: Annotated[
         int, Meta(ge=0, description="drains between two checks of the core's invariants; 0: never")
     ] = 1024
+
+    @property
+    def folder(self) -> str:
+        """The folder to record to; empty where nobody has asked for a trace."""
+        return "" if self.record == AUTO else self.record
 
 
 class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,6 +20,8 @@ from msgspec import structs
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.config.sizes import memory_bytes
+from eventlm.config.state_folder import runs_folder
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
@@ -101,14 +103,14 @@ class InferenceEngine:
         """Start the workers, fit the predictor, open the log. Raises what keeps a worker from starting."""
         self._loop = asyncio.get_running_loop()
         run = make_run_id()
-        record = self.setup.config.record.record
+        folder = self.setup.config.record.folder
         try:
-            if record:
-                LogWriter.check_folder(record)
+            if folder:
+                LogWriter.check_folder(folder)
             ready = await asyncio.gather(*(replica.start() for replica in self._replicas))
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
-            self._driver = self._make_driver(run, ready[0], LogWriter(record, run) if record else None)
+            self._driver = self._make_driver(run, ready[0], self._make_writer(run) if folder else None)
         except BaseException:
             self.state = "dead"
             await self._stop_workers()
@@ -117,6 +119,18 @@ class InferenceEngine:
             replica.run()
         self._drain()
         self.state = "ready"
+
+    def _make_writer(self, run: str) -> LogWriter:
+        record = self.setup.config.record
+        folder = Path(record.folder)
+        return LogWriter(
+            folder,
+            run,
+            segment_bytes=memory_bytes(record.record_segment),
+            keep_bytes=memory_bytes(record.record_keep),
+            keep_all_runs=folder == runs_folder(),
+            on_problem=log.warning,
+        )
 
     def _make_driver(self, run: str, first: WorkerReady, writer: LogWriter | None) -> Driver:
         """The first thing it does is to write the header."""
@@ -324,7 +338,7 @@ class InferenceEngine:
 
     def _history(self, first_s: int, last_s: int) -> Iterator[Event]:
         assert self._writer is not None
-        return read_history(self._writer.path, first_s, last_s)
+        return read_history(self._writer.run_folder, first_s, last_s)
 
     def _require_driver(self) -> Driver:
         if self._driver is None:

@@ -76,7 +76,7 @@ class Snapshot(Marker, frozen=True, kw_only=True, tag="snapshot"):
 
 
 class Gap(Marker, frozen=True, kw_only=True, tag="gap"):
-    """Events from `first` to `last` were not recorded. It follows the header of the segment that goes on behind them."""
+    """Events from `first` to `last` were not recorded. It follows the header of the segment that goes on after them."""
 
     first: int
     last: int

@@ -43,7 +43,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2)
         (["trace", "chek", "x"], "unknown action 'chek'; did you mean check?"),
         (["trace", "check", "--strickt", "x"], "unknown flag --strickt; did you mean --strict?"),
         (["trace", "check", "/nowhere.jsonl"], "cannot read the trace /nowhere.jsonl: No such file or directory"),
-        (["replay"], "the following arguments are required: TRACE"),
+        (["replay"], "no run is recorded in "),
         (["generate", "--port", "1", "x"], "unknown flag --port"),
     ],
 )

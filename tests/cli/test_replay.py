@@ -57,11 +57,27 @@ def test_a_folder_stands_for_its_trace(
     assert main(["replay", str(trace.parent)]) == 0
     capsys.readouterr()
     assert main(["replay", "."]) == 2
-    assert "the folder . holds no trace.jsonl; the newest run in it is latest/trace.jsonl" in capsys.readouterr().err
+    assert "the folder . holds no trace.jsonl; the newest run in it is latest" in capsys.readouterr().err
     assert main(["replay", str(tmp_path)]) == 2
     assert "name the folder of a run" in capsys.readouterr().err
     assert main(["replay", "nothing-here"]) == 2
     assert "cannot read the trace nothing-here" in capsys.readouterr().err
+
+
+def test_left_out_it_is_the_newest_run_of_the_state_folder(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "state"))
+    assert main(["replay"]) == 2
+    assert f"no run is recorded in {tmp_path}/state; give the path of a trace" in capsys.readouterr().err
+    monkeypatch.setenv("EVENTLM_STATE", str(trace.parents[1]))
+    assert main(["replay"]) == 0
+    assert main(["trace", "check", "latest"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{trace}: ok, ")
+    # What lies here under that name goes first.
+    (tmp_path / "latest").write_text("")
+    assert main(["replay", "latest"]) == 3
 
 
 def test_a_change_is_reported_at_the_first_decision_it_alters(trace: Path, tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError
 from eventlm.config import WorkerConfig
 from eventlm.control.engine import InferenceEngine
@@ -23,6 +26,8 @@ from eventlm.control.request import (
 )
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.events import Arrived, Cancelled, Emitted, End, Event, Finished
+from eventlm.events.codec import encode_body
+from eventlm.replay.verify import verify
 from tests.control.engines import (
     SLOW,
     Reader,
@@ -48,12 +53,19 @@ async def is_empty(engine: InferenceEngine) -> bool:
     return False
 
 
-def fill_disk(engine: InferenceEngine) -> None:
-    """From now on every write of the recorder fails."""
+@contextlib.contextmanager
+def full_disk(engine: InferenceEngine) -> Iterator[None]:
+    """Every write of the recorder fails meanwhile; then it tries again at once."""
     assert engine._writer is not None
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, engine._writer._fd)
+    assert engine._writer._file is not None
+    recorder = engine._writer._file._fd
+    kept, full = os.dup(recorder), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, recorder)
+    yield
+    os.dup2(kept, recorder)
+    engine._writer._retry_at = 0.0
     os.close(full)
+    os.close(kept)
 
 
 # --- what a client gets
@@ -245,21 +257,65 @@ async def test_a_stop_ends_what_runs_waits_and_has_just_come(tmp_path: Path) -> 
 # --- the log and its readers
 
 
-async def test_a_full_disk_tells_everybody(tmp_path: Path) -> None:
-    engine = InferenceEngine(fake_setup(record=tmp_path, fake=SLOW))
+async def test_a_full_disk_stops_nobody_and_leaves_a_gap(tmp_path: Path) -> None:
+    async with running(record=tmp_path) as engine:
+        await generate(engine, request(4))
+        with full_disk(engine):
+            during = await generate(engine, request(20))
+        after = await generate(engine, request(4))
+        assert [outcome.reasons for outcome in (*during, *after)] == [["length"], ["length"]]
+        assert engine.metrics().num_log_bytes == sum(path.stat().st_size for path in run_files(engine))
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder, check_invariants=True)
+    assert (result.exit_code, result.divergence, result.clean_end) == (14, None, True)
+    assert result.num_missing > 20
+    assert result.num_segments == 2
+    assert [verify(path).exit_code for path in run_files(engine)] == [0, 0]
+
+
+async def test_a_disk_that_stays_full_stops_nobody_either(tmp_path: Path) -> None:
+    async with running(record=tmp_path) as engine:
+        with full_disk(engine):
+            assert (await generate(engine, request(20)))[0].reasons == ["length"]
+            await engine.stop()
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder)
+    assert (result.divergence, result.clean_end) == (None, False)
+
+
+def run_files(engine: InferenceEngine) -> list[Path]:
+    assert engine.run_folder is not None
+    return sorted(engine.run_folder.glob("*.jsonl"))
+
+
+async def test_segments_of_a_run_verify_together_and_alone(tmp_path: Path) -> None:
+    setup = fake_setup(record=tmp_path)
+    record = structs.replace(setup.config.record, record_segment="4KiB")
+    engine = InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)))
     await engine.start()
-    readers = [Reader(handle) for handle in await engine.submit([request(300), request(300)])]
-    await readers[0].until_tokens(2)
-    fill_disk(engine)
-    for reader in readers:
-        with pytest.raises(EngineUnavailableError, match="cannot write to the trace"):
-            await reader.done()
-    with pytest.raises(EngineUnavailableError, match="dead"):
-        await engine.submit([request()])
-    with pytest.raises(LogWriteError, match="No space left"):
-        await engine.stop()
-    assert engine.state == "dead"
+    events = engine.bus.subscribe(from_seq=0, capacity=1 << 20)
+
+    async def read() -> list[Event]:
+        return [event async for event in events]  # type: ignore[misc]
+
+    reading = asyncio.create_task(read())
+    for _ in range(6):
+        await generate(engine, request(40), request(40))
+    late = engine.bus.subscribe(from_seq=0)
+    first = [await anext(late) for _ in range(20)]
+    await late.aclose()
     await engine.stop()
+    assert engine.run_folder is not None
+    with LogReader(engine.run_folder) as reader:
+        lines = [encode_body(line.event()) for line in reader]
+    assert [encode_body(event) for event in await asyncio.wait_for(reading, 30)] == lines
+    assert [encode_body(event) for event in first if isinstance(event, Event)] == lines[:20]
+    whole = verify(engine.run_folder, check_invariants=True)
+    assert (whole.exit_code, whole.warnings) == (0, [])
+    assert whole.num_segments == len(run_files(engine)) > 3
+    alone = [verify(path) for path in run_files(engine)]
+    assert all(result.exit_code == 0 for result in alone)
+    assert sum(result.num_decisions for result in alone) == whole.num_decisions
 
 
 async def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
