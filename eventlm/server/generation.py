@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import time
 from collections import Counter
@@ -80,12 +81,13 @@ def _cancel_submitted(submission: asyncio.Future[list[RequestHandle]]) -> None:
 
 
 class _Sequence:
-    """One sequence's text, and how far its prompt's log-probabilities have come."""
+    """One sequence's text, its output tokens so far, and how far its prompt's log-probabilities have come."""
 
-    __slots__ = ("last_token_id", "next_prompt_place", "text")
+    __slots__ = ("last_token_id", "next_prompt_place", "num_tokens", "text")
 
     def __init__(self, text: SequenceText) -> None:
         self.text = text
+        self.num_tokens = 0
         self.last_token_id: int | None = None
         #: Nothing predicts the first token of a prompt.
         self.next_prompt_place = 1
@@ -135,6 +137,18 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
         )
 
+    def usage_of(self, choice: int) -> Usage:
+        """Token counts of one choice so far; what of prompts was cached is counted at their ends."""
+        place = bisect.bisect_right(self._first_choice, choice) - 1
+        prompt_tokens = len(self.group[place].prompt_token_ids)
+        completion_tokens = self._sequences[place][choice - self._first_choice[place]].num_tokens
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
+        )
+
     def _take(self, place: int, output: RequestOutput) -> ChoiceOutput | None:
         """What an output adds to its choice, if anything."""
         choice = self._first_choice[place] + output.index
@@ -160,6 +174,7 @@ class Generation:
         before = sequence.text.num_tokens
         text = sequence.text.push(output.token_ids)
         num_kept = sequence.text.num_tokens - before
+        sequence.num_tokens += num_kept
         self.num_tokens += num_kept
         token_ids = output.token_ids[:num_kept]
         sequence.last_token_id = token_ids[-1]
@@ -180,6 +195,7 @@ class Generation:
     def _finish(self, place: int, choice: int, sequence: _Sequence, output: FinishedOutput) -> ChoiceOutput:
         self._unfinished[place] -= 1
         self._completion_tokens += output.position
+        sequence.num_tokens = output.position
         self.finish_reasons[output.reason] += 1
         # A prompt counts once; its first sample is the one that may have had to compute it.
         if output.index == 0:

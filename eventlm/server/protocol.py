@@ -36,7 +36,7 @@ NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class StreamOptions(Struct):
-    """`stream_options`."""
+    """`stream_options`. `continuous_usage_stats` (vLLM's) puts usage so far into every chunk of a choice."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -15,10 +15,13 @@ from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error
 from eventlm.server.generation import ChoiceOutput, Generation, join_outputs
 from eventlm.server.middleware import GENERATION, STREAM_ERROR
-from eventlm.server.protocol import GenerationRequest
+from eventlm.server.protocol import GenerationRequest, StreamOptions
 from eventlm.server.replies import Usage
 
 _log = structlog.get_logger("eventlm.server")
+
+#: Usage so far of a choice.
+UsageOf = Callable[[int], Usage]
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -58,8 +61,7 @@ async def answer(
     try:
         if not body.stream:
             return json_response(await _collect(generation, replies))
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return await _stream(request, generation, replies, include_usage=include_usage)
+        return await _stream(request, generation, replies, body.stream_options or StreamOptions())
     finally:
         request.app[CONTEXT].release(generation)
 
@@ -85,20 +87,22 @@ async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
 
 
 async def _stream(
-    request: web.Request, generation: Generation, replies: ReplyFormat, *, include_usage: bool
+    request: web.Request, generation: Generation, replies: ReplyFormat, options: StreamOptions
 ) -> web.StreamResponse:
-    async with aclosing(_output_events(generation, replies)) as events:
+    # As vLLM does: without include_usage there is none in any chunk.
+    usage_of = generation.usage_of if options.include_usage and options.continuous_usage_stats else None
+    openings = [(replies.opening(choice), choice) for choice in range(generation.num_choices)]
+    opening = b"".join(_event(chunk, usage_of, choice) for chunk, choice in openings if chunk is not None)
+    async with aclosing(_output_events(generation, replies, usage_of)) as events:
         # Until there is something to say an error is still an ordinary reply with its own status.
         first = await anext(events)
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
-        openings = [replies.opening(choice) for choice in range(generation.num_choices)]
-        data = b"".join(_event(chunk) for chunk in openings if chunk is not None)
-        await response.write(data + first)
+        await response.write(opening + first)
         try:
             async for event in events:
                 await response.write(event)
-            tail = _event(replies.usage(generation.usage())) if include_usage else b""
+            tail = _event(replies.usage(generation.usage())) if options.include_usage else b""
         except ApiError as error:
             response[STREAM_ERROR] = error
             tail = _data(error.to_json())
@@ -113,18 +117,23 @@ async def _stream(
     return response
 
 
-async def _output_events(generation: Generation, replies: ReplyFormat) -> AsyncGenerator[bytes]:
+async def _output_events(
+    generation: Generation, replies: ReplyFormat, usage_of: UsageOf | None
+) -> AsyncGenerator[bytes]:
     """What is sent of each output that says something: tokens whose text is held back may say nothing yet."""
     async with aclosing(_outputs(generation, replies.prompt_param)) as outputs:
         async for output in outputs:
-            data = _event(replies.delta(output)) if output.text or output.logprobs is not None else b""
+            says_something = output.text or output.logprobs is not None
+            data = _event(replies.delta(output), usage_of, output.choice) if says_something else b""
             if output.finished is not None:
-                data += _event(replies.finish(output))
+                data += _event(replies.finish(output), usage_of, output.choice)
             if data:
                 yield data
 
 
-def _event(chunk: Any) -> bytes:
+def _event(chunk: Any, usage_of: UsageOf | None = None, choice: int = 0) -> bytes:
+    if usage_of is not None:
+        chunk = msgspec.structs.replace(chunk, usage=usage_of(choice))
     return _data(msgspec.json.encode(chunk))
 
 

@@ -44,14 +44,8 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
     """Raise ApiError for what is wrong with the fields that both endpoints have."""
     if request.model not in limits.model_names:
         raise model_not_found(request.model)
-    if request.stream_options is not None:
-        if not request.stream:
-            raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
-        if request.stream_options.continuous_usage_stats:
-            raise invalid_value(
-                "stream_options.continuous_usage_stats",
-                "'continuous_usage_stats' is not supported yet; leave it out.",
-            )
+    if request.stream_options is not None and not request.stream:
+        raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
     if request.seed is not None and not -(2**63) <= request.seed < 2**64:
         raise invalid_value("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
     _check_stops(request)

@@ -49,6 +49,24 @@ def test_whole_reply(server: RunningServer) -> None:
     }
 
 
+def test_usage_in_every_chunk_of_a_stream(server: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last, done = server.chat(stream=True, n=2, stream_options=options).events()
+    whole = server.chat(n=2).json()["usage"]
+    assert done == "[DONE]"
+    assert last["usage"]["completion_tokens"] == whole["completion_tokens"]
+    for index in (0, 1):
+        usages = [chunk["usage"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts[0] == 0
+        assert counts == sorted(counts)
+        assert counts[-1] * 2 == whole["completion_tokens"]
+        assert {usage["prompt_tokens"] for usage in usages} == {whole["prompt_tokens"]}
+        assert all(usage["total_tokens"] == whole["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    *chunks, done = server.chat(stream=True, stream_options={"continuous_usage_stats": True}).events()
+    assert not any("usage" in chunk for chunk in chunks)
+
+
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_stream(server: RunningServer, include_usage: bool) -> None:
     server.engine.script = spell("ok", width=1)
