@@ -1,0 +1,53 @@
+# eventlm on CPUs, as `make run` has it: the package, its default model at the first start, a server that records.
+#
+#   docker build -t eventlm .
+#   docker run --init --stop-timeout 40 -p 127.0.0.1:8000:8000 -v eventlm:/data -e EVENTLM_API_KEY=... eventlm
+#
+# Inside, the server binds every address, or nobody could reach it; who may reach the container is decided by `-p`.
+# Publish it beyond this machine only with EVENTLM_API_KEY. `--stop-timeout` is more than --drain-seconds (30), so that
+# running requests can end; `--init` passes signals on from the first moment.
+#
+# Other flags replace the last line: `docker run ... eventlm serve --host 0.0.0.0 --model Qwen/Qwen3-0.6B`.
+
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim
+
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+
+WORKDIR /src
+
+# torch first and from the index of CPU wheels: the wheel on PyPI brings gigabytes of CUDA. It changes least of all.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY constraints.txt ./
+RUN pip install --constraint constraints.txt --extra-index-url ${TORCH_INDEX} --only-binary=:all: "$(grep '^torch==' constraints.txt)+cpu"
+
+# Then what else is needed: this layer lasts until pyproject.toml changes.
+COPY pyproject.toml ./
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+    && pip install --constraint constraints.txt --requirement requirements.txt
+
+# The package itself.
+COPY README.md LICENSE ./
+COPY eventlm ./eventlm
+COPY kernels ./kernels
+COPY policies ./policies
+COPY replay ./replay
+RUN pip install --no-deps .
+
+# Models, traces and histories outlive the container.
+RUN useradd --system --uid 10001 --create-home eventlm && install --directory --owner=eventlm /data
+ENV EVENTLM_HOME=/data/cache HF_HOME=/data/huggingface XDG_STATE_HOME=/data/state
+VOLUME /data
+WORKDIR /data
+USER eventlm
+
+EXPOSE 8000
+# The first start fetches and converts the model, which may take minutes.
+HEALTHCHECK --start-period=10m --interval=30s --timeout=5s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+
+ENTRYPOINT ["eventlm"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8000", "--record", "/data/runs"]
