@@ -204,6 +204,8 @@ class Simulation:
             core = structs.replace(self.machine.core, max_queue_len=max_queue_len)
             self.machine = self.machine._replace(core=core)
         self.chaos = chaos or Chaos()
+        fake = structs.replace(self.machine.fake, poison_ppm=self.chaos.poison_ppm)
+        self.machine = self.machine._replace(fake=fake)
         self.num_requests = num_requests
         self.now_ns = 0
         self.clients: list[Client] = []

@@ -18,7 +18,7 @@ from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state import Plugins
 from eventlm.events import Header
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token
+from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 
 POLICIES = ("fcfs", "edf", "lrs")
 BATCHERS = ("fixed", "dynamic")
@@ -57,6 +57,8 @@ class Chaos(NamedTuple):
     bad_grammars: float = 0.2
     text_ends: float = 0.4
     max_text_delay_ns: int = 5 * 4 * MILLISECOND
+    #: Chance of a sequence that kills every worker, in parts per million.
+    poison_ppm: int = 8_000
 
 
 def draw_machine(rng: random.Random, seed: int) -> Machine:
@@ -77,6 +79,7 @@ def draw_machine(rng: random.Random, seed: int) -> Machine:
         max_tokens_per_row=rng.choice([1, 1, 2, 4]),
         max_skips=rng.choice([0, 1, 4]),
         max_evictions=rng.choice([0, 1, 2]),
+        max_losses=rng.choice([3, 4, 5]),
     )
     return _with_plugins(rng, seed, core)
 
@@ -189,6 +192,11 @@ def worker_outcome(request: EngineRequest, seed: int, index: int, fake: FakePara
 def is_expected(outcome: Outcome, request: EngineRequest, seed: int, index: int, fake: FakeParameters) -> bool:
     """Whether a sequence may end so. Only where it was cut short does anything but its request have a say."""
     made = worker_outcome(request, seed, index, fake)
+    if outcome.reason == "error" and not (request.waits_for_grammar and not outcome.tokens):
+        # Nobody pays for another's harm, nor for a worker that dies of itself.
+        place = poisoned_place(fake, seed, index)
+        if place is None or len(outcome.tokens) < place:
+            return False
     if outcome.reason in CUT_SHORT:
         return outcome.tokens == made.tokens[: len(outcome.tokens)]
     position = text_end_position(seed, index)

@@ -46,6 +46,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_skips: Annotated[int, Meta(ge=0)] = 8
     #: Evictions at admission that a sequence can suffer between two of its tokens.
     max_evictions: Annotated[int, Meta(ge=0)] = 2
+    #: Workers lost in a row while they computed a sequence, until it ends with an error; 0: never.
+    max_losses: Annotated[int, Meta(ge=0)] = 4
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +204,14 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="restarts in a row without a completed step before the engine gives a replica up",
         ),
     ] = 5
+    max_losses: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="workers that a sequence may lose in a row, always at the same token, before it ends with "
+            "an error; 0: any number",
+        ),
+    ] = 4
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

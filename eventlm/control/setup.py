@@ -76,6 +76,7 @@ def make_setup(
         max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
+        max_losses=config.worker.max_losses,
     )
     return EngineSetup(
         config=config,

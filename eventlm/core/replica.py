@@ -20,9 +20,11 @@ _urgency = attrgetter("urgency")
 
 
 class ChunkRow(NamedTuple):
-    """A prefill chunk in flight. `final` is the last chunk of its prefill."""
+    """A prefill chunk in flight: the tokens from `start` to before `end`. `final` is the last of its prefill."""
 
     sequence: Sequence
+    start: int
+    end: int
     final: bool
 
 

@@ -7,9 +7,10 @@ from eventlm.core.plugin_calls import ask_margin, ask_policy, ask_router
 from eventlm.core.replica import Replica
 from eventlm.core.residency import preempt
 from eventlm.core.sequence import Sequence, State
-from eventlm.core.sequence_manager import enqueue
+from eventlm.core.sequence_manager import enqueue, finish
 from eventlm.core.state import CoreState, replica_of
 from eventlm.core.step_planner import plan_step
+from eventlm.core.suspects import accuse
 from eventlm.errors import InvariantError
 from eventlm.events import Desynced, PolicySwapped, Routed, WorkerLost, WorkerUp
 
@@ -31,6 +32,7 @@ def worker_up(state: CoreState, fact: WorkerUp) -> None:
 def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
     """Cache and steps in flight are gone; the sequences wait for another worker with the tokens they have.
 
+    Those that have killed too many of them end (see `eventlm.core.suspects`).
     The loss of an older worker is a no-op; that of one never heard of is remembered, so that it cannot come up.
     """
     replica = replica_of(state, fact.replica)
@@ -42,6 +44,7 @@ def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
 
 
 def _lose(state: CoreState, replica: Replica) -> None:
+    guilty = accuse(state, replica.in_flight[0]) if replica.in_flight else []
     homeless = [sequence for sequence in replica.lose_worker() if sequence.state is State.WAITING]
     for sequence in homeless:
         _clear_flight(sequence)
@@ -58,6 +61,8 @@ def _lose(state: CoreState, replica: Replica) -> None:
         sequence.replica = -1
         state.touch(sequence)
         state.unrouted[sequence.id] = sequence
+    for sequence in guilty:
+        finish(state, sequence, "error", sequence.num_output_tokens)
 
 
 def _clear_flight(sequence: Sequence) -> None:

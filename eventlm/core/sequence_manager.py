@@ -197,7 +197,7 @@ def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
 
 
 def _leave(state: CoreState, sequence: Sequence) -> None:
-    """Give back what the sequence has: its place in line, or its blocks and slot."""
+    """Give back what the sequence has: its place in line, or its blocks and slot. It is no suspect any more."""
     if sequence.resident:
         state.replicas[sequence.replica].vacate(sequence)
     elif sequence.state in (State.WAITING, State.WAITING_FOR_GRAMMAR):
@@ -207,3 +207,4 @@ def _leave(state: CoreState, sequence: Sequence) -> None:
         state.unrouted.pop(sequence.id, None)
     elif sequence.state is State.CLOSING:
         state.num_closing -= 1
+    state.suspects.pop(sequence.id, None)

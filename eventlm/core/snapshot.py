@@ -23,7 +23,7 @@ from eventlm.core.plugin import SequenceView
 from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.sequence import Request, Sequence, State
-from eventlm.core.state import CoreState, Plugins, timer_share
+from eventlm.core.state import CoreState, Plugins, Suspect, timer_share
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived
 from eventlm.types import FinishReason, SequenceId
@@ -80,12 +80,12 @@ class RequestSnapshot(Struct, frozen=True, array_like=True):
 
 
 class StepSnapshot(Struct, frozen=True, array_like=True):
-    """A step in flight. Rows are named by (request, index); of chunks the last entry is `final`."""
+    """A step in flight. Rows are named by (request, index); chunks go on as `ChunkRow` does."""
 
     step: int
     launch_seq: int
     decodes: list[tuple[int, int]]
-    chunks: list[tuple[int, int, bool]]
+    chunks: list[tuple[int, int, int, int, bool]]
     most: list[int]
 
 
@@ -115,6 +115,7 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rng_digest: str
     timers: list[tuple[int, int]]
     unrouted: list[tuple[int, int]]
+    suspects: list[tuple[int, int, int, int, int]]
     requests: list[RequestSnapshot]
     replicas: list[ReplicaSnapshot]
 
@@ -141,6 +142,7 @@ def take(state: CoreState) -> bytes:
             rng_digest=to_hex(state.rng_digest),
             timers=state.timers,
             unrouted=list(state.unrouted),
+            suspects=[(*name, *suspect) for name, suspect in state.suspects.items()],
             requests=[
                 RequestSnapshot(request.arrival, [_row(s) for s in request.sequences if s.state is not State.FINISHED])
                 for request in state.requests.values()
@@ -174,7 +176,7 @@ def _take_replica(replica: Replica) -> ReplicaSnapshot:
                 step.step,
                 step.launch_seq,
                 [sequence.id for sequence in step.decodes],
-                [(*row.sequence.id, row.final) for row in step.chunks],
+                [(*row.sequence.id, *row[1:]) for row in step.chunks],
                 step.most,
             )
             for step in replica.in_flight
@@ -212,6 +214,7 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot) -> Core
     _restore_timers(state, taken.timers)
     for name in taken.unrouted:
         state.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
+    state.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
         _restore_replica(replica, replica_taken, live)
     _restore_lines(state, live.values())
@@ -280,7 +283,7 @@ def _restore_replica(replica: Replica, taken: ReplicaSnapshot, live: dict[Sequen
             step.step,
             step.launch_seq,
             [find(*name) for name in step.decodes],
-            [ChunkRow(find(request, index), final) for request, index, final in step.chunks],
+            [ChunkRow(find(request, index), start, end, final) for request, index, start, end, final in step.chunks],
             step.most,
         )
         for step in taken.steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -28,6 +28,16 @@ class Plugins(Struct, frozen=True, kw_only=True):
     policy: str
     batcher: Batcher
     router: Router
+
+
+class Suspect(NamedTuple):
+    """What is held against a sequence: workers lost in a row while they computed its tokens from `start` to before
+    `end`.
+    """
+
+    losses: int
+    start: int
+    end: int
 
 
 class CoreState:
@@ -66,6 +76,8 @@ class CoreState:
         self.queues = [self.shared_queue, *(replica.queue for replica in self.replicas)]
         self.unrouted: dict[SequenceId, Sequence] = {}
         self.num_routed = 0
+        #: Live sequences that may have killed their workers, in the order in which they were first suspected.
+        self.suspects: dict[SequenceId, Suspect] = {}
         self.num_closing = 0
         #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
         self.num_waiting = 0
@@ -140,10 +152,11 @@ class CoreState:
             sequence.contribution = share
         self.touched.clear()
         unrouted = [(request, index) for request, index in self.unrouted]
+        suspects = [(*identity, *suspect) for identity, suspect in self.suspects.items()]
         queues = [to_hex(queue.digest) for queue in self.queues]
         policy = [self.policy_name, self.policy_generation, *self.predictor.coefficients(), self.paused]
         return {
-            "queue": to_hex(combine([*queues, unrouted, self.num_waiting, self.num_routed])),
+            "queue": to_hex(combine([*queues, unrouted, suspects, self.num_waiting, self.num_routed])),
             "sequences": to_hex(self.sequences_digest),
             "replicas": to_hex(combine(replica.summary() for replica in self.replicas)),
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),

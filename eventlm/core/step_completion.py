@@ -9,6 +9,7 @@ from eventlm.core.replica import Replica, StepInFlight
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import end, enqueue
 from eventlm.core.state import CoreState, replica_of
+from eventlm.core.suspects import clear
 from eventlm.errors import InvariantError
 from eventlm.events import Emitted, StepCompleted
 from eventlm.types import FinishReason, WorkerEnd
@@ -31,6 +32,8 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     if step is None or step.step != fact.step or step.launch_seq != fact.c:
         raise InvariantError(f"replica {fact.replica} completed step {fact.step}, but {step and step.step} was due")
     _check_rows(step, fact)
+    if state.suspects:
+        clear(state, step)
     replica.in_flight.popleft()
     reasons = dict(fact.ends)
     outcome = Outcome([], [], [])

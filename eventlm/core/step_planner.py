@@ -3,6 +3,8 @@
 Order: evictions for the head of the queue; decodes, most urgent first; then the more urgent of the waiting head and
 the head of the partial prefills. A row is never taken back. Every sequence that is passed over because it does not
 fit remembers how often that happened; one that was passed over `max_skips` times blocks the line until it fits.
+
+Before all that, a suspect that has to be tried alone (see `eventlm.core.suspects`) gets the step for itself.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.residency import admit, evict_for, make_room, measure, note_progress
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
+from eventlm.core.suspects import find_trial, is_tried_alone
 from eventlm.core.waiting_queue import Candidate
 from eventlm.events import Launched
 from eventlm.types import ceil_div
@@ -36,14 +39,24 @@ class StepPlan:
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
     plan = StepPlan()
-    head = _waiting_head(state, replica)
-    if head is not None:
-        evict_for(state, replica, head)
-    _add_decodes(state, replica, plan)
-    if replica.num_partial or head is not None:
-        _add_prefills(state, replica, plan)
-        replica.queue.end_plan()
-        state.shared_queue.end_plan()
+    head = None
+    trial = find_trial(state, replica)
+    if trial is None:
+        head = _waiting_head(state, replica)
+        if head is not None:
+            evict_for(state, replica, head)
+            # It may be the suspect for whom there was no room.
+            trial = find_trial(state, replica)
+    if trial is not None:
+        if replica.in_flight:
+            return False
+        _add_trial(state, replica, plan, trial)
+    else:
+        _add_decodes(state, replica, plan)
+        if replica.num_partial or head is not None:
+            _add_prefills(state, replica, plan)
+            replica.queue.end_plan()
+            state.shared_queue.end_plan()
     if not plan.decodes and not plan.chunks:
         return False
     _launch(state, replica, plan)
@@ -55,6 +68,14 @@ def _waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
     if own is None or (shared is not None and shared.urgency < own.urgency):
         return shared
     return own
+
+
+def _add_trial(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
+    """The next chunk of a suspect, which waits and fits or is half done, and nothing else."""
+    if not sequence.resident:
+        candidate = state.queue_of(sequence).candidate(sequence)
+        admit(state, replica, candidate, measure(state, replica, sequence))
+    _add_chunk(state, replica, plan, sequence)
 
 
 def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
@@ -141,7 +162,9 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             _add_chunk(state, replica, plan, heappop(partials)[1])
         elif head is None:
             return
-        elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0:
+        elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0 and not is_tried_alone(
+            state, head.sequence
+        ):
             for skipped in passed:
                 skipped.skips += 1
                 state.touch(skipped)
@@ -196,7 +219,7 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     sequence.in_flight += 1
     plan.most.append(most)
     plan.chunks.append((sequence.request, sequence.index, start, num_tokens, int(samples)))
-    plan.chunk_rows.append(ChunkRow(sequence, final))
+    plan.chunk_rows.append(ChunkRow(sequence, start, sequence.launched_tokens, final))
     plan.load.add_chunk(start, num_tokens)
     if final:
         replica.finish_prefill(sequence)

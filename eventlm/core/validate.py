@@ -107,6 +107,8 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
             found.append(f"{sequence} has ended, but holds blocks")
         if (sequence.ticket != 0) and sequence.state is not State.WAITING:
             found.append(f"{sequence} is in line, but does not wait")
+    if not state.suspects.keys() <= {sequence.id for sequence in sequences if not sequence.ended}:
+        found.append("a sequence that does not live is suspected")
     if places:
         found.append(f"unknown sequences {sorted(places)[:4]} are in a queue or run")
     num_closing = sum(s.state is State.CLOSING for s in sequences)

@@ -106,6 +106,14 @@ class WaitingQueue:
             heappop(self._heap)
         return None
 
+    def candidate(self, sequence: Sequence) -> Candidate:
+        """A member that need not be the head, with its urgency of now. Costs a pass over the queue."""
+        if self._heap is None:
+            key = self._keys[bisect_left(self.members, sequence.id, key=_id)]
+            return Candidate(_entry(sequence, key)[:4], sequence)
+        entry = next(e for e in (*self._heap, *self._passed) if e[5] is sequence and e[4] == sequence.ticket)
+        return Candidate(entry[:4], sequence)
+
     def pass_over(self) -> None:
         """Look behind the head until `end_plan`."""
         if self._heap is None:

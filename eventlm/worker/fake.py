@@ -16,7 +16,7 @@ from eventlm.events import Launched
 from eventlm.types import WorkerEnd
 from eventlm.worker.fake_extras import fake_extras
 from eventlm.worker.protocol import RowExtras, StepPayload
-from eventlm.worker.sequence_table import Row, SequenceTable, end_of
+from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 
 MILLION = 1_000_000
 #: Words of 8 bytes each; their bytes are the token ids.
@@ -31,6 +31,8 @@ WORDS = tuple(
 #: Ends that a fake worker may see, in the order in which it draws them.
 ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
 EOS_TOKEN_ID = 257
+#: A poisoned sequence does its harm in place of one of so many first tokens.
+POISONED_PLACES = 8
 
 
 class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +49,8 @@ class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     late_factor: int = 10
     #: Chance that the worker dies in the middle of a step.
     die_ppm: int = 0
+    #: Chance that a sequence kills every worker that is to make one of its first tokens.
+    poison_ppm: int = 0
 
 
 class FakeDeath(Exception):
@@ -82,6 +86,8 @@ class FakeRunner:
         ends: list[tuple[int, WorkerEnd]] = []
         extras: list[RowExtras] = []
         for number, row in enumerate(rows):
+            if row.samples and self._is_deadly(row.sequence):
+                raise FakeDeath(f"poisoned by sequence {row.sequence.id}")
             most = launch.most[number] if launch.most else int(row.samples)
             produced, reason = self._produce(row, launch.step, most if row.samples else 0)
             tokens.append(produced)
@@ -92,6 +98,10 @@ class FakeRunner:
         ops = self._ops(launch, rows)
         self._table.record(rows, tokens)
         return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
+
+    def _is_deadly(self, sequence: Sequence) -> bool:
+        place = poisoned_place(self.parameters, sequence.params.seed, sequence.id.index)
+        return place is not None and sequence.position >= place
 
     def _produce(self, row: Row, step: int, most: int) -> tuple[list[int], WorkerEnd | None]:
         """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
@@ -129,6 +139,13 @@ class FakeRunner:
 def draw(*what: int | str) -> int:
     """A 64-bit hash of integers and strings: the fake worker's only source of chance."""
     return xxhash.xxh3_64_intdigest("/".join(map(str, what)).encode())
+
+
+def poisoned_place(parameters: FakeParameters, seed: int, index: int) -> int | None:
+    """The place in its output behind which a sequence kills its worker; None for one that does no harm."""
+    if draw("poison", seed, index) % MILLION >= parameters.poison_ppm:
+        return None
+    return draw("place", seed, index) % POISONED_PLACES
 
 
 def fake_token(seed: int, index: int, position: int) -> int:

@@ -16,6 +16,7 @@ from eventlm.control import replica as replica_module
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.events import End, WorkerLost, WorkerUp
+from eventlm.worker.fake import FakeParameters, poisoned_place
 from tests.control.engines import (
     SLOW,
     Reader,
@@ -52,6 +53,19 @@ async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
         assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 40) for seed in range(8)]
     events = recorded(engine)
     assert sum(isinstance(event, WorkerUp) for event in events) > 2
+    verified(engine)
+
+
+async def test_a_request_that_kills_every_worker_ends_and_the_others_do_not(tmp_path: Path) -> None:
+    fake = {"poison_ppm": 20_000}
+    places = [poisoned_place(FakeParameters(**fake), seed, 0) for seed in range(8)]
+    assert [place is not None for place in places] == [False] * 4 + [True] + [False] * 3
+    async with running(record=tmp_path, replicas=2, fake=fake, worker=WorkerConfig(max_losses=3)) as engine:
+        readers = await generate(engine, *(request(20, seed=seed) for seed in range(8)))
+        for seed, (reader, place) in enumerate(zip(readers, places, strict=True)):
+            assert reader.reasons == ["length" if place is None else "error"]
+            assert reader.tokens == [expected_tokens(seed, 0, 20 if place is None else place)]
+        assert engine.state == "ready"
     verified(engine)
 
 

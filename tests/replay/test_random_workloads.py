@@ -98,6 +98,7 @@ def _outcomes(seed: int, max_delay_ms: int, delay_seed: int) -> dict[tuple[int, 
         unseeded=0,
         bad_grammars=0,
         text_ends=0.8,
+        poison_ppm=0,
         max_text_delay_ns=max_delay_ms * MILLISECOND,
     )
     return Simulation(seed, chaos=chaos, max_queue_len=10_000, text_delay_seed=delay_seed, check_every=0).run()

@@ -18,7 +18,7 @@ from tests.workload import Chaos, Machine
 #: A trace as JSON objects without their hashes.
 Objects = list[dict[str, Any]]
 
-CALM = Chaos(cancels=0, kills=0, drops_if_late=0, grammars=0, text_ends=0.2)
+CALM = Chaos(cancels=0, kills=0, drops_if_late=0, grammars=0, text_ends=0.2, poison_ppm=0)
 
 
 def small_machine(policy: dict[str, Any], **limits: int) -> Machine:

@@ -11,13 +11,16 @@ from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import (
     ENDS,
     EOS_TOKEN_ID,
+    MILLION,
     WORD_BYTES,
     WORDS,
     FakeDeath,
+    FakeParameters,
     FakeRunner,
     FakeStep,
     draw,
     fake_token,
+    poisoned_place,
 )
 from eventlm.worker.sequence_table import DesyncError
 from tests.worker.launches import launched, new_sequence, payload
@@ -168,3 +171,17 @@ def test_draws_are_64_bits_of_all_their_parts() -> None:
 def test_unknown_parameters_are_refused() -> None:
     with pytest.raises(TypeError, match="speed"):
         make_runner(speed=3)
+
+
+def test_a_poisoned_sequence_kills_at_its_place_in_every_epoch() -> None:
+    parameters = {"poison_ppm": MILLION}
+    place = poisoned_place(FakeParameters(**parameters), 9, 0)
+    assert place
+    assert poisoned_place(FakeParameters(), 9, 0) is None
+    for epoch in (1, 2):
+        runner = make_runner(epoch=epoch, **parameters)
+        prefill(runner)
+        for step in range(1, place):
+            decode(runner, step, 3 + step)
+        with pytest.raises(FakeDeath, match="poisoned by sequence"):
+            decode(runner, place, 3 + place)
