@@ -74,10 +74,10 @@ def _plot_cdf(axes: Axes, title: str, values_ms: Sequence[float], objective_ms: 
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.step(ordered, numpy.arange(1, len(ordered) + 1) / len(ordered), where="post", color=_LINE, linewidth=1.8)
-    marks = [(f"p{percent}", float(numpy.percentile(ordered, percent)), percent / 100) for percent in _PERCENTILES]
-    axes.plot([x for _, x, _ in marks], [y for _, _, y in marks], "o", color=_LINE, markersize=5)
-    legend = "\n".join(f"{name} {_number(x)} {unit}" for name, x, _ in marks)
+    shares = numpy.arange(len(ordered) + 1) / len(ordered)
+    axes.step(numpy.concatenate(([ordered[0]], ordered)), shares, where="post", color=_LINE, linewidth=1.8)
+    percentiles = [(percent, float(numpy.percentile(ordered, percent))) for percent in _PERCENTILES]
+    legend = "\n".join(f"p{percent} {_number(value)} {unit}" for percent, value in percentiles)
     if objective_ms is not None:
         axes.axvline(objective_ms * scale, color=_MARK, linestyle="--", linewidth=1.2)
         legend += f"\nobjective {_number(objective_ms * scale)} {unit}"
@@ -109,7 +109,8 @@ def _plot_over_time(axes: Axes, result: ServeResult) -> None:
     steps = concurrency(records)
     times_s = [0.0] + [time_ns / 1e9 for time_ns, _ in steps]
     axes.step(times_s, [0] + [running for _, running in steps], where="post", color=_LINE, linewidth=1.5)
-    axes.set_ylim(bottom=0)
+    # Room for the legend above the curve.
+    axes.set_ylim(0, 1.2 * max([1] + [running for _, running in steps]))
     axes.set_xlim(left=0)
     failed = [record.end_ns / 1e9 for record in records if not record.is_success]
     if failed:

@@ -26,9 +26,9 @@ def figure_of(found: ServeResult, monkeypatch: pytest.MonkeyPatch) -> Figure:
 def test_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     found = serve_result(objectives=Objectives(ttft=150))
     ttft, tpot, e2e, over_time = figure_of(found, monkeypatch).axes
-    assert [list(values) for values in ttft.lines[0].get_data()] == [[100.0, 200.0], [0.5, 1.0]]
-    assert [list(values) for values in tpot.lines[0].get_data()] == [[50.0, 100.0], [0.5, 1.0]]
-    assert [list(values) for values in e2e.lines[0].get_data()] == [[200.0, 400.0], [0.5, 1.0]]
+    assert [list(values) for values in ttft.lines[0].get_data()] == [[100.0, 100.0, 200.0], [0.0, 0.5, 1.0]]
+    assert [list(values) for values in tpot.lines[0].get_data()] == [[50.0, 50.0, 100.0], [0.0, 0.5, 1.0]]
+    assert [list(values) for values in e2e.lines[0].get_data()] == [[200.0, 200.0, 400.0], [0.0, 0.5, 1.0]]
     assert "objective 150 ms" in ttft.texts[0].get_text()
     assert "p90 190 ms" in ttft.texts[0].get_text()
     times, running = over_time.lines[0].get_data()
@@ -47,4 +47,4 @@ def test_long_latencies_are_in_seconds_and_wide_ones_on_a_log_axis(monkeypatch: 
     wide = result(record(0, intended=0, tokens=[10, 20]), record(1, intended=0, tokens=[20_000, 30_000]))
     ttft, *_ = figure_of(serve_result(wide), monkeypatch).axes
     assert (ttft.get_xlabel(), ttft.get_xscale()) == ("s", "log")
-    assert list(ttft.lines[0].get_data()[0]) == [0.01, 20.0]
+    assert list(ttft.lines[0].get_data()[0]) == [0.01, 0.01, 20.0]
