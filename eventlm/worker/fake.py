@@ -33,6 +33,9 @@ ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
 EOS_TOKEN_ID = 257
 #: A poisoned sequence does its harm in place of one of so many first tokens.
 POISONED_PLACES = 8
+#: Ids of pieces of text, in words of several bytes and in parts of characters.
+FIRST_PIECE_ID = 260
+NUM_PIECES = 764
 
 
 class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +54,8 @@ class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     die_ppm: int = 0
     #: Chance that a sequence kills every worker that is to make one of its first tokens.
     poison_ppm: int = 0
+    #: Chance that a token is no byte of a word but one of the ids above the bytes, which stand for several bytes.
+    piece_ppm: int = 0
 
 
 class FakeDeath(Exception):
@@ -115,7 +120,7 @@ class FakeRunner:
             if drawn < self.parameters.end_ppm and may_end and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)
                 return produced, ENDS[drawn % len(ENDS)]
-            produced.append(fake_token(params.seed, index, place))
+            produced.append(fake_token(params.seed, index, place, piece_ppm=self.parameters.piece_ppm))
             if may_end and (reason := end_of(params, produced[-1])) is not None:
                 return produced, reason
         return produced, None
@@ -148,7 +153,12 @@ def poisoned_place(parameters: FakeParameters, seed: int, index: int) -> int | N
     return draw("place", seed, index) % POISONED_PLACES
 
 
-def fake_token(seed: int, index: int, position: int) -> int:
-    """The token of a sample at a place of its output: a byte of a word drawn for each stretch of a word's length."""
+def fake_token(seed: int, index: int, position: int, *, piece_ppm: int = 0) -> int:
+    """The token of a sample at a place of its output: a byte of a word drawn for each stretch of a word's length.
+
+    With a chance of `piece_ppm` it is a piece instead.
+    """
+    if piece_ppm and draw("piece", seed, index, position) % MILLION < piece_ppm:
+        return FIRST_PIECE_ID + draw("which", seed, index, position) % NUM_PIECES
     word, byte = divmod(position, WORD_BYTES)
     return WORDS[draw("word", seed, index, word) % len(WORDS)][byte]
