@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
 from eventlm.cli.parser import Parser
+from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, request_fields
 from eventlm.config import Config
 from eventlm.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from eventlm.compose.composition import Composition
     from eventlm.control.request import EngineRequest
+    from eventlm.sampler_params import TokenLogprobs
+    from eventlm.server.generation import ChoiceOutput
     from eventlm.server.protocol import CompletionRequest
-
-#: Most new tokens where --max-tokens is not given and the context has room for them.
-DEFAULT_MAX_TOKENS = 256
-#: Arguments that are fields of a request of the HTTP API, and checked as such.
-_REQUEST_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos")
+    from eventlm.server.tokenizer import Tokenizer
 
 
 def configure(parser: Parser) -> None:
@@ -36,21 +37,12 @@ examples:
   eventlm generate "The capital of France is" --max-tokens 8 --temperature 0
   eventlm generate --chat "What is the capital of France?"
   eventlm generate - < prompt.txt
+  eventlm generate "A name for a robot:" -n 3 --temperature 1 --seed 7 --stop "." --bad-word Robo
+  eventlm generate "The answer is" --logprobs 3 --max-tokens 4 --repetition-penalty 1.2
   eventlm generate "One" "Two" --record runs && eventlm replay runs/latest/trace.jsonl"""
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input")
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--chat", action="store_true", help="send each prompt through the chat template")
-    group.add_argument(
-        "--max-tokens", type=int, metavar="N", help=f"most new tokens (default: {DEFAULT_MAX_TOKENS}, or what fits)"
-    )
-    group.add_argument("--temperature", type=float, metavar="X", help="0 is greedy (default: the model's own)")
-    group.add_argument("--top-p", type=float, metavar="X", help="nucleus sampling (default: the model's own)")
-    group.add_argument("--top-k", type=int, metavar="N", help="0 is the whole vocabulary (default: the model's own)")
-    group.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens whatever the model says")
+    parser.add_argument("--chat", action="store_true", help="send each prompt through the chat template")
+    add_request_flags(parser)
     add_config_flags(parser, without=("server",))
     parser.set_defaults(run=run)
 
@@ -116,6 +108,7 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
     from msgspec import structs
 
     from eventlm.server.errors import ApiError
+    from eventlm.server.prompt_encoder import bad_words_token_ids
     from eventlm.server.validation import Limits, check_request, engine_request
 
     engine = composed.engine
@@ -129,6 +122,7 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
             token_ids,
             defaults=composed.defaults,
             limits=limits,
+            bad_words=bad_words_token_ids(composed.tokenizer, body.bad_words or []),
             prompt_param="prompt",
             received_ns=0,
             ready_ns=0,
@@ -143,10 +137,10 @@ def _body(model: str, arguments: argparse.Namespace, *, room: int) -> Completion
 
     from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest, decode_request
 
-    fields: dict[str, Any] = {name: getattr(arguments, name) for name in _REQUEST_FIELDS}
+    fields = request_fields(arguments)
     if fields["max_tokens"] is None:
         fields["max_tokens"] = max(min(DEFAULT_MAX_TOKENS, room), 1)
-    # The prompt is encoded already; what stands here only has to be there.
+    # The prompt is encoded already; what stands here only has to be there. Names of fields are the flags' own.
     body = msgspec.json.encode(fields | {"model": model, "prompt": ""})
     return decode_request(body, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
 
@@ -175,46 +169,80 @@ async def _complete(composed: Composition, group: list[EngineRequest], prompts: 
 
     await composed.engine.start()
     generation = await submit(composed.engine, composed.tokenizer, group)
-    printer = _Printer(prompts)
+    printer = _Printer(prompts, composed.tokenizer, group)
     async with aclosing(generation.outputs()) as outputs:
         async for output in outputs:
             error = from_finish_reason(output.finished.reason) if output.finished else None
             if error is not None:
                 raise error
-            printer.add(output.choice, output.text, finished=output.finished is not None)
+            printer.add(output)
 
 
 class _Printer:
     """Prints completions in the order of their prompts: the first unfinished one as it comes, later ones after it."""
 
-    def __init__(self, prompts: list[str]) -> None:
+    def __init__(self, prompts: list[str], tokenizer: Tokenizer, group: list[EngineRequest]) -> None:
+        self._tokenizer = tokenizer
+        #: Of each choice its prompt, its number among the prompt's choices, and its request.
+        self._choices = [(place, sample, request) for place, request in enumerate(group) for sample in range(request.n)]
         self._prompts = prompts
-        self._waiting: list[list[str]] = [[] for _ in prompts]
-        self._finished = [False] * len(prompts)
+        self._outputs: list[list[ChoiceOutput]] = [[] for _ in self._choices]
+        self._finished = [False] * len(self._choices)
         self._current = -1
         self._next()
 
-    def add(self, choice: int, text: str, *, finished: bool) -> None:
-        """Take text of a completion."""
-        self._finished[choice] |= finished
-        if choice != self._current:
-            self._waiting[choice].append(text)
+    def add(self, output: ChoiceOutput) -> None:
+        """Take what is new of a completion."""
+        self._finished[output.choice] |= output.finished is not None
+        self._outputs[output.choice].append(output)
+        if output.choice != self._current:
             return
-        self._write(text)
-        while self._current < len(self._prompts) and self._finished[self._current]:
+        self._write(output.text)
+        while self._current < len(self._choices) and self._finished[self._current]:
             self._write("\n")
+            self._write_logprobs()
             self._next()
 
     def _next(self) -> None:
         self._current += 1
-        if self._current == len(self._prompts):
+        if self._current == len(self._choices):
             return
-        if len(self._prompts) > 1:
-            head = self._prompts[self._current].strip().partition("\n")[0]
+        place, sample, request = self._choices[self._current]
+        if len(self._choices) > 1:
+            head = self._prompts[place].strip().partition("\n")[0]
             shown = head if len(head) <= 60 else head[:59] + "…"
-            self._write(f"=== {self._current + 1}/{len(self._prompts)}: {shown}\n")
-        self._write("".join(self._waiting[self._current]))
+            which = f" ({sample + 1} of {request.n})" if request.n > 1 else ""
+            self._write(f"=== {place + 1}/{len(self._prompts)}{which}: {shown}\n")
+        self._write("".join(output.text for output in self._outputs[self._current]))
+
+    def _write_logprobs(self) -> None:
+        """Of the prompt and of the completion, as far as they were asked for: a token a line."""
+        from eventlm.server.generation import join_outputs
+
+        request = self._choices[self._current][2]
+        whole = join_outputs(self._outputs[self._current])
+        for title, token_ids, logprobs in (
+            ("prompt", request.prompt_token_ids[1:], whole.prompt_logprobs),
+            ("completion", whole.token_ids, whole.logprobs),
+        ):
+            if logprobs is not None:
+                self._write(f"--- log-probabilities of the {title}: token, rank, most likely ones\n")
+                for line in logprob_lines(self._tokenizer, token_ids, logprobs):
+                    self._write(line + "\n")
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def logprob_lines(tokenizer: Tokenizer, token_ids: list[int], logprobs: TokenLogprobs) -> Iterator[str]:
+    """A line for each token."""
+    from eventlm.server.logprobs import token_text
+
+    def shown(token_id: int, logprob: float) -> str:
+        return f"{logprob:8.3f} {token_text(tokenizer, token_id)!r}"
+
+    rows = zip(token_ids, logprobs.logprobs, logprobs.ranks, logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    for token_id, logprob, rank, top_ids, top_logprobs in rows:
+        top = "".join(f"  {shown(*pair)}" for pair in zip(top_ids, top_logprobs, strict=True))
+        yield f"{shown(token_id, logprob):<28} #{rank:<6}{top}".rstrip()

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.cli.config_flags import config_from_arguments
+from eventlm.cli.generate import _request, configure
+from eventlm.cli.parser import Parser
+from eventlm.compose.composition import compose
 from eventlm.events import Arrived, End, Finished
+from eventlm.sampler_params import SamplerParams
 from tests.checkpoints import make_checkpoint
 from tests.models.hub_server import make_cached
 from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
@@ -71,6 +76,42 @@ def test_a_stop_string_ends_the_text_before_it(tmp_path: Path) -> None:
     assert output_of(*arguments, "Hello", cwd=tmp_path) == whole[: whole.index(stop)] + "\n"
 
 
+def test_several_completions_with_their_logprobs(tmp_path: Path) -> None:
+    arguments = ["--model", "fake", "--seed", "5", "--max-tokens", "3", "-n", "2"]
+    lines = output_of(*arguments, "--logprobs", "1", "--prompt-logprobs", "0", "hi", cwd=tmp_path).splitlines()
+    parts = [place for place, line in enumerate(lines) if line.startswith("===")]
+    assert [lines[place] for place in parts] == ["=== 1/1 (1 of 2): hi", "=== 1/1 (2 of 2): hi"]
+    for index, place in enumerate(parts):
+        text, prompt_title, h, i, title, *tokens = lines[place + 1 : place + 9]
+        assert text == fake_text(5, 3, index=index)
+        assert prompt_title == "--- log-probabilities of the prompt: token, rank, most likely ones"
+        assert ("'h'" in h, "'i'" in i) == (True, True)
+        assert title == "--- log-probabilities of the completion: token, rank, most likely ones"
+        assert [line.split("'")[1] for line in tokens] == list(text)
+        assert all("-0.693 " in line for line in tokens)  # the most likely one of the fake worker
+
+
+def test_every_flag_reaches_the_request() -> None:
+    parser = Parser()
+    configure(parser)
+    arguments = parser.parse_args([
+        "hi", "--model", "fake", "--max-tokens", "9", "--min-tokens", "2", "-n", "3", "--seed", "7", "--ignore-eos",
+        "--stop", "a", "--stop", "b", "--stop-token-ids", "1,2", "--include-stop-str-in-output", "--temperature", "0.5",
+        "--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--repetition-penalty", "1.2", "--presence-penalty", "-1",
+        "--frequency-penalty", "0.5", "--logit-bias", "5=-100", "--logit-bias", "6=2.5", "--allowed-token-ids", "5,6",
+        "--bad-word", "no", "--logprobs", "2", "--prompt-logprobs", "1", "--show-special-tokens",
+    ])  # fmt: skip
+    request = _request(compose(config_from_arguments(arguments)), arguments, "hi")
+    assert request.params == SamplerParams(
+        max_tokens=9, min_tokens=2, ignore_eos=True, eos_token_ids=(257,), stop_token_ids=(1, 2), temperature=0.5,
+        top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1.0, frequency_penalty=0.5,
+        logit_bias=((5, -100.0), (6, 2.5)), allowed_token_ids=(5, 6), bad_words=(tuple(b"no"),), logprobs=2,
+        prompt_logprobs=1,
+    )  # fmt: skip
+    assert (request.n, request.seed, request.stop, request.skip_cache_read) == (3, 7, ("a", "b"), True)
+    assert (request.include_stop_str_in_output, request.skip_special_tokens, request.offline) == (True, False, True)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_checkpoint_folder(tmp_path: Path, family: str) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", family=family)  # type: ignore[arg-type]
@@ -105,6 +146,11 @@ def test_a_repository_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.Monk
         (["hi", "--max-tokens", "9000"], "maximum context length is 8192 tokens"),
         (["hi", "--stop", ""], "Invalid value for 'stop[0]'"),
         (["x" * 9000], "maximum context length is 8192 tokens"),
+        (["hi", "--min-tokens", "9", "--max-tokens", "8"], "'min_tokens': 9 is more than max_tokens, which is 8"),
+        (["hi", "--logit-bias", "5"], "argument --logit-bias: expected ID=X such as 5=-100, got '5'"),
+        (["hi", "--logit-bias", "1024=1"], "Invalid value for 'logit_bias.1024': token ids are from 0 to 1023"),
+        (["hi", "--allowed-token-ids", "5;6"], "argument --allowed-token-ids: expected token ids with commas"),
+        (["hi", "--logprobs", "21"], "Invalid value for 'logprobs'"),
         (["hi", "--max-tokens", "many"], "argument --max-tokens: invalid int value: 'many'"),
     ],
 )
