@@ -16,10 +16,14 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
+from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
+from eventlm.control.engine import InferenceEngine
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import MetricsSnapshot
 from eventlm.control.request import QueueFullError
+from eventlm.control.setup import make_setup
 from eventlm.core.core import Core
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.core.replica import Replica
 from eventlm.events import (
     Admitted,
@@ -36,6 +40,7 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.replay.rebuild import rebuild
+from tests.checkpoints import make_checkpoint
 from tests.control.engines import SLOW, Reader, generate, request, running
 from tests.control.metrics_oracle import fold, gaps, request_rows
 from tests.replay.golden import FOLDER, GOLDEN
@@ -132,6 +137,38 @@ async def test_live_equals_rebuilt_of_an_engine_under_stress(tmp_path: Path) -> 
     assert sum(replica.num_workers_lost for replica in metrics.replicas) >= 1
     assert sum(replica.num_deadlines_missed for replica in metrics.replicas) == 3
     assert len(rows.requests) == 4
+
+
+async def test_live_equals_rebuilt_of_a_real_model_with_its_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch makes this folder as it is loaded.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    folder = make_checkpoint(tmp_path / "model")
+    config = Config(
+        model=ModelConfig(model=str(folder)),
+        # Given, so that no warm-up is needed.
+        scheduler=SchedulerConfig(predictor=list(DEFAULT_COEFFICIENTS)),
+        worker=WorkerConfig(profile_ops=True, threads=1),
+        record=RecordConfig(record=str(tmp_path / "runs")),
+    )
+    setup = make_setup(config, model=str(folder), model_name="m", num_blocks=64, max_model_len=512)
+    engine = InferenceEngine(setup)
+    await engine.start()
+    try:
+        group = [request(12, seed=seed, n=2, prompt=range(1, 40), has_text_ends=seed == 1) for seed in range(3)]
+        await generate(engine, *group)
+    finally:
+        await engine.stop()
+    metrics = engine.metrics().log
+    assert engine.run_folder is not None
+    store, _ = fold(read(engine.run_folder / "trace.jsonl"))
+    assert same(metrics, store.snapshot())
+    (replica,) = metrics.replicas
+    assert sum(replica.finish_reasons.values()) == 6
+    assert (replica.prompt_tokens, replica.hit_tokens) == (6 * 39, 5 * 32)
+    assert {"qkv_proj", "attention", "mlp", "lm_head", "sample"} <= replica.op_ns.keys()
+    assert 0 < sum(replica.op_ns.values()) <= replica.busy_ns
 
 
 # --- it is right
