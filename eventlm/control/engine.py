@@ -27,7 +27,7 @@ from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
-from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, TimedCore
+from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, RecorderMetrics, TimedCore
 from eventlm.control.predictor_fit import fit
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import (
@@ -96,7 +96,17 @@ class InferenceEngine:
             log=self._metrics.snapshot(),
             state=self.state,
             scheduling_time=self._scheduling_time.copy(),
-            num_log_bytes=self._writer.num_bytes if self._writer is not None else None,
+            recorder=self._recorder_metrics(),
+        )
+
+    def _recorder_metrics(self) -> RecorderMetrics | None:
+        writer = self._writer
+        if writer is None:
+            return None
+        return RecorderMetrics(
+            num_bytes=writer.num_bytes,
+            num_events_behind=max(self._metrics.next_s - writer.next_s, 0),
+            is_writing=not writer.problem,
         )
 
     async def start(self) -> None:

@@ -86,6 +86,11 @@ class MetricsStore:
         return len(self._sequences)
 
     @property
+    def next_s(self) -> int:
+        """The position behind the last event taken in."""
+        return self._next_s
+
+    @property
     def gauges(self) -> list[Gauges]:
         """Each replica as it is now."""
         return [
@@ -199,6 +204,10 @@ class MetricsStore:
     def _launched(self, event: Launched) -> None:
         replica = self._replicas[event.replica]
         replica.launches[event.s] = event
+        if not replica.metrics.is_up:
+            # It came up before the log begins.
+            replica.metrics.is_up = True
+            replica.epoch = event.epoch
         for request, index, position, num_tokens, _ in event.chunks:
             sequence = self._sequences.get((request, index))
             if sequence is not None:

@@ -16,17 +16,27 @@ from eventlm.events import Decision, Fact, Marker
 SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
 
 
+class RecorderMetrics(Struct, frozen=True, kw_only=True):
+    """What the recorder has written, and how many events it is behind: those that a full disk keeps from being
+    written, and which a `gap` will stand for.
+    """
+
+    num_bytes: int
+    num_events_behind: int
+    is_writing: bool
+
+
 class EngineMetrics(Struct, frozen=True, kw_only=True):
     """Everything that an engine can say in numbers: what its log adds up to, and its components' own figures.
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
-    num_log_bytes is None where nothing is recorded.
+    recorder is None where nothing is recorded.
     """
 
     log: MetricsSnapshot
     state: str
     scheduling_time: Histogram
-    num_log_bytes: int | None = None
+    recorder: RecorderMetrics | None = None
 
 
 class TimedCore(Core):

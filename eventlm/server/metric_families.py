@@ -152,8 +152,12 @@ def _engine_families(metrics: EngineMetrics) -> Iterator[Metric]:
     for name in ("loading", "ready", "draining", "dead"):
         state.add_metric([name], int(name == metrics.state))
     yield state
-    if metrics.num_log_bytes is not None:
-        yield CounterMetricFamily("eventlm:log_bytes", "Bytes written to the trace.", value=metrics.num_log_bytes)
+    recorder = metrics.recorder
+    if recorder is not None:
+        yield CounterMetricFamily("eventlm:log_bytes", "Bytes written to the trace.", value=recorder.num_bytes)
+        behind, writing = recorder.num_events_behind, int(recorder.is_writing)
+        yield GaugeMetricFamily("eventlm:recorder_lag_events", "Events not written to the trace.", value=behind)
+        yield GaugeMetricFamily("eventlm:recorder_writing", "0 while the trace cannot be written.", value=writing)
     scheduling = HistogramMetricFamily(
         "eventlm:scheduling_time_seconds", "Applying a tick's last fact, where plans are made, policy included."
     )

@@ -262,9 +262,16 @@ async def test_a_full_disk_stops_nobody_and_leaves_a_gap(tmp_path: Path) -> None
         await generate(engine, request(4))
         with full_disk(engine):
             during = await generate(engine, request(20))
+            recorder = engine.metrics().recorder
+            assert recorder is not None
+            assert recorder.num_events_behind > 20
+            assert not recorder.is_writing
         after = await generate(engine, request(4))
         assert [outcome.reasons for outcome in (*during, *after)] == [["length"], ["length"]]
-        assert engine.metrics().num_log_bytes == sum(path.stat().st_size for path in run_files(engine))
+        recorder = engine.metrics().recorder
+        assert recorder is not None
+        assert (recorder.num_events_behind, recorder.is_writing) == (0, True)
+        assert recorder.num_bytes == sum(path.stat().st_size for path in run_files(engine))
     assert engine.run_folder is not None
     result = verify(engine.run_folder, check_invariants=True)
     assert (result.exit_code, result.divergence, result.clean_end) == (14, None, True)

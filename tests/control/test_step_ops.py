@@ -57,7 +57,7 @@ def test_one_marker_for_each_completed_step(tmp_path: Path) -> None:
             later = next((event for event in events[marker.s + 1 :] if isinstance(event, Fact)), None)
             assert later is None or later.ts > marker.ts
             num_shared_drains += isinstance(events[marker.s - 1], StepOps)
-        result = verify(path, check_invariants=True)
+        result = verify(path)
         assert (result.divergence, result.warnings, result.clean_end) == (None, [], True)
     assert num_shared_drains, "two steps never completed in one tick"
 
