@@ -97,15 +97,20 @@ class Verifier:
         self.expected: deque[Decision] = deque()
         #: The core's state is not known before the next snapshot.
         self._is_lost = header.s > 0
+        #: Where the trace goes on if it has no gap here.
+        self._next_s = header.s
 
     def feed(self, line: LogLine) -> None:
         """Check one line. Raises Found at the first difference."""
+        next_s, self._next_s = self._next_s, line.s + 1
         if line.tag in DECISION_TAGS and not self._is_lost:
             self._compare(line)
             return
         event = line.event()
         if encode_body(event) != line.body:
             raise _damaged(line, "it is not written as eventlm writes it")
+        if line.s != next_s:
+            self._lose_sight(event, next_s)
         if self.expected:
             extra = self.expected[0]
             raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
@@ -128,15 +133,14 @@ class Verifier:
         place = {"s": self._header.s, "ts": self._header.ts, "c": self._header.c}
         if structs.replace(header, **place, previous_h=self._header.previous_h) != self._header:
             raise _damaged(line, "its header is not that of the run's first segment")
-        if self._is_lost or header.s == self.core.next_seq:
-            return
-        # The reader has found a gap there.
+
+    def _lose_sight(self, event: Event, next_s: int) -> None:
+        """The reader has found a gap here, which may begin with decisions of the last fact."""
+        self.expected.clear()
         self._is_lost = True
         if not self._compare_digests:
-            what = (
-                f"events {self.core.next_seq} to {header.s - 1} are missing: under a change, nothing follows from them"
-            )
-            raise Found(Code.GAP, what, header)
+            what = f"events {next_s} to {event.s - 1} are missing: under a change nothing can be said of the rest"
+            raise Found(Code.GAP, what, event)
 
     def _take_snapshot(self, snapshot: Snapshot, line: LogLine) -> None:
         if self._is_lost:

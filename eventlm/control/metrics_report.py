@@ -127,7 +127,7 @@ def trace_stats(path: Path | str, *, strict: bool = False, on_progress: OnProgre
     store = MetricsStore(sink=keeper)
     with LogReader(path, strict=strict) as reader:
         keeper.series = [Series() for _ in range(reader.header.core.num_replicas)]
-        now_ns = 0
+        now_ns = reader.header.ts
         for line in reader:
             event = line.event()
             if event.ts != now_ns:

@@ -31,8 +31,8 @@ def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
     options: dict[str, Any] = {}
     if large:
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
-    # One in three turns to a new segment at every opportunity that has a few steps behind it.
-    with LogWriter(folder, f"seed-{seed}", segment_bytes=0 if seed % 3 else SEGMENT_BYTES) as writer:
+    # One in five is in many segments; plug-ins are drawn by the seed modulo 2 and 3.
+    with LogWriter(folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
         counts: Counter[str] = Counter()
         simulation.driver.bus.attach(lambda event: counts.update(_names(event)))
