@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
 
 
 def top_entries(logits_SV: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
-    """Values and ids [S, num_entries] of the largest logits, float32, largest first, the lower id first of equals.
+    """Values and ids [S, num_entries] of the largest logits, as float32, largest first, the lower id first of equals.
 
     The entries of the chunks whose largest are the largest contain them: any other entry has as many before it.
     """
@@ -52,6 +52,7 @@ def top_entries(logits_SV: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(values: Tensor, ids: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
+    values = values.float()
     # Floats as integers in the same order; adding 0 makes minus zero zero.
     bits = (values + 0.0).view(torch.int32)
     order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() * (1 << 32) - ids
@@ -62,8 +63,8 @@ def _ordered(values: Tensor, ids: Tensor, num_entries: int) -> tuple[Tensor, Ten
 def mask_candidates(logits_SV: Tensor, params: np.ndarray, num_candidates: int) -> Candidates:
     """The best `num_candidates` over temperature, less what min-p, then top-k, then top-p remove.
 
-    logits_SV: float32. params: of each row, see `sampling_table.PARAMS_DTYPE`. top-p leaves the fewest entries that
-    together have at least top_p of what min-p and top-k left.
+    logits_SV: any floating dtype. params: of each row, see `sampling_table.PARAMS_DTYPE`. top-p leaves the fewest
+    entries that together have at least top_p of what min-p and top-k left.
     """
     vocab_size = logits_SV.shape[1]
     device = logits_SV.device
@@ -101,7 +102,7 @@ def _log_totals(logits_SV: Tensor, numbers_R: Tensor, temperature_R1: Tensor) ->
     num_rows = max(1, _CACHED_ENTRIES // logits_SV.shape[1])
     for start in range(0, len(numbers_R), num_rows):
         span = slice(start, start + num_rows)
-        scaled = logits_SV[numbers_R[span]].div_(temperature_R1[span])
+        scaled = logits_SV[numbers_R[span]] / temperature_R1[span]
         best = scaled.amax(dim=-1, keepdim=True)
         totals[span] = scaled.sub_(best).exp_().sum(dim=-1, keepdim=True).log_().add_(best)
     return totals

@@ -62,8 +62,9 @@ class Sampler:
         drawn = []
         for span in slices(len(logits_SV), logits_SV.shape[1], SLICE_ENTRIES):
             part = rows.take(np.arange(span.start, span.stop))
-            logits = logits_SV[span].to(torch.float32, copy=bool(needs & PROCESSED))
+            logits = logits_SV[span]
             if needs & PROCESSED:
+                logits = logits.to(torch.float32, copy=True)
                 process_logits(logits, part, self.table)
             drawn.append(draw(logits, part))
         return torch.cat(drawn)

@@ -153,5 +153,15 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert draw(logits, [sequence(number, **processed) for number in range(3)]) == [0, 4000, 17]
 
 
+def test_a_batch_pays_for_no_processor_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("eventlm.worker.sampler.process_logits", lambda logits, rows, table: seen.append(len(logits)))
+    logits = random_logits(len(MIXED), 3000)
+    draw(logits[:12], [sequence(number, **fields) for number, fields in enumerate(MIXED[:12])])
+    assert seen == []
+    draw(logits, [sequence(number, **fields) for number, fields in enumerate(MIXED)])
+    assert sum(seen) == len(MIXED) - 12
+
+
 def test_no_rows() -> None:
     assert draw(torch.empty(0, 50), []) == []
