@@ -22,7 +22,7 @@ class Load:
     """One load on one server. `run` returns its result, however it ends.
 
     `requests` come in the order of their arrivals. `max_concurrency` 0 sets no limit; a request that waits for a place
-    is late, not excused. After `duration_ns` (0: no end) no more requests are sent, and those under way may end.
+    is late, not excused. After `duration_ns` (0: no end) no more arrive, and those that have may end.
     """
 
     def __init__(

@@ -92,7 +92,9 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-prompts", type=int, metavar="N", help="requests to send (default: 100, or the whole data set or trace)"
     )
-    group.add_argument("--duration", type=float, metavar="SECONDS", help="send no request after so long")
+    group.add_argument(
+        "--duration", type=float, metavar="SECONDS", help="no request arrives after so long; those under way may end"
+    )
     group.add_argument("--warmup", type=int, default=0, metavar="N", help="requests before the measured ones")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="prompts and arrivals follow from it")
 
