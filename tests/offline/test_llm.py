@@ -337,10 +337,10 @@ def test_a_worker_that_is_killed(max_restarts: int) -> None:
     with LLM("fake", fake=FAKE, max_restarts=max_restarts) as llm:
         [pid] = llm._composition.engine.worker_pids
         bar = interrupted_by(lambda: os.kill(pid, signal.SIGKILL) if is_running(pid) else None)
-        params = [seeded(max_tokens=1), seeded(max_tokens=2000)]
+        params = [seeded(max_tokens=1), seeded(max_tokens=400)]
         if max_restarts:
             outputs = llm.generate(["a", "b"], params, use_tqdm=bar)
-            assert outputs[1].outputs[0].token_ids == expected_tokens(5, 0, 2000)
+            assert outputs[1].outputs[0].token_ids == expected_tokens(5, 0, 400)
             return
         for _ in range(2):
             with pytest.raises(EngineUnavailableError, match=r"no worker is left|the engine is dead"):
