@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Server, wait_until
+from eventlm.events import Arrived
+from tests.serving import Server, verified, wait_until
 
 CODE = """
 import logging, structlog, sys
@@ -158,15 +159,19 @@ def test_nothing_of_what_a_client_sent_is_logged() -> None:
     assert "canary" not in done.stderr
 
 
-def test_what_a_worker_prints_is_logged_too(tmp_path: Path) -> None:
+def test_what_a_worker_prints_is_logged_too_and_a_request_is_found_in_the_trace(tmp_path: Path) -> None:
     server = Server(tmp_path, "--model", "fake", "--fake", "die_ppm=1000000", "--max-restarts", "1")
     try:
         server.wait_ready()
         server.complete()
         wait_until(lambda: server.stderr.count("worker says") >= 2)
+        wait_until(lambda: '"event":"request"' in server.stderr)
+        [arrived] = verified(server.trace).of(Arrived)
     finally:
         server.close()
     lines = [json.loads(line) for line in server.stderr.splitlines()]
+    [request] = [line for line in lines if line["event"] == "request"]
+    assert (request["seq"], request["status"], request["level"]) == (arrived.s, 503, "warning")
     said = [line for line in lines if line["event"] == "worker says"]
     assert [(line["replica"], line["epoch"]) for line in said] == [(0, 1), (0, 2)]
     assert all(line["line"].startswith("fake worker: drawn to die in step") and line["pid"] for line in said)
