@@ -12,12 +12,20 @@ in the log are only counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
-from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, MetricsSnapshot, ReplicaMetrics, make_histograms
-from eventlm.control.metrics_live import Identity, LiveReplica, LiveRequest, LiveSequence, Phase
-from eventlm.control.metrics_rows import COMPLETED, Gauges, MetricsSink, RequestRow, StepRow
+from eventlm.control.metrics_aggregates import MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.control.metrics_live import (
+    Identity,
+    LiveReplica,
+    LiveRequest,
+    LiveSequence,
+    Phase,
+    observe,
+    producing_rows,
+    request_row,
+)
+from eventlm.control.metrics_rows import COMPLETED, Gauges, MetricsSink, StepRow
 from eventlm.events import (
     Admitted,
     Arrived,
@@ -38,8 +46,6 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
-
-_identity_of = itemgetter(0, 1)
 
 
 class MetricsStore:
@@ -260,17 +266,15 @@ class MetricsStore:
         (launched, fact), replica.completed = replica.completed, None
         metrics = replica.metrics
         histograms = metrics.histograms
-        rows = _producing_rows(launched, fact.produced, event.dropped)
+        rows = producing_rows(launched, fact.produced, event.dropped)
         gaps, first = replica.token_times.take(rows, self._sequences, event.ts)
         for gap_ns, num_rows in gaps:
             histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)
         for sequence in first:
             self._first_token(sequence, metrics, event.ts)
-        delay_ns = None
-        if replica.last_end_ns is not None and launched.ts <= replica.last_completed_ns:
-            delay_ns = max(fact.start_ns - replica.last_end_ns, 0)
+        delay_ns = replica.end_step(launched, fact)
+        if delay_ns is not None:
             histograms["inter_batch_delay"].observe(delay_ns)
-        replica.last_end_ns, replica.last_completed_ns = fact.end_ns, event.ts
         batch_size = len(launched.decodes) + len(launched.chunks)
         execution_ns = fact.end_ns - fact.start_ns
         histograms["batch_size"].observe(batch_size)
@@ -361,12 +365,12 @@ class MetricsStore:
         index = sequence.replica if sequence.replica >= 0 else max(sequence.home, 0)
         self._replicas[index].token_times.leave(sequence.identity)
         metrics = self._of(index)
-        row = _request_row(sequence, event, index)
+        row = request_row(sequence, event, index)
         _count(metrics.finish_reasons, event.reason)
         if event.reason == "complete":
             self._prefill_done(sequence, metrics, event.ts)
         if event.reason in COMPLETED:
-            _observe(row, metrics)
+            observe(row, metrics)
         elif request.deadline_ns and sequence.first_token_ns is None:
             metrics.num_deadlines_missed += request.arrived_ns + request.deadline_ns <= event.ts
         if self._sink is not None:
@@ -408,65 +412,5 @@ class MetricsStore:
             op_ns[name] = op_ns.get(name, 0) + ns
 
 
-#: Histograms of lengths, by the row's field that they take.
-_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens": "request_generation_tokens"}
-
-
-def _observe(row: RequestRow, metrics: ReplicaMetrics) -> None:
-    """What a sequence that ran to its end adds to its replica's histograms."""
-    for name in (*REQUEST_HISTOGRAMS, *_LENGTHS):
-        value = getattr(row, name)
-        if value is not None:
-            metrics.histograms[_LENGTHS.get(name, name)].observe(value)
-
-
 def _count(counts: dict[str, int], name: str) -> None:
     counts[name] = counts.get(name, 0) + 1
-
-
-def _producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
-    """The rows whose tokens count. Where all decodes' do, which is nearly always, none is looked at on its own."""
-    num_decodes = len(launched.decodes)
-    rows: list[Identity] = list(map(_identity_of, launched.decodes))
-    gone = dict(dropped)
-    if dropped or 0 in produced[:num_decodes]:
-        rows = [identity for row, identity in enumerate(rows) if produced[row] > gone.get(row, 0)]
-    for row, chunk in enumerate(launched.chunks, start=num_decodes):
-        if produced[row] > gone.get(row, 0):
-            rows.append((chunk[0], chunk[1]))
-    return rows
-
-
-def _request_row(sequence: LiveSequence, event: Finished, replica: int) -> RequestRow:
-    request = sequence.request
-    launched_ns, first_ns, last_ns = sequence.launched_ns, sequence.first_token_ns, sequence.last_token_ns
-    held_until_ns = sequence.held_until_ns or event.ts
-    per_token_ns = None
-    if first_ns is not None and last_ns is not None and event.position > 1:
-        per_token_ns = (last_ns - first_ns) // (event.position - 1)
-    return RequestRow(
-        request=request.seq,
-        index=event.index,
-        replica=replica,
-        reason=event.reason,
-        arrived_ns=request.arrived_ns,
-        finished_ns=event.ts,
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=event.position,
-        cached_tokens=event.cached_tokens,
-        request_e2e_time=event.ts - request.received_ns,
-        request_scheduling_delay=_between(request.arrived_ns, launched_ns),
-        request_execution_time=_between(launched_ns, held_until_ns, less=sequence.preemption_ns),
-        request_preemption_time=sequence.preemption_ns if launched_ns is not None else None,
-        request_prefill_time=_between(launched_ns, first_ns),
-        request_decode_time=_between(first_ns, last_ns),
-        request_inference_time=_between(launched_ns, last_ns),
-        request_time_per_output_token=per_token_ns,
-        prefill_e2e_time=_between(request.received_ns, first_ns),
-        request_num_preemptions=sequence.num_preemptions,
-        request_num_restarts=sequence.num_restarts,
-    )
-
-
-def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int | None:
-    return None if start_ns is None or end_ns is None else end_ns - start_ns - less

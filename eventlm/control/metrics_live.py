@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from operator import itemgetter
 from typing import NamedTuple
 
-from eventlm.control.metrics_aggregates import ReplicaMetrics
-from eventlm.events import Arrived, Launched, StepCompleted
+from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, ReplicaMetrics
+from eventlm.control.metrics_rows import RequestRow
+from eventlm.events import Arrived, Finished, Launched, StepCompleted
+
+_identity_of = itemgetter(0, 1)
 
 #: (request, index)
 Identity = tuple[int, int]
@@ -167,6 +171,14 @@ class LiveReplica:
         self.token_times = TokenTimes()
         self._references: dict[int, int] = {}
 
+    def end_step(self, launched: Launched, fact: StepCompleted) -> int | None:
+        """How long the replica had stood still before the step; None where it had nothing to do meanwhile."""
+        delay_ns = None
+        if self.last_end_ns is not None and launched.ts <= self.last_completed_ns:
+            delay_ns = max(fact.start_ns - self.last_end_ns, 0)
+        self.last_end_ns, self.last_completed_ns = fact.end_ns, fact.ts
+        return delay_ns
+
     def write_blocks(self, table: list[int], place: int, blocks: list[int]) -> None:
         """Put blocks at a place of a sequence's table, instead of those that may be there."""
         self._release(table[place : place + len(blocks)])
@@ -196,3 +208,64 @@ class LiveReplica:
         self.completed = None
         self.last_end_ns = None
         self.token_times.leave_all()
+
+
+def producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
+    """The rows whose tokens count. Where all decodes' do, which is nearly always, none is looked at on its own."""
+    num_decodes = len(launched.decodes)
+    rows: list[Identity] = list(map(_identity_of, launched.decodes))
+    gone = dict(dropped)
+    if dropped or 0 in produced[:num_decodes]:
+        rows = [identity for row, identity in enumerate(rows) if produced[row] > gone.get(row, 0)]
+    for row, chunk in enumerate(launched.chunks, start=num_decodes):
+        if produced[row] > gone.get(row, 0):
+            rows.append((chunk[0], chunk[1]))
+    return rows
+
+
+def request_row(sequence: LiveSequence, event: Finished, replica: int) -> RequestRow:
+    """What can be said of a sequence that has just ended on a replica."""
+    request = sequence.request
+    launched_ns, first_ns, last_ns = sequence.launched_ns, sequence.first_token_ns, sequence.last_token_ns
+    held_until_ns = sequence.held_until_ns or event.ts
+    per_token_ns = None
+    if first_ns is not None and last_ns is not None and event.position > 1:
+        per_token_ns = (last_ns - first_ns) // (event.position - 1)
+    return RequestRow(
+        request=request.seq,
+        index=event.index,
+        replica=replica,
+        reason=event.reason,
+        arrived_ns=request.arrived_ns,
+        finished_ns=event.ts,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=event.position,
+        cached_tokens=event.cached_tokens,
+        request_e2e_time=event.ts - request.received_ns,
+        request_scheduling_delay=_between(request.arrived_ns, launched_ns),
+        request_execution_time=_between(launched_ns, held_until_ns, less=sequence.preemption_ns),
+        request_preemption_time=sequence.preemption_ns if launched_ns is not None else None,
+        request_prefill_time=_between(launched_ns, first_ns),
+        request_decode_time=_between(first_ns, last_ns),
+        request_inference_time=_between(launched_ns, last_ns),
+        request_time_per_output_token=per_token_ns,
+        prefill_e2e_time=_between(request.received_ns, first_ns),
+        request_num_preemptions=sequence.num_preemptions,
+        request_num_restarts=sequence.num_restarts,
+    )
+
+
+def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int | None:
+    return None if start_ns is None or end_ns is None else end_ns - start_ns - less
+
+
+#: Histograms of lengths, by the row's field that they take.
+_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens": "request_generation_tokens"}
+
+
+def observe(row: RequestRow, metrics: ReplicaMetrics) -> None:
+    """What a sequence that ran to its end adds to its replica's histograms."""
+    for name in (*REQUEST_HISTOGRAMS, *_LENGTHS):
+        value = getattr(row, name)
+        if value is not None:
+            metrics.histograms[_LENGTHS.get(name, name)].observe(value)
