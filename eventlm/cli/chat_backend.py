@@ -112,6 +112,7 @@ class LocalBackend:
                 await encode_messages(self._context, body),
                 defaults=self._context.defaults,
                 limits=self._context.limits,
+                bad_words=await self._context.encoder.encode_bad_words(body.bad_words or []),
                 prompt_param="messages",
                 received_ns=received_ns,
                 ready_ns=self._engine.now_ns(),
