@@ -47,7 +47,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Evictions at admission that a sequence can suffer between two of its tokens.
     max_evictions: Annotated[int, Meta(ge=0)] = 2
     #: Workers lost in a row while they computed a sequence, until it ends with an error; 0: never.
-    max_losses: Annotated[int, Meta(ge=0)] = 4
+    max_losses: Annotated[int, Meta(ge=0)] = 0
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,10 +208,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(
             ge=0,
-            description="workers that a sequence may lose in a row, always at the same token, before it ends with "
-            "an error; 0: any number",
+            description="workers lost in a row at the same tokens of a sequence before it ends with an error, as one "
+            "that kills them does; 0: never",
         ),
-    ] = 4
+    ] = 0
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

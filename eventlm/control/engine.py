@@ -69,6 +69,8 @@ class InferenceEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The core failed: nothing more can be said of its state, nor be written.
         self._broken = False
+        #: Why it died, for everybody who asks later.
+        self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._live_replicas = setup.core.num_replicas
@@ -190,7 +192,7 @@ class InferenceEngine:
         it waits, the requests are cancelled too.
         """
         if self.state != "ready":
-            raise EngineUnavailableError(f"the engine is {self.state}")
+            raise self._death or EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
         for request in group:
@@ -339,7 +341,7 @@ class InferenceEngine:
     def _die(self, reason: str) -> None:
         """Tell everybody who waits."""
         self.state = "dead"
-        error = EngineUnavailableError(f"the engine has died: {reason}")
+        error = self._death = EngineUnavailableError(f"the engine has died: {reason}")
         for undecided in self._undecided:
             if not undecided.done():
                 undecided.set_exception(error)

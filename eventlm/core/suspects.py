@@ -9,7 +9,9 @@ A request can kill every worker that computes it. It must not go on for ever, an
 3. A suspect with half of `max_losses` is tried alone, in a step of its own with nothing else in flight on its replica.
 4. Lost `max_losses` times in a row by the same tokens, a sequence ends with `error`.
 
-So nobody ends for another's fault, nor for a worker that dies of itself now and then.
+So nobody ends for another's fault, nor for a worker that dies of itself now and then. But workers that somebody kills
+again and again, faster than they get anything done, look the same from here: hence the default of `max_losses` is 0,
+never.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ async def test_without_workers_everybody_is_told(tmp_path: Path, monkeypatch: py
                 await reader.done()
         assert engine.state == "dead"
         assert engine.worker_pids == [0]
-        with pytest.raises(EngineUnavailableError, match="dead"):
+        with pytest.raises(EngineUnavailableError, match="died: no worker is left: died"):
             await engine.submit([request()])
     assert isinstance(recorded(engine)[-1], End)
     verified(engine)
