@@ -8,7 +8,7 @@ CHECKED := eventlm kernels policies replay tests benchmarks
 .PHONY: run test check install soak
 
 run: install
-	$(BIN)/eventlm serve --record runs
+	$(BIN)/eventlm serve
 
 test: install check
 	$(BIN)/python -m pytest -q
