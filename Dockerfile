@@ -19,10 +19,11 @@ ENV PIP_NO_CACHE_DIR=1 \
 
 WORKDIR /src
 
-# torch first and from the index of CPU wheels: the wheel on PyPI brings gigabytes of CUDA. It changes least of all.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# torch first: it is the largest and changes least. Where pip finds torch with CUDA, which brings gigabytes that a CPU has
+# no use for, `--build-arg TORCH_INDEX=...` names an index of its CPU wheels; a CPU wheel counts as the newer of the two.
+ARG TORCH_INDEX=
 COPY constraints.txt ./
-RUN pip install --constraint constraints.txt --extra-index-url ${TORCH_INDEX} --only-binary=:all: "$(grep '^torch==' constraints.txt)+cpu"
+RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} --only-binary=:all: torch
 
 # Then what else is needed: this layer lasts until pyproject.toml changes.
 COPY pyproject.toml ./

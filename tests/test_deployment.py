@@ -89,12 +89,22 @@ def test_the_list_of_requirements_is_that_of_the_package(tmp_path: Path) -> None
     assert any(requirement.startswith("torch") for requirement in project["dependencies"])
 
 
-def test_the_torch_of_the_container_is_the_one_that_is_tested() -> None:
+@pytest.mark.parametrize(
+    ("index", "options"),
+    [("", []), ("https://wheels.example/cpu", ["--extra-index-url", "https://wheels.example/cpu"])],
+)
+def test_the_torch_of_the_container_is_the_one_that_is_tested(index: str, options: list[str]) -> None:
     [line] = [line for line in instructions("RUN") if "TORCH_INDEX" in line]
-    pattern = re.search(r"grep '([^']+)' constraints.txt", line)
-    assert pattern is not None
-    found = [text for text in (REPOSITORY / "constraints.txt").read_text().splitlines() if re.match(pattern[1], text)]
-    assert len(found) == 1
+    # What pip would be called with.
+    shown = line.replace("pip install", "printf '%s\\n'")
+    done = subprocess.run(["sh", "-c", shown], env={"TORCH_INDEX": index}, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["--constraint", "constraints.txt", *options, "--only-binary=:all:", "torch"]
+    constraints = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    assert len([constraint for constraint in constraints if constraint.startswith("torch==")]) == 1
+
+
+def test_no_index_of_packages_is_named_unless_the_builder_names_one() -> None:
+    assert [argument for argument in instructions("ARG") if "INDEX" in argument] == ["TORCH_INDEX="]
 
 
 def test_the_unit_serves_on_the_loopback_and_writes_to_its_own_folders_only() -> None:
