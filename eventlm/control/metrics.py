@@ -21,11 +21,13 @@ from eventlm.control.metrics_live import (
     LiveRequest,
     LiveSequence,
     Phase,
-    observe,
+    observe_request,
+    observe_step,
     producing_rows,
     request_row,
+    step_row,
 )
-from eventlm.control.metrics_rows import COMPLETED, Gauges, MetricsSink, StepRow
+from eventlm.control.metrics_rows import COMPLETED, Gauges, MetricsSink
 from eventlm.events import (
     Admitted,
     Arrived,
@@ -265,38 +267,15 @@ class MetricsStore:
             return
         (launched, fact), replica.completed = replica.completed, None
         metrics = replica.metrics
-        histograms = metrics.histograms
         rows = producing_rows(launched, fact.produced, event.dropped)
         gaps, first = replica.token_times.take(rows, self._sequences, event.ts)
-        for gap_ns, num_rows in gaps:
-            histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)
         for sequence in first:
             self._first_token(sequence, metrics, event.ts)
-        delay_ns = replica.end_step(launched, fact)
-        if delay_ns is not None:
-            histograms["inter_batch_delay"].observe(delay_ns)
-        batch_size = len(launched.decodes) + len(launched.chunks)
-        execution_ns = fact.end_ns - fact.start_ns
-        histograms["batch_size"].observe(batch_size)
-        histograms["batch_num_tokens"].observe(launched.num_tokens)
-        histograms["batch_execution_time"].observe(execution_ns)
-        metrics.num_steps += 1
-        metrics.busy_ns += execution_ns
+        row = step_row(launched, fact, gaps, replica.end_step(launched, fact))
+        observe_step(row, metrics)
         metrics.generation_tokens += event.num_tokens
         if self._sink is not None:
-            self._sink.step_completed(
-                StepRow(
-                    replica=event.replica,
-                    step=event.step,
-                    completed_ns=event.ts,
-                    batch_size=batch_size,
-                    batch_num_tokens=launched.num_tokens,
-                    batch_execution_time=execution_ns,
-                    predicted_ns=launched.predicted_ns,
-                    inter_batch_delay=delay_ns,
-                    token_gaps=gaps,
-                )
-            )
+            self._sink.step_completed(row)
 
     def _first_token(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
         sequence.first_token_ns = now_ns
@@ -370,7 +349,7 @@ class MetricsStore:
         if event.reason == "complete":
             self._prefill_done(sequence, metrics, event.ts)
         if event.reason in COMPLETED:
-            observe(row, metrics)
+            observe_request(row, metrics)
         elif request.deadline_ns and sequence.first_token_ns is None:
             metrics.num_deadlines_missed += request.arrived_ns + request.deadline_ns <= event.ts
         if self._sink is not None:

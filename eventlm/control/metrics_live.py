@@ -11,8 +11,8 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import NamedTuple
 
-from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, ReplicaMetrics
-from eventlm.control.metrics_rows import RequestRow
+from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, STEP_HISTOGRAMS, ReplicaMetrics
+from eventlm.control.metrics_rows import RequestRow, StepRow
 from eventlm.events import Arrived, Finished, Launched, StepCompleted
 
 _identity_of = itemgetter(0, 1)
@@ -263,9 +263,38 @@ def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int 
 _LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens": "request_generation_tokens"}
 
 
-def observe(row: RequestRow, metrics: ReplicaMetrics) -> None:
+def observe_request(row: RequestRow, metrics: ReplicaMetrics) -> None:
     """What a sequence that ran to its end adds to its replica's histograms."""
     for name in (*REQUEST_HISTOGRAMS, *_LENGTHS):
         value = getattr(row, name)
         if value is not None:
             metrics.histograms[_LENGTHS.get(name, name)].observe(value)
+
+
+def step_row(
+    launched: Launched, fact: StepCompleted, token_gaps: list[tuple[int, int]], delay_ns: int | None
+) -> StepRow:
+    """What can be said of a step whose tokens have just been shown."""
+    return StepRow(
+        replica=fact.replica,
+        step=fact.step,
+        completed_ns=fact.ts,
+        batch_size=len(launched.decodes) + len(launched.chunks),
+        batch_num_tokens=launched.num_tokens,
+        batch_execution_time=fact.end_ns - fact.start_ns,
+        predicted_ns=launched.predicted_ns,
+        inter_batch_delay=delay_ns,
+        token_gaps=token_gaps,
+    )
+
+
+def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
+    """What a step adds to its replica's histograms and sums."""
+    metrics.num_steps += 1
+    metrics.busy_ns += row.batch_execution_time
+    for name in STEP_HISTOGRAMS:
+        value = getattr(row, name)
+        if value is not None:
+            metrics.histograms[name].observe(value)
+    for gap_ns, num_rows in row.token_gaps:
+        metrics.histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)
