@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+#: Below it division by the temperature overflows; such requests want the most likely token.
+SMALLEST_TEMPERATURE = 1e-5
+#: Any positive number by its meaning; bounded so that no logit overflows.
+SMALLEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY = 0.001, 1000.0
+#: OpenAI's bounds of presence and frequency penalty, either way.
+LARGEST_PENALTY = 2.0
+#: Beyond it a bias means "never" and "always" already. OpenAI's bound.
+LARGEST_LOGIT_BIAS = 100.0
+
 
 class SamplerParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling of one request, as the worker needs it: numbers and token ids, no text.

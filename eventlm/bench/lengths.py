@@ -56,11 +56,11 @@ def parse_lengths(text: str, flag: str) -> Lengths:
     if missing:
         raise UsageError(f"{flag} {text!r}: {', '.join(missing)} is missing; write {USAGE}")
     parameters = {name: float(spec.get(name, default or 0)) for name, default in known.items()}
-    _check(kind, parameters, f"{flag} {text!r}")
+    _check(parameters, f"{flag} {text!r}")
     return Lengths(kind, parameters)
 
 
-def _check(kind: str, parameters: dict[str, float], where: str) -> None:
+def _check(parameters: dict[str, float], where: str) -> None:
     """Raise UsageError for parameters out of range."""
     for name in ("length", "min", "max", "mean", "median"):
         if parameters.get(name, 1) < 1:

@@ -13,10 +13,9 @@ from eventlm.control.request import EngineRequest
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.prompts import Prompt
 from eventlm.offline.sampling_params import SamplingParams
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampler_params import SMALLEST_TEMPERATURE, SamplerParams
 from eventlm.server.errors import ApiError
 from eventlm.server.prompt_encoder import bad_words_token_ids
-from eventlm.server.validation import SMALLEST_TEMPERATURE
 
 
 class RequestMaker:

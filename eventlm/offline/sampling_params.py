@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventlm.offline.errors import InvalidInputError
+from eventlm.sampler_params import (
+    LARGEST_LOGIT_BIAS,
+    LARGEST_PENALTY,
+    LARGEST_REPETITION_PENALTY,
+    SMALLEST_REPETITION_PENALTY,
+)
 
 
 @dataclass
@@ -79,9 +85,14 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         _check_integer("n", self.n, low=1)
-        _check_float("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, above=0.0)
+        _check_float("presence_penalty", self.presence_penalty, low=-LARGEST_PENALTY, high=LARGEST_PENALTY)
+        _check_float("frequency_penalty", self.frequency_penalty, low=-LARGEST_PENALTY, high=LARGEST_PENALTY)
+        _check_float(
+            "repetition_penalty",
+            self.repetition_penalty,
+            low=SMALLEST_REPETITION_PENALTY,
+            high=LARGEST_REPETITION_PENALTY,
+        )
         _check_float("temperature", self.temperature, low=0.0, high=2.0)
         _check_float("top_p", self.top_p, above=0.0, high=1.0)
         _check_integer("top_k", self.top_k, low=-1)
@@ -113,7 +124,7 @@ class SamplingParams:
             raise InvalidInputError(f"logit_bias must be a dict from token id to number, got {self.logit_bias!r}")
         for token_id, bias in self.logit_bias.items():
             _check_integer("a key of logit_bias", token_id, low=0)
-            _check_float(f"logit_bias[{token_id}]", bias, low=-100.0, high=100.0)
+            _check_float(f"logit_bias[{token_id}]", bias, low=-LARGEST_LOGIT_BIAS, high=LARGEST_LOGIT_BIAS)
 
 
 def _items(name: str, given: Any) -> list[Any]:
@@ -133,17 +144,14 @@ def _check_integer(name: str, value: Any, *, low: int, high: int | None = None) 
         raise InvalidInputError(f"{name} must be {wanted}, got {value}")
 
 
-def _check_float(
-    name: str, value: Any, *, low: float | None = None, above: float | None = None, high: float = math.inf
-) -> None:
+def _check_float(name: str, value: Any, *, low: float | None = None, above: float | None = None, high: float) -> None:
     """`low` is the least value that is allowed, `above` the greatest that is not."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise InvalidInputError(f"{name} must be a number, got {value!r}")
     too_low = (low is not None and value < low) or (above is not None and value <= above)
     if not math.isfinite(value) or too_low or value > high:
         least = f"above {above:g}" if above is not None else f"at least {low:g}"
-        most = f" and at most {high:g}" if math.isfinite(high) else ""
-        raise InvalidInputError(f"{name} must be a number {least}{most}, got {value}")
+        raise InvalidInputError(f"{name} must be a number {least} and at most {high:g}, got {value}")
 
 
 def _check_texts(name: str, texts: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from eventlm.sampler_params import LARGEST_PENALTY, LARGEST_REPETITION_PENALTY, SMALLEST_REPETITION_PENALTY
 from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
 
 MAX_N = 128
@@ -29,9 +30,8 @@ MAX_GROUP_SEQUENCES = 2048
 Milliseconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-#: Any positive number by its meaning; bounded so that no logit overflows.
-RepetitionPenalty = Annotated[float, Meta(ge=0.001, le=1000.0)]
+Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
+RepetitionPenalty = Annotated[float, Meta(ge=SMALLEST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from eventlm.control.request import EngineRequest
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampler_params import LARGEST_LOGIT_BIAS, SMALLEST_TEMPERATURE, SamplerParams
 from eventlm.server.errors import context_length_exceeded, invalid_type, invalid_value, model_not_found
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.protocol import (
@@ -25,10 +25,6 @@ from eventlm.server.protocol import (
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 _ROLES = ("system", "developer", "user", "assistant")
-#: Below it division by the temperature overflows; such requests want the most likely token.
-SMALLEST_TEMPERATURE = 1e-5
-#: Beyond it a bias means "never" and "always" already. OpenAI's bound.
-_LARGEST_BIAS = 100.0
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -94,7 +90,7 @@ def _logit_bias(request: GenerationRequest, limits: Limits) -> tuple[tuple[int, 
                 f"logit_bias.{key}",
                 f"Invalid value for 'logit_bias.{key}': token ids are from 0 to {limits.vocab_size - 1}.",
             )
-        if not -_LARGEST_BIAS <= bias <= _LARGEST_BIAS:
+        if not -LARGEST_LOGIT_BIAS <= bias <= LARGEST_LOGIT_BIAS:
             raise invalid_value(
                 f"logit_bias.{key}", f"Invalid value for 'logit_bias.{key}': a bias is from -100 to 100."
             )
