@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
-import traceback
 from typing import Any
 
 import msgspec
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import Processor
 
 from eventlm.config import LogConfig
-
-_WORDS = re.compile(r"[A-Za-z ]*")
+from eventlm.tracebacks import describe_exception
 
 
 def configure_logging(config: LogConfig | None = None, *, default_level: str = "info") -> None:
@@ -34,7 +31,7 @@ def configure_logging(config: LogConfig | None = None, *, default_level: str = "
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _describe_exception,
+        describe_exception,
     ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -81,29 +78,3 @@ def _renderer(log_format: str) -> Processor:
 def _to_json(event: Any, **_: Any) -> str:
     # A quarter of what the standard library's encoder takes.
     return msgspec.json.encode(event, enc_hook=repr).decode(errors="replace")
-
-
-def _describe_exception(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """Replace `exc_info` by where the exception came from, and its type."""
-    found = event.pop("exc_info", None)
-    if not found:
-        return event
-    error = found if isinstance(found, BaseException) else found[1] if isinstance(found, tuple) else sys.exc_info()[1]
-    if error is not None:
-        event["exception"] = "\n".join(_chain(error))
-        if event.get("logger") == "asyncio":
-            # What it says goes on with the representation of whatever failed.
-            event["event"] = _WORDS.match(str(event["event"]))[0].strip()
-    return event
-
-
-def _chain(error: BaseException) -> list[str]:
-    """The traceback of an error behind those of its causes."""
-    lines: list[str] = []
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None:
-        lines = [*_chain(cause), "", "which led to:", ""]
-    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return [*lines, "Traceback (most recent call last):", *([frames] if frames else []), name]

@@ -304,7 +304,8 @@ class InferenceEngine:
             return
         except Exception as error:
             self._broken = True
-            self._die(repr(error))
+            # Everybody who waits is told, and what it says may be of one of them.
+            self._die(f"a defect in it, {type(error).__name__}")
             log.exception("the engine cannot go on: this is a defect, please report it")
             return
         self._arm_timer(driver)

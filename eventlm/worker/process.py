@@ -24,6 +24,7 @@ import zmq
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.events.codec import decode_body
+from eventlm.tracebacks import describe
 from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import (
     Heartbeat,
@@ -181,7 +182,9 @@ class Worker:
             self._send(WorkerFailed(epoch=setup.epoch, message=str(error), user_error=True))
             return None
         except Exception as error:
-            self._report_crash(setup.epoch, error)
+            # There is nothing of a client's yet that the error could quote.
+            message = f"{type(error).__name__}: {error}"
+            self._send(WorkerFailed(epoch=setup.epoch, message=message, traceback=traceback.format_exc()))
             return None
         self._send(
             WorkerReady(epoch=setup.epoch, pid=os.getpid(), model_fingerprint=fingerprint, host=host, samples=samples)
@@ -200,17 +203,13 @@ class Worker:
             self._send(WorkerDesync(epoch=epoch, step=launch.step, detail=error.detail))
             return False
         except Exception as error:
-            self._report_crash(epoch, error)
+            # A defect, not a user's mistake: where it is belongs into the engine's log.
+            self._send(WorkerFailed(epoch=epoch, message=type(error).__name__, traceback=describe(error)))
             return False
         self._busy_since_ns = 0
         end_ns = time.monotonic_ns()
         self._send(StepResult(epoch=epoch, step=launch.step, start_ns=start_ns, end_ns=end_ns, **output._asdict()))
         return True
-
-    def _report_crash(self, epoch: int, error: Exception) -> None:
-        """A defect, not a user's mistake: its traceback belongs into the engine's log."""
-        message = f"{type(error).__name__}: {error}"
-        self._send(WorkerFailed(epoch=epoch, message=message, traceback=traceback.format_exc()))
 
     def _send(self, message: Any) -> None:
         self._outbox.send(encode(message))

@@ -117,6 +117,26 @@ def test_within_running_loops_of_a_program_that_chose_its_own(start: StartScript
     script.check_record()
 
 
+def test_a_defect_is_logged_and_told_without_what_it_quotes(start: StartScript) -> None:
+    call = """
+    from eventlm.control.live_requests import LiveRequests
+    def broken(self, emitted):
+        local = "canary"
+        raise KeyError(local)
+    LiveRequests.emit = broken
+    try:
+        llm.generate("canary", params, use_tqdm=False)
+    except Exception as error:
+        print(error)
+    """
+    code, out, err = start(HEAD, textwrap.dedent(call)).end()
+    assert (code, out) == (0, "the engine has died: a defect in it, KeyError\n")
+    assert "in broken\n" in err
+    assert err.rstrip().endswith("KeyError")
+    # But for the line of the program itself.
+    assert "canary" not in err.replace('llm.generate("canary"', "")
+
+
 @pytest.mark.parametrize(
     ("end", "code"),
     [

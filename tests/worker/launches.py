@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
+from eventlm.types import RequestKind
 from eventlm.worker.protocol import NewSequence, StepPayload
 
 GREEDY = SamplerParams(temperature=0.0, ignore_eos=True)
@@ -16,6 +17,7 @@ def new_sequence(
     index: int = 0,
     num_prompt_tokens: int | None = None,
     params: SamplerParams = GREEDY,
+    kind: RequestKind = "generate",
 ) -> NewSequence:
     """A sequence with its history; all of it is the prompt unless `num_prompt_tokens` says otherwise."""
     return NewSequence(
@@ -24,6 +26,7 @@ def new_sequence(
         token_ids=token_ids,
         num_prompt_tokens=len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
         params=params,
+        kind=kind,
     )
 
 

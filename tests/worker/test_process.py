@@ -207,6 +207,20 @@ def test_a_defect_is_told_in_one_line_and_with_its_traceback(start: Callable[...
     assert peer.process.wait(10) == 1
 
 
+def test_a_defect_in_a_step_is_told_without_what_it_says(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up()
+    peer.word()
+    too_large = new_sequence(1, [2**63], kind="pool")
+    peer.send(launched(0, chunks=[(1, 0, 0, 1, 0)], blocks=[(0, 0, [0])]), payload(too_large))
+    failed = peer.word()
+    assert isinstance(failed, WorkerFailed)
+    assert failed.message == "error"
+    assert "in _embedding\n" in failed.traceback
+    assert failed.traceback.endswith("\nstruct.error")
+    assert peer.process.wait(10) == 1
+
+
 def test_a_death_in_the_middle_of_a_step(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up(fake=QUICK | {"die_ppm": 1_000_000})
