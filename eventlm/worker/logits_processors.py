@@ -67,7 +67,12 @@ def _restrict(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> Non
 def _bans(lists: TokenLists) -> np.ndarray:
     """Token ids that the sequence may not continue with now."""
     sequence, history = lists.sequence, lists.sequence.token_ids
-    words = [word[-1] for word in lists.bad_words if tuple(history[1 - len(word) :]) == word[:-1]]
+    # Only what was drawn makes a word bad, not what the prompt ends with: vLLM's meaning.
+    words = [
+        word[-1]
+        for word in lists.bad_words
+        if len(word) <= sequence.position + 1 and tuple(history[1 - len(word) :]) == word[:-1]
+    ]
     parts = [lists.banned, np.array(words, dtype=np.int64)]
     if sequence.position < sequence.params.min_tokens:
         parts.append(lists.ends)

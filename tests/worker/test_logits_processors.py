@@ -117,9 +117,13 @@ def test_bans_hold_among_the_allowed_ids_unless_they_leave_none() -> None:
     assert [row.isfinite().nonzero().flatten().tolist() for row in found] == [[7], [5], [0]]
 
 
-def test_a_bad_word_may_begin_in_the_prompt() -> None:
-    found = processed(torch.zeros(1, VOCAB_SIZE), [sequence(prompt=[3, 4], bad_words=((3, 4, 5), (3, 6)))])
-    assert found[0].isinf().nonzero().flatten().tolist() == [5]
+def test_a_bad_word_begins_in_the_output() -> None:
+    words = ((3, 4, 5), (4, 6), (2, 3, 4, 7), (8,))
+    histories = ([2, 3, 4], []), ([2, 3], [4]), ([2], [3, 4]), ([], [2, 3, 4])
+    sequences = [sequence(number, prompt=[1, *prompt], output=output, bad_words=words)
+                 for number, (prompt, output) in enumerate(histories)]  # fmt: skip
+    found = processed(torch.zeros(4, VOCAB_SIZE), sequences)
+    assert [row.isinf().nonzero().flatten().tolist() for row in found] == [[8], [6, 8], [5, 6, 8], [5, 6, 7, 8]]
 
 
 def test_the_order() -> None:
