@@ -116,12 +116,11 @@ class FakeRunner:
         produced = []
         for place in range(position, position + count):
             drawn = self._draw("end", params.seed, index, place)
-            may_end = place >= params.min_tokens
-            if drawn < self.parameters.end_ppm and may_end and not params.ignore_eos:
+            if drawn < self.parameters.end_ppm and place >= params.min_tokens and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)
                 return produced, ENDS[drawn % len(ENDS)]
             produced.append(fake_token(params.seed, index, place, piece_ppm=self.parameters.piece_ppm))
-            if may_end and (reason := end_of(params, produced[-1])) is not None:
+            if (reason := end_of(params, produced[-1], place)) is not None:
                 return produced, reason
         return produced, None
 

@@ -65,8 +65,8 @@ class ModelRunner:
         self._table.record(rows, tokens)
         ends = [
             (number, end)
-            for number, produced in enumerate(tokens)
-            if produced and (end := end_of(rows[number].sequence.params, produced[-1])) is not None
+            for number, (row, produced) in enumerate(zip(rows, tokens, strict=True))
+            if produced and (end := end_of(row.sequence.params, produced[-1], row.sequence.position - 1)) is not None
         ]
         lap("record")
         return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})

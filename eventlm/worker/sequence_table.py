@@ -65,8 +65,10 @@ class Row(NamedTuple):
     samples: bool
 
 
-def end_of(params: SamplerParams, token_id: int) -> WorkerEnd | None:
-    """The end that a produced token is to its request, if it is one."""
+def end_of(params: SamplerParams, token_id: int, place: int) -> WorkerEnd | None:
+    """The end that a produced token, at this place of the output (from 0), is to its request, if it is one."""
+    if place < params.min_tokens:
+        return None
     if token_id in params.eos_token_ids and not params.ignore_eos:
         return "eos"
     if token_id in params.stop_token_ids:
