@@ -219,7 +219,8 @@ def engine_request(
         prompt_token_ids=prompt_token_ids,
         params=_sampler_params(request, defaults, limits, max_tokens, bad_words),
         n=request.n or 1,
-        seed=None if request.seed is None else request.seed % 2**64,
+        # As in vLLM and llama.cpp, -1 is the same as none.
+        seed=None if request.seed in (None, -1) else request.seed % 2**64,
         # Only what is computed has log-probabilities.
         skip_cache_read=request.prompt_logprobs is not None,
         cache_salt=request.cache_salt or "",

@@ -176,7 +176,7 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
             {"role": "developer", "content": "Be brief."},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         ],
-        temperature=0.5, top_p=0.9, seed=-1, max_tokens=7, stop=["x", "y"], n=2, user="somebody",
+        temperature=0.5, top_p=0.9, seed=-2, max_tokens=7, stop=["x", "y"], n=2, user="somebody",
         extra_body={
             "top_k": 40, "ignore_eos": True, "stop_token_ids": [5], "priority": -3, "deadline_ms": 250,
             "slo": {"ttft_ms": 100, "tpot_ms": 20}, "drop_if_late": True, "cache_salt": "s",
@@ -189,7 +189,7 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 40, 7)
     assert (request.stop, params.stop_token_ids, params.eos_token_ids) == (("x", "y"), (5,), (257,))
     assert params.ignore_eos
-    assert (request.n, request.seed, request.priority, request.has_text_ends) == (2, 2**64 - 1, -3, True)
+    assert (request.n, request.seed, request.priority, request.has_text_ends) == (2, 2**64 - 2, -3, True)
     assert (request.deadline_ns, request.slo_ttft_ns, request.slo_tpot_ns) == (250_000_000, 100_000_000, 20_000_000)
     assert (request.drop_if_late, request.cache_salt, request.offline) == (True, "s", False)
     assert 0 < request.received_ns <= request.ready_ns
@@ -197,12 +197,12 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
 
 def test_defaults(server: RunningServer, client: openai.OpenAI) -> None:
     client.chat.completions.create(model="test", messages=MESSAGES)
-    client.chat.completions.create(model="test", messages=MESSAGES, temperature=1e-9, extra_body={"top_k": -1})
+    client.chat.completions.create(model="test", messages=MESSAGES, temperature=1e-9, seed=-1, extra_body={"top_k": -1})
     plain, greedy = server.engine.requests
     assert plain.params.max_tokens == 256 - 21
     assert (plain.params.temperature, plain.params.top_p, plain.params.top_k) == (1.0, 1.0, 0)
     assert (plain.seed, plain.n, plain.has_text_ends) == (None, 1, False)
-    assert (greedy.params.temperature, greedy.params.top_k) == (0.0, 0)
+    assert (greedy.params.temperature, greedy.params.top_k, greedy.seed) == (0.0, 0, None)
 
 
 def test_template_variables_and_errors(server: RunningServer) -> None:
