@@ -14,6 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from eventlm.cli.main import main
 from tests.cli.conftest import StartServer
 from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
 
@@ -75,8 +76,10 @@ def test_a_failed_turn_is_told_and_the_chat_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_saved_chat_goes_on(tmp_path: Path) -> None:
-    done = chat(*FAKE, stdin="Hello\n/save a.json\n/save a.md\n/save a.txt\n", cwd=tmp_path)
+    (tmp_path / "b.json").touch()
+    done = chat(*FAKE, stdin="Hello\n/save a.json\n/save a.md\n/save a.txt\n/save b.json\n", cwd=tmp_path)
     assert "a.txt: the name must end in .json or .md" in done.stderr
+    assert "b.json exists and is not of this chat" in done.stderr
     body = json.loads((tmp_path / "a.json").read_text())
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
     assert body == {"model": "fake", "seed": 5, "max_tokens": 9, "messages": messages}
@@ -84,8 +87,6 @@ def test_a_saved_chat_goes_on(tmp_path: Path) -> None:
     done = chat("--model", "fake", "--load", "a.json", stdin="More\n/save a.json\n", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n")
     assert len(json.loads((tmp_path / "a.json").read_text())["messages"]) == 4
-    done = chat("--model", "fake", stdin="/save a.json\n", cwd=tmp_path)
-    assert "a.json exists and is not of this chat" in done.stderr
 
 
 def test_a_server_answers_like_an_engine_of_ones_own(
@@ -93,11 +94,9 @@ def test_a_server_answers_like_an_engine_of_ones_own(
 ) -> None:
     server = start_server("--model", "fake", environment={"EVENTLM_API_KEY": "canary"})
     settings = ("--set", "seed=5", "--set", "max_tokens=9")
-    lines = "Hello\nMore\n/history\n"
-    own = chat(*FAKE, stdin=lines, cwd=tmp_path)
-    remote = chat("--url", server.url, *settings, stdin=lines, cwd=tmp_path, OPENAI_API_KEY="canary")
-    assert (remote.returncode, remote.stdout, remote.stderr) == (0, own.stdout, "")
-    refused = chat("--url", server.url, *settings, stdin=lines, cwd=tmp_path, EVENTLM_API_KEY="wrong")
+    remote = chat("--url", server.url, *settings, stdin="Hello\nMore\n", cwd=tmp_path, OPENAI_API_KEY="canary")
+    assert (remote.returncode, remote.stdout, remote.stderr) == (0, f"{ANSWER}\n" * 2, "")
+    refused = chat("--url", server.url, *settings, stdin="Hello\n", cwd=tmp_path, EVENTLM_API_KEY="wrong")
     assert refused.returncode == 1
     assert "HTTP 401" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -113,15 +112,28 @@ def test_a_server_answers_like_an_engine_of_ones_own(
         (["--url", "http://127.0.0.1:1"], "cannot connect to http://127.0.0.1:1/v1/models: Connection refused"),
         (["--api-key", "k"], "--api-key is for --url"),
         (["--model", "fake", "--set", "temperature"], "--set temperature: is not of the form NAME=VALUE"),
-        (["--model", "fake", "--set", "stop_token_ids=[5000]"], "Invalid value for 'stop_token_ids[0]'"),
         (["--model", "fake", "--load", "none.json"], "cannot read none.json: No such file or directory"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = chat(*arguments, stdin="Hello\n", cwd=tmp_path)
-    assert done.returncode in (1, 2)
-    assert done.stdout == ""
-    assert message in done.stderr
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["chat", *arguments]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_parameter_that_the_model_cannot_take(tmp_path: Path) -> None:
+    done = chat("--model", "fake", "--set", "stop_token_ids=[5000]", stdin="Hello\n", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Invalid value for 'stop_token_ids[0]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
