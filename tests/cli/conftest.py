@@ -1,4 +1,4 @@
-"""Servers that end with their test."""
+"""Servers that end with their test, and commands that need no process of their own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.cli.main import main
 from tests.serving import Server
 
 StartServer = Callable[..., Server]
+RunHere = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
+    """Run a command line in a folder of its own and in this process, which keeps its own log: for mistakes, of which
+    there are many and which start no engine. Gives exit code, output and errors."""
+    monkeypatch.setattr("eventlm.cli.logging_setup.configure_logging", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.cli.main import main
+from tests.cli.conftest import RunHere
 from tests.serving import PATIENCE_SECONDS, Server, command, wait_until
 
 FAST = ("--no-ceiling", "--input-len", "16", "--output-len", "8")
@@ -136,19 +136,10 @@ def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
         ([], 2, "required: KIND"),
     ],
 )
-def test_mistakes_are_one_line(
-    arguments: list[str],
-    code: int,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mistakes_are_one_line(arguments: list[str], code: int, words: str, tmp_path: Path, run_here: RunHere) -> None:
     (tmp_path / "empty.txt").touch()
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", *arguments]) == code
-    out, err = capsys.readouterr()
-    assert out == ""
+    found, out, err = run_here("bench", *arguments)
+    assert (found, out) == (code, "")
     assert words in err
     assert err.startswith("eventlm: error: ")
     assert err.count("\n") == 1

@@ -14,8 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from eventlm.cli.main import main
-from tests.cli.conftest import StartServer
+from tests.cli.conftest import RunHere, StartServer
 from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
 
 FAKE = ("--model", "fake", "--set", "seed=5", "--set", "max_tokens=9")
@@ -115,17 +114,9 @@ def test_a_server_answers_like_an_engine_of_ones_own(
         (["--model", "fake", "--load", "none.json"], "cannot read none.json: No such file or directory"),
     ],
 )
-def test_mistakes_are_one_line(
-    tmp_path: Path,
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["chat", *arguments]) in (1, 2)
-    out, err = capsys.readouterr()
-    assert out == ""
+def test_mistakes_are_one_line(run_here: RunHere, arguments: list[str], message: str) -> None:
+    code, out, err = run_here("chat", *arguments)
+    assert (code in (1, 2), out) == (True, "")
     assert message in err
     assert err.count("\n") == 1
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,6 +18,7 @@ from eventlm.compose.composition import compose
 from eventlm.events import Arrived, End, Finished
 from eventlm.sampler_params import SamplerParams
 from tests.checkpoints import make_checkpoint
+from tests.cli.conftest import RunHere
 from tests.models.hub_server import make_cached
 from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
 
@@ -113,26 +116,21 @@ def test_every_flag_reaches_the_request() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_checkpoint_folder(tmp_path: Path, family: str) -> None:
-    folder = make_checkpoint(tmp_path / "checkpoint", family=family)  # type: ignore[arg-type]
-    greedy = ["--model", str(folder), "--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--kv-memory", "8MiB"]
-    plain = output_of(*greedy, "The quick brown fox", cwd=tmp_path)
-    chat = output_of(*greedy, "--chat", "The quick brown fox", cwd=tmp_path)
-    assert plain != chat
-    # The same text through the template by hand is the same prompt.
-    prompt = "<|im_start|>user\nThe quick brown fox<|im_end|>\n<|im_start|>assistant\n"
-    assert output_of(*greedy, prompt, cwd=tmp_path) == chat
-
-
-def test_a_repository_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_checkpoint(tmp_path / "checkpoint")
+def test_a_checkpoint_by_its_folder_and_in_the_hubs_cache(
+    tmp_path: Path, family: Literal["llama", "qwen3"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint", family=family)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     make_cached(tmp_path / "hub", {path.name: path.read_bytes() for path in folder.iterdir()})
-    greedy = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--kv-memory", "8MiB", "The quick brown"]
-    assert output_of("--model", "acme/tiny", *greedy, cwd=tmp_path) == output_of(
-        "--model", str(folder), *greedy, cwd=tmp_path
-    )
+    greedy = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--kv-memory", "8MiB"]
+    # The text through the template by hand is the same prompt as with --chat.
+    prompt = "The quick brown fox"
+    by_hand = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    texts = output_of("--model", str(folder), *greedy, prompt, by_hand, cwd=tmp_path)
+    plain, chat = re.split("^=== ./2: .*\n", texts, flags=re.MULTILINE)[1:]
+    assert plain != chat
+    assert output_of("--model", "acme/tiny", *greedy, "--chat", prompt, cwd=tmp_path) == chat
 
 
 @pytest.mark.parametrize(
@@ -154,12 +152,12 @@ def test_a_repository_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.Monk
         (["hi", "--max-tokens", "many"], "argument --max-tokens: invalid int value: 'many'"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = generate("--model", "fake", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("eventlm: error: ")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_mistakes_are_one_line(run_here: RunHere, arguments: list[str], message: str) -> None:
+    code, out, err = run_here("generate", "--model", "fake", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("eventlm: error: ")
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_input_that_is_not_utf8(tmp_path: Path) -> None:
