@@ -78,7 +78,7 @@ class Run:
         self.events: list[Event] = [header]
         self.now_ns = 0
 
-    def apply(self, fact: Arrived | StepCompleted | WorkerUp, *, marked: bool = True) -> tuple[Launched | None, int]:
+    def apply(self, fact: Arrived | StepCompleted | WorkerUp) -> tuple[Launched | None, int]:
         """Apply a fact; the launch it led to, and the nanoseconds it took."""
         start = time.perf_counter_ns()
         decisions = self.core.apply(fact)
@@ -145,11 +145,11 @@ def measure(policy: str, running: int, waiting: int, num_steps: int) -> Cost:
         waiting,
         statistics.median(times) / 1000,
         times[len(times) * 99 // 100] / 1000,
-        verify_time(run, first_timed, num_steps),
+        verify_time(run, first_timed),
     )
 
 
-def verify_time(run: Run, first_timed: int, num_steps: int) -> float:
+def verify_time(run: Run, first_timed: int) -> float:
     """Microseconds a step to verify the timed part, reading aside."""
     header = run.events[0]
     assert isinstance(header, Header)
