@@ -76,7 +76,8 @@ def is_locked(file: BinaryIO) -> bool:
 def is_being_written(trace: Path) -> bool:
     """Whether a writer holds the lock of the file of this name. Raises OSError if it cannot be opened."""
     with open(trace, "rb") as file:
-        return is_locked(file)
+        # A segment may have begun in between: the file that was opened is closed then, and has the name no more.
+        return is_locked(file) or not os.path.samestat(os.fstat(file.fileno()), os.stat(trace))
 
 
 def prune(run_folder: Path, *, keep_bytes: int, all_runs: bool) -> None:

@@ -13,6 +13,8 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
     """Raise ContextLengthError, TokenIdError or UsageError. `vocab_size` 0: not known, then any id may exist."""
     if request.n < 1 or (request.kind == "generate" and request.params.max_tokens < 1):
         raise UsageError("a request asks for at least one sample (n) of at least one token (max_tokens)")
+    _check_text("cache_salt", request.cache_salt)
+    _check_text("adapter", request.adapter)
     num_tokens = len(request.prompt_token_ids)
     if not num_tokens or num_tokens + request.params.max_tokens > max_model_len:
         raise ContextLengthError(
@@ -22,6 +24,13 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
     _check_ids("the prompt", request.prompt_token_ids, vocab_size)
     for name, token_ids in _named_ids(request.params):
         _check_ids(name, token_ids, vocab_size)
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name} is not valid text: it has a lone surrogate at {error.start}") from error
 
 
 def _named_ids(params: SamplerParams) -> Iterator[tuple[str, Iterable[int]]]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
+import pytest
+
+from eventlm.bus import run_folder
 from eventlm.bus.log_writer import LogWriter
-from eventlm.bus.run_folder import TRACE_NAME, closed_name, newest_run, prune
+from eventlm.bus.run_folder import TRACE_NAME, closed_name, is_locked, newest_run, prune
 from eventlm.events.codec import encode_body
 from tests.bus import traces
 
@@ -68,6 +72,23 @@ def test_a_run_that_is_being_written_stays_whole(tmp_path: Path) -> None:
         assert sorted(os.listdir(tmp_path / OLD)) == [closed_name(0), TRACE_NAME]
     prune(run, keep_bytes=0, all_runs=True)
     assert not (tmp_path / OLD).exists()
+
+
+def test_a_run_whose_segment_begins_while_it_is_looked_at_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogWriter(tmp_path, OLD) as writer:
+        writer.append(encode_body(traces.header()))
+        writer.flush()
+
+        def begin_segment(file: BinaryIO) -> bool:
+            header = traces.header()
+            writer.start_segment(header.s, iter([encode_body(header)]))
+            return is_locked(file)
+
+        monkeypatch.setattr(run_folder, "is_locked", begin_segment)
+        prune(make_run(tmp_path, NEW, [10]), keep_bytes=0, all_runs=True)
+        assert sorted(os.listdir(tmp_path / OLD)) == [closed_name(0), TRACE_NAME]
 
 
 def test_a_file_of_the_users_keeps_its_folder(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from eventlm.config import CacheConfig
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import TokenIdError
 from eventlm.control.request_check import check_request
+from eventlm.errors import UsageError
 from eventlm.events import Arrived, Finished
 
 from .engines import fake_setup, generate, recorded, request
@@ -41,6 +42,13 @@ def test_a_prompt_of_ids_that_the_model_does_not_have(prompt: list[int], wrong: 
         check_request(request(prompt=prompt), max_model_len=64, vocab_size=9)
     with pytest.raises(TokenIdError, match="0 and above"):
         check_request(request(prompt=[-1]), max_model_len=64, vocab_size=0)
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "adapter"])
+def test_text_that_cannot_be_hashed(name: str) -> None:
+    wrong = request(**{name: "a\ud800"})
+    with pytest.raises(UsageError, match=f"{name} is not valid text: it has a lone surrogate at 1"):
+        check_request(wrong, max_model_len=64, vocab_size=9)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
