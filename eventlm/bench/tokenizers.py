@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
 from eventlm.compose.model_source import FAKE_MODEL, find_model
 from eventlm.config import ModelConfig
-from eventlm.errors import PullError, UsageError
+from eventlm.errors import UsageError
 from eventlm.models.default import KNOWN_MODELS
-from eventlm.models.hub import is_repo_id
+from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cached
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
@@ -23,7 +21,7 @@ _FILE = "tokenizer.json"
 def find_tokenizer(given: str, served_model: str) -> Tokenizer | None:
     """The tokenizer `given` (a folder or a model's name), else the served model's if it lies here, else None.
 
-    Nothing is fetched that was not asked for, and of a repository of the Hugging Face hub no more than the tokenizer.
+    Nothing is fetched that was not asked for, and of a repository of the Hugging Face hub no weights.
     Raises UsageError, CheckpointError or PullError for what is given and cannot be had.
     """
     if not given:
@@ -35,7 +33,7 @@ def find_tokenizer(given: str, served_model: str) -> Tokenizer | None:
     if given in KNOWN_MODELS and (found := find_model(ModelConfig(model=given)).folder) is not None:
         return CheckpointTokenizer(found)
     if is_repo_id(given):
-        return CheckpointTokenizer(_fetched(given))
+        return CheckpointTokenizer(pull_repo(given, with_weights=False))
     names = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
     raise UsageError(
         f"--tokenizer {given}: no such folder; give one with a {_FILE}, a repository of the Hugging Face hub "
@@ -54,15 +52,3 @@ def _of_served_model(name: str) -> Tokenizer | None:
     elif is_repo_id(name) and isinstance(path := huggingface_hub.try_to_load_from_cache(name, _FILE), str):
         folder = Path(path).parent
     return CheckpointTokenizer(folder) if folder is not None and (folder / _FILE).is_file() else None
-
-
-def _fetched(repo_id: str) -> Path:
-    """A folder with the tokenizer of a repository."""
-    try:
-        path = huggingface_hub.hf_hub_download(repo_id, _FILE)
-        # Without it the special tokens are those of tokenizer.json.
-        with contextlib.suppress(EntryNotFoundError):
-            huggingface_hub.hf_hub_download(repo_id, "tokenizer_config.json")
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise PullError(f"--tokenizer {repo_id}: {' '.join(str(error).split())[:300]}") from error
-    return Path(path).parent

@@ -35,13 +35,15 @@ def is_repo_id(text: str) -> bool:
     return _REPO_ID.fullmatch(text) is not None
 
 
-def pull_repo(repo_id: str, revision: str = "") -> Path:
+def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True) -> Path:
     """The snapshot folder of a repository; what is missing in the cache is fetched, with progress on stderr.
 
     `revision` is a branch, a tag or a commit; empty is the main branch. Only config, tokenizer, chat template and
-    safetensors are fetched. Without a network, or with HF_HUB_OFFLINE=1, what is cached serves. Raises PullError.
+    safetensors are fetched; `with_weights` False leaves the last out and asks for a tokenizer only. Without a network,
+    or with HF_HUB_OFFLINE=1, what is cached serves. Raises PullError.
     """
-    command = script_command(_SCRIPT, repo_id, *([revision] if revision else []))
+    options = [] if with_weights else ["--no-weights"]
+    command = script_command(_SCRIPT, *options, repo_id, *([revision] if revision else []))
     code, output, errors = run_child(command, shows_errors=True)
     try:
         result = msgspec.json.decode(output, type=_Result)
@@ -75,6 +77,8 @@ def _message(repo_id: str, revision: str, result: _Result) -> str:
                 f"{at_revision} holds no {result.detail.rpartition(': ')[2]}: choose a repository with a Hugging Face "
                 "checkpoint in safetensors"
             )
+        case "no tokenizer":
+            return f"{at_revision} holds no tokenizer.json: choose a repository that does"
         case "offline":
             return (
                 f"{at_revision} is not complete in the cache {cache} and HF_HUB_OFFLINE forbids to fetch it: "

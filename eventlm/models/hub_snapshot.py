@@ -1,4 +1,4 @@
-"""Fetch the files of one model repository with huggingface_hub: `hub_snapshot.py ORG/NAME [REVISION]`.
+"""Fetch the files of one model repository with huggingface_hub: `hub_snapshot.py [--no-weights] ORG/NAME [REVISION]`.
 
 Runs as a child process of its own, by path, so that its caller never loads an HTTP stack and Ctrl-C need not wait for
 download threads. It imports nothing of eventlm. Progress goes to stderr, one JSON object to stdout: `{"folder": ...}`,
@@ -23,11 +23,12 @@ from huggingface_hub.utils.tqdm import tqdm as hub_bar
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
 #: All that is read of a repository besides its weights. Code is not: nothing of it is ever run.
 DESCRIPTION_FILES = (
     "config.json",
     "generation_config.json",
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -50,13 +51,17 @@ class Bar(hub_bar):
         super().__init__(*arguments, **keywords)
 
 
-def fetch(repo_id: str, revision: str | None) -> str:
+def fetch(repo_id: str, revision: str | None, *, with_weights: bool) -> str:
     """The folder of the snapshot with every file that is needed; what is cached is not fetched again.
 
-    The weights are those that the index names, else the single file. Raises what huggingface_hub raises, and
-    FileNotFoundError for a repository without config.json or safetensors.
+    The weights are those that the index names, else the single file; without them only a tokenizer is needed. Raises
+    what huggingface_hub raises, and FileNotFoundError for a repository without config.json, safetensors or tokenizer.
     """
     folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=[*DESCRIPTION_FILES], tqdm_class=Bar))
+    if not with_weights:
+        if not (folder / TOKENIZER_FILE).exists():
+            raise FileNotFoundError(TOKENIZER_FILE)
+        return str(folder)
     if not (folder / "config.json").exists():
         raise FileNotFoundError("config.json")
     weights = [SINGLE_FILE]
@@ -95,7 +100,9 @@ def problem_of(error: Exception) -> str:
         return "offline"
     if isinstance(error, errors.LocalEntryNotFoundError):
         return "unreachable"
-    return "no safetensors" if isinstance(error, FileNotFoundError) and not error.errno else ""
+    if isinstance(error, FileNotFoundError) and not error.errno:
+        return "no tokenizer" if str(error) == TOKENIZER_FILE else "no safetensors"
+    return ""
 
 
 def detail_of(error: Exception) -> str:
@@ -107,12 +114,14 @@ def detail_of(error: Exception) -> str:
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 
-def main(repo_id: str, revision: str | None = None) -> None:
+def main(*arguments: str) -> None:
     """Print the result."""
+    repo_id, *revision = [argument for argument in arguments if argument != "--no-weights"]
+    with_weights = "--no-weights" not in arguments
     logging.set_verbosity_error()
     result: dict[str, str]
     try:
-        result = {"folder": fetch(repo_id, revision)}
+        result = {"folder": fetch(repo_id, revision[0] if revision else None, with_weights=with_weights)}
     except Exception as error:
         if constants.HF_HUB_OFFLINE and isinstance(error, FileNotFoundError) and str(error) != "config.json":
             problem = "offline"

@@ -13,6 +13,7 @@ from eventlm.bench.tokenizers import find_tokenizer
 from eventlm.errors import CheckpointError, PullError, UsageError
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer
+from tests.models.hub_server import HubServer
 from tests.server.checkpoints import byte_level
 
 
@@ -48,29 +49,32 @@ def test_a_served_model_that_lies_elsewhere(name: str, tmp_path: Path, monkeypat
     assert find_tokenizer("", name) is None
 
 
-def test_repositories(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the hub's cache holds is used; what was not asked for by name is not fetched."""
+def test_a_repository_that_is_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = str(folder / "tokenizer.json")
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda repo, name: cached)
     assert isinstance(find_tokenizer("", "org/name"), CheckpointTokenizer)
-    asked: list[str] = []
-
-    def download(repo: str, name: str) -> str:
-        asked.append(f"{repo}/{name}")
-        return str(folder / name)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert isinstance(find_tokenizer("org/name", "x"), CheckpointTokenizer)
-    assert asked == ["org/name/tokenizer.json", "org/name/tokenizer_config.json"]
 
 
-def test_a_repository_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(repo: str, name: str) -> str:
-        raise OSError("no\nnetwork")
+def test_a_repository_is_fetched_without_its_weights(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"model.safetensors": b"weights"}
+    with HubServer(files) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert isinstance(find_tokenizer("acme/tiny", "x"), CheckpointTokenizer)
+        assert not any("model.safetensors" in path for path in hub.requests)
+        del hub.files["tokenizer.json"]
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
+        with pytest.raises(PullError, match=r"acme/tiny holds no tokenizer\.json"):
+            find_tokenizer("acme/tiny", "x")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
-    with pytest.raises(PullError, match="--tokenizer org/name: no network"):
-        find_tokenizer("org/name", "x")
+
+def test_a_repository_that_cannot_be_had_is_told_as_by_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(PullError, match=r"acme/tiny is not complete in the cache .* and HF_HUB_OFFLINE forbids"):
+        find_tokenizer("acme/tiny", "x")
 
 
 def test_mistakes(tmp_path: Path) -> None:
