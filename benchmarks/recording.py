@@ -2,10 +2,11 @@
 
     python benchmarks/recording.py [--model FOLDER] [--clients 8] [--requests 32] [--rounds 3]
 
-Closed loop against the engine itself (no HTTP), interleaved rounds with and without a trace. The recorder's code is
-what would not run without it: encoding of the events that no worker needs, chaining, and write(2), once a step. A step
-of milliseconds leaves the caches cold, so a bare write(2) in the same rhythm is timed beside it as the floor. Nothing
-else should run on the machine.
+Closed loop against the engine itself (no HTTP), interleaved rounds with a trace, with each `record_lag`, and without.
+The recorder's code is what would not run without it: encoding of the events that no worker needs, chaining, and
+write(2), once a step. A step of milliseconds leaves the caches cold, so a bare write(2) in the same rhythm is timed
+beside it as the floor. Clients wait from when a step's events are encoded until they are written. Nothing else should
+run on the machine.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import asyncio
 import statistics
 import tempfile
 import time
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvloop
 
-from eventlm.bus.log_writer import LogWriter
+from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig
 from eventlm.control.driver import Driver
 from eventlm.control.engine import InferenceEngine
@@ -34,28 +34,51 @@ PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64
 
 
+class Meter:
+    """Times the recorder's code within a driver, drain by drain: CPU time in the loop, CPU time in the thread if there
+    is one, and how long effects waited (wall time), all in microseconds.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.loop_us: list[float] = []
+        self.thread_us: list[float] = []
+        self.waited_us: list[float] = []
+        self._leave_ns = 0
+        write = driver._write
+
+        def timed(recorder: Recorder, events: list[Event], leave: Effect) -> None:
+            begin, start, self._leave_ns = time.perf_counter_ns(), time.thread_time_ns(), 0
+
+            def timed_leave() -> None:
+                self.waited_us.append((time.perf_counter_ns() - begin) / 1000)
+                leave_start = time.thread_time_ns()
+                leave()
+                self._leave_ns += time.thread_time_ns() - leave_start
+
+            write(recorder, events, timed_leave)
+            self.loop_us.append((time.thread_time_ns() - start - self._leave_ns) / 1000)
+
+        driver._write = timed  # type: ignore[method-assign]
+        if isinstance(driver._recorder, ThreadedRecorder):
+            self._watch_thread(driver._recorder)
+
+    def _watch_thread(self, recorder: ThreadedRecorder) -> None:
+        write_batch = recorder._write_batch
+
+        def timed(batch: Any) -> None:
+            start = time.thread_time_ns()
+            write_batch(batch)
+            self.thread_us.append((time.thread_time_ns() - start) / 1000)
+
+        recorder._write_batch = timed  # type: ignore[method-assign]
+
+
 class Round(NamedTuple):
     """One run of the workload."""
 
     wall_s: float
-    recorder_s: float
-    per_drain_us: list[float]
+    meter: Meter
     num_bytes: int
-
-
-class Meter:
-    """Times the recorder's code within a driver, drain by drain (CPU time of the thread)."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.per_drain_us: list[float] = []
-        write = driver._write
-
-        def timed(writer: LogWriter, events: list[Event]) -> None:
-            start = time.thread_time_ns()
-            write(writer, events)
-            self.per_drain_us.append((time.thread_time_ns() - start) / 1000)
-
-        driver._write = timed  # type: ignore[method-assign]
 
 
 def bare_writes(num_bytes: int, pause_s: float) -> list[float]:
@@ -67,12 +90,12 @@ def bare_writes(num_bytes: int, pause_s: float) -> list[float]:
             start = time.thread_time_ns()
             file.write(b"x" * num_bytes)
             times.append((time.thread_time_ns() - start) / 1000)
-    return sorted(times)
+    return times
 
 
-async def run(model: str, folder: Path | None, num_clients: int, num_requests: int) -> Round:
+async def run(model: str, record: RecordConfig, num_clients: int, num_requests: int) -> Round:
     """One engine, one workload."""
-    config = Config(model=ModelConfig(model=model), record=RecordConfig(record=str(folder or ""), validate_every=0))
+    config = Config(model=ModelConfig(model=model), record=record)
     engine = InferenceEngine(make_setup(config, model=model, model_name="m", num_blocks=4096, max_model_len=2048))
     await engine.start()
     assert engine._driver is not None
@@ -91,9 +114,10 @@ async def run(model: str, folder: Path | None, num_clients: int, num_requests: i
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(num_clients)))
     wall_s = time.perf_counter() - start
-    num_bytes = engine._writer.num_bytes if engine._writer is not None else 0
+    recorder = engine.metrics().recorder
+    num_bytes = recorder.num_bytes if recorder is not None else 0
     await engine.stop()
-    return Round(wall_s, sum(meter.per_drain_us) / 1e6, meter.per_drain_us, num_bytes)
+    return Round(wall_s, meter, num_bytes)
 
 
 def quantile(ordered: list[float], percent: int) -> float:
@@ -102,7 +126,7 @@ def quantile(ordered: list[float], percent: int) -> float:
 
 
 def main() -> None:
-    """Print one line a round, then the summary."""
+    """Run all rounds, print the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint folder or `fake`; the default model if left out")
     parser.add_argument("--clients", type=int, default=8)
@@ -110,21 +134,46 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     model = arguments.model or str(pull())
-    recorded, plain = [], []
-    for number in range(arguments.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            recorded.append(uvloop.run(run(model, Path(folder), arguments.clients, arguments.requests)))
-        plain.append(uvloop.run(run(model, None, arguments.clients, arguments.requests)))
-        print(f"round {number + 1}: {recorded[-1].wall_s:.2f} s with a trace, {plain[-1].wall_s:.2f} s without")
-    drains = sorted(us for result in recorded for us in result.per_drain_us)
-    share = sum(r.recorder_s for r in recorded) / sum(r.wall_s for r in recorded)
-    num_bytes = sum(r.num_bytes for r in recorded) // len(drains)
-    floor = bare_writes(num_bytes, sum(r.wall_s for r in recorded) / len(drains))
-    print(f"recorder CPU: {share:.3%} of run time, {num_bytes} bytes a step")
-    print(f"a step: median {quantile(drains, 50):.0f} us, p99 {quantile(drains, 99):.0f} us")
-    print(f"a bare write(2) in this rhythm: median {quantile(floor, 50):.0f} us, p99 {quantile(floor, 99):.0f} us")
-    with_s, without_s = (statistics.median(r.wall_s for r in results) for results in (recorded, plain))
-    print(f"wall time, medians: {with_s:.2f} s with, {without_s:.2f} s without, ratio {with_s / without_s:.3f}")
+    rounds: dict[str, list[Round]] = {"wait": [], "gap": [], "none": []}
+    for _ in range(arguments.rounds):
+        for mode, results in rounds.items():
+            with tempfile.TemporaryDirectory() as folder:
+                record = RecordConfig(record="", validate_every=0)
+                if mode != "none":
+                    record = RecordConfig(record=folder, record_lag=mode, validate_every=0)
+                results.append(uvloop.run(run(model, record, arguments.clients, arguments.requests)))
+    for mode in ("wait", "gap"):
+        report(mode, rounds[mode])
+    drains = [us for result in rounds["wait"] for us in result.meter.loop_us]
+    num_bytes = sum(result.num_bytes for result in rounds["wait"]) // len(drains)
+    print_times("a bare write(2) in this rhythm", bare_writes(num_bytes, wall_s(rounds["wait"]) / len(drains)))
+    for mode, results in rounds.items():
+        print(f"wall time, median, {mode}: {statistics.median(result.wall_s for result in results):.2f} s")
+
+
+def wall_s(results: list[Round]) -> float:
+    """Of all rounds together."""
+    return sum(result.wall_s for result in results)
+
+
+def report(mode: str, results: list[Round]) -> None:
+    """What a step costs in this mode."""
+    loop_us = [us for result in results for us in result.meter.loop_us]
+    thread_us = [us for result in results for us in result.meter.thread_us]
+    waited_us = [us for result in results for us in result.meter.waited_us]
+    num_bytes = sum(result.num_bytes for result in results) // len(loop_us)
+    share = (sum(loop_us) + sum(thread_us)) / 1e6 / wall_s(results)
+    print(f"{mode}: recorder CPU {share:.3%} of run time, {num_bytes} bytes a step")
+    print_times("  a step, CPU in the loop", loop_us)
+    if thread_us:
+        print_times("  a write, CPU in the thread", thread_us)
+    print_times("  clients wait", waited_us)
+
+
+def print_times(what: str, times_us: list[float]) -> None:
+    """Median and p99."""
+    ordered = sorted(times_us)
+    print(f"{what}: median {quantile(ordered, 50):.0f} us, p99 {quantile(ordered, 99):.0f} us")
 
 
 if __name__ == "__main__":

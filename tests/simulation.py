@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from eventlm.bus.bus import Bus
+from eventlm.bus.recorder import Recorder
 from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
@@ -196,6 +197,7 @@ class Simulation:
         max_queue_len: int | None = None,
         text_delay_seed: int = 0,
         writer: Any = None,
+        recorder: Recorder | None = None,
         check_every: int = 1,
     ) -> None:
         self.rng = random.Random(seed)
@@ -218,6 +220,7 @@ class Simulation:
         self._num_applied = 0
         self._armed_ns = -1
         self.log = writer or MemoryLog()
+        self.recorder = recorder or Recorder(self.log)
         header, core = make_core(self.machine)
         size = self.machine.core.block_size
         names = BlockNames(b"names", block_size=size, capacity=PAIRS_PER_BLOCK * self.machine.core.num_blocks)
@@ -225,7 +228,14 @@ class Simulation:
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
         self.driver = Driver(
-            header, core, live, bus=bus, ship=self._ship, writer=self.log, checkpoint_events=50, validate_every=0
+            header,
+            core,
+            live,
+            bus=bus,
+            ship=self._ship,
+            recorder=self.recorder,
+            checkpoint_events=50,
+            validate_every=0,
         )
         self.workers = [VirtualWorker(self, replica) for replica in range(self.machine.core.num_replicas)]
         if check_every:
@@ -254,6 +264,7 @@ class Simulation:
             while self._agenda and self._agenda[0][0] <= self.now_ns:
                 heapq.heappop(self._agenda)[2]()
             self.driver.drain(self.now_ns)
+            self.recorder.settle()
             self._arm_timer()
         self.driver.end("stop")
         self._check_end()

@@ -1,4 +1,4 @@
-"""The recorder: event bodies in, chained lines in the segments of a run's folder out.
+"""The writer: event bodies in, chained lines in the segments of a run's folder out.
 
 `append` only keeps the body; chaining, joining and write(2) happen once a step in `flush`, so that what a
 step pays for its record is one system call. What `flush` has written survives `kill -9`: it is in the
@@ -39,8 +39,10 @@ class LogWriter:
     run (with `keep_all_runs`: all of the folder's runs) may take, oldest segments removed first. 0 is no limit.
 
     Counters are as of the last flush: num_events and num_bytes written; next_s is that of the next line to be written,
-    previous_h the hash before it. problem: why nothing is written at the moment, else empty; `on_problem` is told of
-    each. Raises LogWriteError when the first file cannot be made, locked or written.
+    previous_h the hash before it. problem: why nothing is written at the moment, else empty; `on_problem` is told when
+    one begins and when it is over. Raises LogWriteError when the first file cannot be made, locked or written.
+
+    It may be used in one thread after the other, but by one at a time.
     """
 
     def __init__(
@@ -142,6 +144,18 @@ class LogWriter:
         if is_new and self._on_problem is not None:
             self._on_problem(f"cannot write to the trace {self.path}: {self.problem}; events are lost until it can be")
 
+    def give_up(self, problem: str) -> None:
+        """Keep nothing more until a segment is started, which may be tried at once. Nothing is said of it.
+
+        Where the last segment has nothing but its beginning, it was that which took too long: then later.
+        """
+        if self.problem:
+            return
+        assert self._file is not None
+        self.problem = problem
+        self._retry_seconds = RETRY_SECONDS
+        self._retry_at = time.monotonic() + (0 if self._file.num_own_bytes else RETRY_SECONDS)
+
     @property
     def segment_due(self) -> bool:
         """Whether `start_segment` should be called: the last one is long enough, or writing may be possible again."""
@@ -149,17 +163,16 @@ class LogWriter:
         is_long = file is not None and 0 < limit <= file.num_own_bytes
         return (is_long or bool(self.problem)) and time.monotonic() >= self._retry_at
 
-    def start_segment(self, first_s: int, bodies: Iterator[bytes]) -> bool:
+    def start_segment(self, first_s: int, bodies: Iterator[bytes], *, is_stamped: bool = False) -> bool:
         """Close the last segment and start one with these lines, the first of which is the header, event `first_s`.
 
-        Each is written before the next is asked for. False if that failed: then lines that were asked for are lost, and
-        all that follow, until `segment_due` has whoever asked try again.
+        Each is written before the next is asked for. False if that failed: then lines that were asked for are lost
+        (with `is_stamped`: all of them), and all that follow, until `segment_due` has whoever asked try again.
         """
         assert self._file is not None
         self.flush()
         before = self.num_events, self.num_bytes, self.next_s, self.previous_h
         file: SegmentFile | None = None
-        is_stamped = False
         try:
             self._file.truncate()
             next_path = self.run_folder / NEXT_NAME
@@ -185,7 +198,10 @@ class LogWriter:
             return False
         closed, self._file = self._file, file
         closed.close()
-        self.problem = ""
+        problem, self.problem = self.problem, ""
+        if problem and self._on_problem is not None:
+            missing = f"events {before[2]} to {first_s - 1}"
+            self._on_problem(f"the trace {self.path} is written again; {missing} are not in it: {problem}")
         self._prune()
         return True
 

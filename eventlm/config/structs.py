@@ -241,6 +241,24 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="how much of a run is kept, oldest files removed first; in the state folder of all runs",
         ),
     ] = "1GiB"
+    record_lag: Annotated[
+        Literal["wait", "gap"],
+        Meta(
+            description="if the disk is slow; wait: the engine waits for it; gap: it does not, and what takes too long "
+            "is not recorded"
+        ),
+    ] = "wait"
+    record_lag_ms: Annotated[
+        int, Meta(ge=10, description="with record_lag gap: how long a write may take before events are given up")
+    ] = 1000
+    record_lag_memory: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{SIZE_PATTERN}$",
+            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
+            description="with record_lag gap: how much may wait for a write before it is given up",
+        ),
+    ] = "64MiB"
     checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = 1000
     validate_every: Annotated[
         int, Meta(ge=0, description="drains between two checks of the core's invariants; 0: never")

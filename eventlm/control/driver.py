@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Raw, structs
 
 from eventlm.bus.bus import Bus
-from eventlm.bus.log_writer import LogWriter
+from eventlm.bus.recorder import Effect, Recorder
 from eventlm.control.live_requests import LiveRequests, Output, Sink
 from eventlm.control.request import EngineRequest
 from eventlm.core.core import Core
@@ -62,7 +62,7 @@ class Driver:
         *,
         bus: Bus,
         ship: Ship,
-        writer: LogWriter | None = None,
+        recorder: Recorder | None = None,
         checkpoint_events: int = 1000,
         validate_every: int = 0,
     ) -> None:
@@ -70,7 +70,11 @@ class Driver:
         self.live = live
         self.bus = bus
         self._ship = ship
-        self._writer = writer
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.on_idle = self._turn
+        #: Between two drains: the state is one that a segment can start from.
+        self._is_settled = False
         self._checkpoint_events = checkpoint_events
         self._validate_every = validate_every
         self._num_drains = 0
@@ -130,6 +134,7 @@ class Driver:
             return
         ts = max(now_ns, self.core.state.now_ns + 1)
         inbox, self._inbox = self._inbox, []
+        self._is_settled = False
         try:
             for position, make in enumerate(inbox, start=1):
                 facts = make(self.core.next_seq)
@@ -142,8 +147,8 @@ class Driver:
                 self.checkpoint()
         finally:
             self._deliver()
-        if self._writer is not None and self._writer.segment_due:
-            self._start_segment(self._writer)
+        self._is_settled = True
+        self._turn()
 
     def checkpoint(self) -> None:
         """Write a digest of the state into the log."""
@@ -152,9 +157,13 @@ class Driver:
 
     def end(self, reason: str) -> None:
         """Close the log cleanly."""
+        recorder = self._recorder
         try:
-            if self._writer is not None and self._writer.problem:
-                self._start_segment(self._writer)
+            if recorder is not None:
+                recorder.settle()
+                if recorder.problem:
+                    self._start_segment(recorder)
+            self._is_settled = False
             self.checkpoint()
             self._mark(End(reason=reason))
             self._deliver()
@@ -162,10 +171,13 @@ class Driver:
             self.close()
 
     def close(self) -> None:
-        """End all subscriptions and close the log, as it is."""
-        self.bus.close()
-        if self._writer is not None:
-            self._writer.close()
+        """Close the log, as it is, and end all subscriptions."""
+        self._is_settled = False
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            self.bus.close()
 
     def _apply(self, fact: Fact) -> None:
         self._unpublished.append(fact)
@@ -180,27 +192,37 @@ class Driver:
         for marker in ops:
             self._mark(marker)
 
-    def _start_segment(self, writer: LogWriter) -> None:
-        """Go on in a new segment, which can be read without those before it. Clients have had their outputs."""
+    def _turn(self) -> None:
+        """Start a segment if one is due."""
+        if self._is_settled and self._recorder is not None and self._recorder.segment_due:
+            self._start_segment(self._recorder)
+
+    def _start_segment(self, recorder: Recorder) -> None:
+        """Go on in a new segment, which can be read without those before it. Clients need not wait for it."""
         gap = None
-        if writer.problem:
-            gap = Gap(first=writer.next_s, last=self.core.next_seq - 1, reason=writer.problem)
-        writer.start_segment(self.core.next_seq, self._first_lines(writer.previous_h, gap))
-        events, self._unpublished = self._unpublished, []
-        self.bus.publish(events)
+        if recorder.problem:
+            gap = Gap(first=recorder.writer.next_s, last=self.core.next_seq - 1, reason=recorder.problem)
+        events: list[Event] = []
+        lines = self._first_lines(recorder.previous_h, gap, events)
+        recorder.start_segment(self.core.next_seq, lines, lambda: self.bus.publish(events))
 
-    def _first_lines(self, previous_h: str, gap: Gap | None) -> Iterator[bytes]:
+    def _first_lines(self, previous_h: str, gap: Gap | None, events: list[Event]) -> Iterator[bytes]:
         """What a segment begins with; each is stamped when it is asked for, and lost if it cannot be written."""
-        yield encode_body(self._mark(structs.replace(self._header, previous_h=previous_h)))
+        events.append(self._stamp(structs.replace(self._header, previous_h=previous_h)))
+        yield encode_body(events[-1])
         if gap is not None:
-            yield encode_body(self._mark(gap))
-        yield encode_body(self._mark(Snapshot(state=Raw(self.core.snapshot()))))
+            events.append(self._stamp(gap))
+            yield encode_body(events[-1])
+        events.append(self._stamp(Snapshot(state=Raw(self.core.snapshot()))))
+        yield encode_body(events[-1])
 
-    def _mark(self, marker: Marker) -> Marker:
+    def _mark(self, marker: Marker) -> None:
+        self._unpublished.append(self._stamp(marker))
+
+    def _stamp(self, marker: Marker) -> Marker:
         """Its cause is the event before it, unless it names one."""
         seq = self.core.next_seq
         stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
-        self._unpublished.append(stamped)
         self.core.apply(stamped)
         return stamped
 
@@ -235,19 +257,22 @@ class Driver:
     def _deliver(self) -> None:
         """Write, then let everybody see: subscribers, and clients."""
         events, self._unpublished = self._unpublished, []
-        if self._writer is not None:
-            self._write(self._writer, events)
-        self._shipped.clear()
-        self.bus.publish(events)
         admissions, self._admissions = self._admissions, []
-        for on_admission, reason, seqs in admissions:
-            on_admission(reason, seqs)
         outbox, self._outbox = self._outbox, []
-        for sink, output in outbox:
-            sink(output)
 
-    def _write(self, writer: LogWriter, events: list[Event]) -> None:
-        """All of the drain in one go and one system call: what a step pays for being recorded."""
-        for event in events:
-            writer.append(self._shipped.get(event.s) or encode_body(event))
-        writer.flush()
+        def leave() -> None:
+            self.bus.publish(events)
+            for on_admission, reason, seqs in admissions:
+                on_admission(reason, seqs)
+            for sink, output in outbox:
+                sink(output)
+
+        if self._recorder is None:
+            leave()
+        else:
+            self._write(self._recorder, events, leave)
+        self._shipped.clear()
+
+    def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
+        """All of the drain in one go: what a step pays for being recorded."""
+        recorder.write([self._shipped.get(event.s) or encode_body(event) for event in events], leave)

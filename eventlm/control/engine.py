@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from msgspec import structs
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.bus.recorder import Recorder, ThreadedRecorder
 from eventlm.config.sizes import memory_bytes
 from eventlm.config.state_folder import runs_folder
 from eventlm.control.block_names import BlockNames
@@ -63,7 +64,7 @@ class InferenceEngine:
         self._driver: Driver | None = None
         #: Submitters who do not know yet whether their group is admitted.
         self._undecided: list[asyncio.Future[RejectReason | None]] = []
-        self._writer: LogWriter | None = None
+        self._recorder: Recorder | None = None
         self._metrics = MetricsStore()
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,13 +103,13 @@ class InferenceEngine:
         )
 
     def _recorder_metrics(self) -> RecorderMetrics | None:
-        writer = self._writer
-        if writer is None:
+        recorder = self._recorder
+        if recorder is None:
             return None
         return RecorderMetrics(
-            num_bytes=writer.num_bytes,
-            num_events_behind=max(self._metrics.next_s - writer.next_s, 0),
-            is_writing=not writer.problem,
+            num_bytes=recorder.writer.num_bytes,
+            num_events_behind=max(self._metrics.next_s - recorder.writer.next_s, 0),
+            is_writing=not recorder.problem,
         )
 
     async def start(self) -> None:
@@ -144,14 +145,28 @@ class InferenceEngine:
             on_problem=log.warning,
         )
 
+    def _make_recorder(self, writer: LogWriter) -> Recorder:
+        record = self.setup.config.record
+        if record.record_lag == "wait":
+            return Recorder(writer)
+        return ThreadedRecorder(
+            writer,
+            loop=asyncio.get_running_loop(),
+            lag_seconds=record.record_lag_ms / 1000,
+            lag_bytes=memory_bytes(record.record_lag_memory),
+            on_problem=log.warning,
+            guard=self._guarded,
+        )
+
     def _make_driver(self, run: str, first: WorkerReady, writer: LogWriter | None) -> Driver:
         """The first thing it does is to write the header."""
         predictor = self.setup.config.scheduler.predictor or fit(first.samples)
         seed = secrets.randbits(64)
         header = make_header(self.setup, run, seed, predictor, first)
+        recorder = None
         if writer is not None:
-            self._writer = writer
             self.run_folder = writer.run_folder
+            recorder = self._recorder = self._make_recorder(writer)
         bus = Bus(history=self._history if writer is not None else None, on_broken=_report_broken)
         bus.attach(self._metrics.apply)
         try:
@@ -166,14 +181,14 @@ class InferenceEngine:
                 self._make_live(seed, header.block_table_size),
                 bus=bus,
                 ship=self._ship,
-                writer=writer,
+                recorder=recorder,
                 checkpoint_events=self.setup.config.record.checkpoint_events,
                 validate_every=self.setup.config.record.validate_every,
             )
         except BaseException:
-            if writer is not None:
+            if recorder is not None:
                 with contextlib.suppress(LogWriteError):
-                    writer.close()
+                    recorder.close()
             raise
 
     def _make_live(self, seed: int, block_table_size: int) -> LiveRequests:
@@ -295,20 +310,23 @@ class InferenceEngine:
         driver = self._driver
         if driver is None or self.state == "dead":
             return
+        self._guarded(lambda: driver.drain(self.now_ns()))
+        if not self._broken:
+            self._arm_timer(driver)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Whatever the driver is asked to do: if that fails, nothing more can be said of the state."""
         try:
-            driver.drain(self.now_ns())
+            action()
         except EventLMError as error:
             self._broken = True
             self._die(str(error))
             log.error("the engine cannot go on", error=str(error))
-            return
         except Exception as error:
             self._broken = True
             # Everybody who waits is told, and what it says may be of one of them.
             self._die(f"a defect in it, {type(error).__name__}")
             log.exception("the engine cannot go on: this is a defect, please report it")
-            return
-        self._arm_timer(driver)
 
     def _arm_timer(self, driver: Driver) -> None:
         """Wake when the core's earliest timer is due."""
@@ -350,8 +368,8 @@ class InferenceEngine:
             self._driver.live.fail(error)
 
     def _history(self, first_s: int, last_s: int) -> Iterator[Event]:
-        assert self._writer is not None
-        return read_history(self._writer.run_folder, first_s, last_s)
+        assert self.run_folder is not None
+        return read_history(self.run_folder, first_s, last_s)
 
     def _require_driver(self) -> Driver:
         if self._driver is None:

@@ -94,7 +94,7 @@ def test_a_newer_header_with_fields_unknown_today_is_a_version_error(tmp_path: P
 
 def test_versions_stand_in_the_file_even_when_they_are_the_defaults() -> None:
     body = encode_body(traces.header())
-    assert b'"format":1,"schema":3,"behaviour":1,' in body
+    assert b'"format":1,"schema":3,"behaviour":2,' in body
 
 
 @pytest.mark.parametrize(

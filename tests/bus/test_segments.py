@@ -249,11 +249,14 @@ def test_what_a_full_disk_does_not_take_becomes_a_gap(
     assert read(folder) == recorder.events[:first_missing]
     disk.room, disk.can_truncate = 1 << 40, True
     clock[0] += 2.5
-    last_missing = len(recorder.events) - 1
+    last_missing, problem = len(recorder.events) - 1, writer.problem
     assert recorder.turn()
     recorder.note(2)
     recorder.end()
-    assert len(recorder.problems) == 1
+    assert recorder.problems[1:] == [
+        f"the trace {folder}/trace.jsonl is written again; events {first_missing} to {last_missing} are not in it: "
+        f"{problem}"
+    ]
     with LogReader(folder, strict=True) as reader:
         events = [line.event() for line in reader]
         assert events == recorder.events[:first_missing] + recorder.events[last_missing + 1 :]

@@ -11,6 +11,7 @@ import pytest
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.bus.recorder import Recorder
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
@@ -61,7 +62,8 @@ class Rig:
         names = BlockNames(b"n" * 32, block_size=setup.core.block_size, capacity=100)
         live = LiveRequests(names, block_size=setup.core.block_size, seed_key=b"s", digest_key=b"d" * 32)
         header = make_header(setup, "run", 1, COEFFICIENTS, WorkerReady(epoch=1, pid=1))
-        self.driver = Driver(header, core, live, bus=bus, ship=self._ship, writer=self.writer, **settings)
+        recorder = Recorder(self.writer) if self.writer is not None else None
+        self.driver = Driver(header, core, live, bus=bus, ship=self._ship, recorder=recorder, **settings)
 
     def _watch(self, writer: LogWriter) -> None:
         flush = writer.flush

@@ -56,14 +56,15 @@ async def is_empty(engine: InferenceEngine) -> bool:
 @contextlib.contextmanager
 def full_disk(engine: InferenceEngine) -> Iterator[None]:
     """Every write of the recorder fails meanwhile; then it tries again at once."""
-    assert engine._writer is not None
-    assert engine._writer._file is not None
-    recorder = engine._writer._file._fd
+    assert engine._recorder is not None
+    writer = engine._recorder.writer
+    assert writer._file is not None
+    recorder = writer._file._fd
     kept, full = os.dup(recorder), os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, recorder)
     yield
     os.dup2(kept, recorder)
-    engine._writer._retry_at = 0.0
+    writer._retry_at = 0.0
     os.close(full)
     os.close(kept)
 

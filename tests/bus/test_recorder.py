@@ -1,0 +1,343 @@
+"""Whoever waits for the log waits as long as it was told to, and leaves in the order in which it came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.bus.recorder import Recorder, ThreadedRecorder
+from eventlm.events import End, Event, Gap, Snapshot, UserMark
+from eventlm.events.codec import encode_body
+from tests.bus import traces
+from tests.bus.slow_disk import SECONDS, HandLoop, SlowDisk
+
+LAG_BYTES = 10_000
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.answer()
+
+
+class Run:
+    """Writes notes through a recorder, and starts segments as a driver does. left: drains whose effects have left."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.messages: list[str] = []
+        self.loop = HandLoop()
+        self.writer = LogWriter(folder, "run", on_problem=self.messages.append, **options)
+        self.recorder = ThreadedRecorder(
+            self.writer,
+            loop=self.loop,  # type: ignore[arg-type]
+            lag_seconds=1.0,
+            lag_bytes=LAG_BYTES,
+            on_problem=self.messages.append,
+            guard=lambda effect: effect(),
+        )
+        self.recorder.on_idle = self.start_due_segment
+        self.events: list[Event] = []
+        self.left: list[int] = []
+        self.num_drains = 0
+        self.write(traces.header())
+
+    def stamp(self, event: Event) -> bytes:
+        self.events.append(event)
+        return encode_body(event)
+
+    def write(self, *events: Event) -> None:
+        """One drain."""
+        number = self.num_drains
+        self.num_drains += 1
+        self.recorder.write([self.stamp(event) for event in events], lambda: self.left.append(number))
+
+    def note(self, num_notes: int = 1) -> None:
+        self.write(*(UserMark(s=len(self.events) + place, text="x" * 100) for place in range(num_notes)))
+
+    def start_due_segment(self) -> None:
+        if self.recorder.segment_due:
+            self.start_segment()
+
+    def start_segment(self) -> None:
+        number = self.num_drains
+        self.num_drains += 1
+        problem, previous_h = self.recorder.problem, self.recorder.previous_h
+        missing = self.writer.next_s, len(self.events) - 1
+
+        def lines() -> Iterator[bytes]:
+            yield self.stamp(traces.header(s=len(self.events), previous_h=previous_h))
+            if problem:
+                yield self.stamp(Gap(s=len(self.events), first=missing[0], last=missing[1], reason=problem))
+            yield self.stamp(Snapshot(s=len(self.events), state=Raw(b"{}")))
+
+        self.recorder.start_segment(len(self.events), lines(), lambda: self.left.append(number))
+
+    def end(self) -> None:
+        self.recorder.settle()
+        if self.recorder.problem:
+            self.start_segment()
+        self.write(End(s=len(self.events)))
+        self.recorder.close()
+
+    def all_left(self) -> bool:
+        """Everything that was waiting, once and in its order."""
+        return self.left == list(range(self.num_drains))
+
+    def read(self) -> tuple[list[int], list[tuple[int, int]], bool]:
+        """The `s` of all lines, which are what was stamped; the gaps; whether the end is clean."""
+        with LogReader(self.writer.run_folder) as reader:
+            found = [line.event() for line in reader]
+            assert found == [self.events[event.s] for event in found]
+            return [event.s for event in found], [(gap.first, gap.last) for gap in reader.gaps], reader.clean_end
+
+
+def test_who_waits_for_the_disk_waits_until_it_answers(tmp_path: Path, disk: SlowDisk) -> None:
+    left: list[int] = []
+    with LogWriter(tmp_path, "run") as writer:
+        recorder = Recorder(writer)
+        recorder.write([encode_body(traces.header())], lambda: left.append(0))
+        assert left == [0]
+        disk.hang()
+        note = encode_body(UserMark(s=1, text="x"))
+        writing = threading.Thread(target=recorder.write, args=([note], lambda: left.append(1)))
+        writing.start()
+        assert disk.hangs.wait(SECONDS)
+        assert left == [0]
+        disk.answer()
+        writing.join(SECONDS)
+        assert left == [0, 1]
+
+
+def test_effects_leave_behind_their_write_and_what_waits_goes_in_one(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    num_writes = disk.num_writes
+    for _ in range(5):
+        run.note(2)
+    run.loop.sleep(0.9)
+    assert run.left == [0]
+    disk.answer()
+    run.loop.turn()
+    assert run.left == [0, 1]
+    run.loop.turn()
+    assert run.all_left()
+    assert disk.num_writes == num_writes + 1
+    run.end()
+    assert run.all_left()
+    assert run.messages == []
+    assert run.read() == (list(range(len(run.events))), [], True)
+
+
+def test_what_takes_too_long_is_given_up_and_a_gap_says_so(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    run.note()
+    run.loop.turn()
+    disk.hang()
+    run.note(2)
+    assert disk.hangs.wait(SECONDS)
+    run.note(3)
+    run.loop.sleep(0.99)
+    assert run.left == [0, 1]
+    run.loop.sleep(0.02)
+    assert run.all_left()
+    for _ in range(1000):
+        run.note(10)
+        assert run.all_left()
+    assert not run.recorder._waiting
+    assert len(run.messages) == 1
+    assert run.recorder.problem == "a write took longer than 1000 ms"
+    last_missing = len(run.events) - 1
+    disk.answer()
+    # The segment begins at once; what comes meanwhile stands behind it.
+    run.loop.turn()
+    run.note()
+    run.loop.turn()
+    run.loop.turn()
+    run.end()
+    assert run.all_left()
+    path, reason = run.writer.path, "a write took longer than 1000 ms"
+    assert run.messages == [
+        f"the trace {path} lags: {reason}; events are lost until the disk answers",
+        f"the trace {path} is written again; events 4 to {last_missing} are not in it: {reason}",
+    ]
+    found, gaps, clean_end = run.read()
+    assert (gaps, clean_end) == ([(4, last_missing)], True)
+    assert found == [s for s in range(len(run.events)) if not 4 <= s <= last_missing]
+
+
+def test_a_write_that_is_late_while_nothing_else_happens_loses_nothing(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    run.loop.sleep(2)
+    assert run.all_left()
+    disk.answer()
+    run.loop.turn()
+    assert run.messages[1:] == [f"the trace {run.writer.path} is written again; no event was lost"]
+    run.note()
+    run.end()
+    assert run.read() == (list(range(4)), [], True)
+
+
+def test_a_loop_that_was_busy_blames_no_disk(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    run.note()
+    assert run.recorder._has_returned.wait(SECONDS)
+    run.loop.sleep(5)
+    assert run.messages == []
+    run.loop.turn()
+    run.end()
+    assert run.read()[1:] == ([], True)
+
+
+def test_no_more_waits_than_may(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    first_lost = len(run.events)
+    while not run.messages:
+        assert sum(len(body) for entry in run.recorder._waiting for body in entry.bodies) <= LAG_BYTES
+        run.note(3)
+    assert run.all_left()
+    assert run.num_drains > 10
+    assert run.recorder.problem == f"more than {LAG_BYTES} bytes waited for the disk"
+    last_lost = len(run.events) - 1
+    disk.answer()
+    run.end()
+    assert run.read()[1:] == ([(first_lost, last_lost)], True)
+
+
+def test_a_disk_that_fills_up_loses_what_waits_too(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    run.note()
+    run.note()
+    disk.is_full = True
+    disk.answer()
+    run.loop.turn()
+    assert run.all_left()
+    run.note()
+    assert run.all_left()
+    assert len(run.messages) == 1
+    disk.is_full = False
+    run.end()
+    assert run.read()[1:] == ([(1, 4)], True)
+    assert run.all_left()
+
+
+def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path, segment_bytes=500)
+    run.note()
+    run.loop.turn()
+    # The header was long enough for a segment.
+    run.loop.turn()
+    disk.hang()
+    run.note(4)
+    assert disk.hangs.wait(SECONDS)
+    run.note(1)
+    run.note(1)
+    disk.answer()
+    run.loop.turn()
+    assert isinstance(run.events[-1], Snapshot)
+    run.note()
+    run.end()
+    assert run.all_left()
+    with LogReader(run.writer.run_folder) as reader:
+        assert reader.num_segments > 1
+    assert run.read() == (list(range(len(run.events))), [], True)
+
+
+def test_a_segment_that_cannot_begin_becomes_part_of_a_gap(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path, segment_bytes=500)
+    run.note()
+    run.loop.turn()
+    # The header was long enough for a segment.
+    run.loop.turn()
+    disk.hang()
+    run.note(4)
+    assert disk.hangs.wait(SECONDS)
+    run.note()
+    disk.answer()
+    assert run.recorder._has_returned.wait(SECONDS)
+    disk.is_full = True
+    # The note and the beginning of a segment, of which neither can be written.
+    run.loop.turn()
+    run.loop.turn()
+    assert isinstance(run.events[-1], Snapshot)
+    assert run.all_left()
+    disk.is_full = False
+    last_missing = len(run.events) - 1
+    run.end()
+    assert run.read()[1:] == ([(8, last_missing)], True)
+
+
+def test_where_no_file_can_be_made_the_stamped_lines_are_a_gap(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path, segment_bytes=500)
+    obstacle = run.writer.run_folder / "trace.jsonl.next"
+    obstacle.mkdir()
+    run.note(6)
+    run.loop.turn()
+    run.loop.turn()
+    assert run.all_left()
+    assert run.recorder.problem
+    obstacle.rmdir()
+    run.end()
+    assert run.read()[1:] == ([(7, 8)], True)
+
+
+def test_an_end_waits_for_a_disk_that_hangs_no_longer_than_anybody(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    run.recorder._lag_seconds = 0.01
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    run.note()
+    run.end()
+    assert run.all_left()
+    assert run.recorder._thread.is_alive()
+    disk.answer()
+    run.recorder._thread.join(SECONDS)
+    assert not run.recorder._thread.is_alive()
+    # The write came to its end, and the lock is released.
+    assert run.read() == ([0, 1], [], False)
+    with LogReader(run.writer.run_folder) as reader:
+        assert not reader.still_being_written
+
+
+def test_a_disk_that_answers_while_the_run_ends_has_its_end(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    run.note()
+    run.loop.sleep(2)
+    run.note()
+    disk.answer()
+    run.end()
+    assert run.all_left()
+    found, gaps, clean_end = run.read()
+    assert (gaps, clean_end) == ([(2, 3)], True)
+    assert found == [0, 1, *range(4, len(run.events))]
+    # The calls of the thread come too late to do anything.
+    run.loop.turn()
+    assert run.all_left()
+
+
+def test_a_header_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, disk: SlowDisk) -> None:
+    disk.is_full = True
+    with pytest.raises(LogWriteError, match="No space left on device"):
+        Run(tmp_path)

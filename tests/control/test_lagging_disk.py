@@ -1,0 +1,188 @@
+"""Engines whose disk lags: with `record_lag` gap nobody waits, and the trace says what it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from eventlm.bus.log_writer import LogWriter
+from eventlm.bus.recorder import ThreadedRecorder
+from eventlm.bus.subscription import Lagged
+from eventlm.control.engine import InferenceEngine
+from eventlm.errors import InvariantError
+from eventlm.events import Event, Gap
+from eventlm.replay.verify import verify
+from tests.bus.slow_disk import SECONDS, HandLoop, SlowDisk
+from tests.control.engines import expected_tokens, fake_setup, generate, request
+from tests.simulation import Simulation
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.answer()
+
+
+def threaded(writer: LogWriter, kind: type[ThreadedRecorder] = ThreadedRecorder, **options: Any) -> ThreadedRecorder:
+    return kind(
+        writer,
+        loop=HandLoop(),  # type: ignore[arg-type]
+        lag_seconds=SECONDS,
+        lag_bytes=1 << 20,
+        on_problem=lambda _: None,
+        guard=lambda effect: effect(),
+        **options,
+    )
+
+
+def run_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("segment_bytes", [0, 8192])
+def test_without_a_lag_the_trace_is_the_same(segment_bytes: int, tmp_path: Path) -> None:
+    for seed in range(6):
+        waiting = LogWriter(tmp_path / "wait", f"{seed}", segment_bytes=segment_bytes)
+        expected = Simulation(seed, writer=waiting, check_every=0).run()
+        writer = LogWriter(tmp_path / "gap", f"{seed}", segment_bytes=segment_bytes)
+        assert Simulation(seed, recorder=threaded(writer), check_every=0).run() == expected
+        assert run_files(writer.run_folder) == run_files(waiting.run_folder)
+
+
+class Hesitant(ThreadedRecorder):
+    """Its disk hangs now and then, for some drains, and is given up each time."""
+
+    def __init__(self, *arguments: Any, disk: SlowDisk, seed: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.num_hangs = 0
+        self._disk = disk
+        self._rng = random.Random(seed)
+        self._hangs = False
+
+    def write(self, *arguments: Any) -> None:
+        if not self._hangs and not self.problem and self._rng.random() < 0.1:
+            self._hangs = True
+            self.num_hangs += 1
+            self._disk.hang()
+        super().write(*arguments)
+
+    def settle(self) -> None:
+        if self._hangs:
+            assert self._disk.hangs.wait(SECONDS)
+            self._loop.sleep(2 * SECONDS)  # type: ignore[attr-defined]
+            if self._rng.random() < 0.7:
+                return
+            self._answer()
+        super().settle()
+
+    def close(self) -> None:
+        self._answer()
+        super().close()
+
+    def _answer(self) -> None:
+        self._hangs = False
+        self._disk.answer()
+
+
+def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk, tmp_path: Path) -> None:
+    num_missing = num_clean_ends = 0
+    for seed in range(12):
+        writer = LogWriter(tmp_path, f"{seed}", segment_bytes=0 if seed % 3 else 8192)
+        recorder = threaded(writer, Hesitant, disk=disk, seed=seed)
+        simulation = Simulation(seed, recorder=recorder, check_every=0)
+        # It sees to it that everybody gets what is his, in order.
+        simulation.run()
+        assert isinstance(recorder, Hesitant)
+        assert recorder.num_hangs
+        result = verify(writer.run_folder)
+        assert result.divergence is None, seed
+        assert result.exit_code == (14 if result.num_missing else 0)
+        num_missing += result.num_missing
+        if result.clean_end:
+            num_clean_ends += 1
+            assert writer.num_events + result.num_missing == simulation.driver.core.next_seq
+    assert num_missing > 1000
+    assert num_clean_ends > 5
+
+
+# --- the engine
+
+
+def lagging(folder: Path, *, lag_ms: int = 50) -> InferenceEngine:
+    setup = fake_setup(record=folder)
+    record = structs.replace(setup.config.record, record_lag="gap", record_lag_ms=lag_ms)
+    return InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)))
+
+
+def is_writing(engine: InferenceEngine) -> bool:
+    recorder = engine.metrics().recorder
+    assert recorder is not None
+    return recorder.is_writing
+
+
+async def test_streams_go_on_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path) -> None:
+    engine = lagging(tmp_path)
+    await engine.start()
+    try:
+        await generate(engine, request(4))
+        disk.hang()
+        during = await generate(engine, request(30), request(30, seed=6))
+        assert [reader.tokens for reader in during] == [[expected_tokens(seed, 0, 30)] for seed in (5, 6)]
+        assert not is_writing(engine)
+        late, gaps = engine.bus.subscribe(from_seq=0), engine.bus.subscribe(kinds=(Gap,))
+        disk.answer()
+        await asyncio.wait_for(anext(gaps), SECONDS)
+        assert is_writing(engine)
+        await generate(engine, request(4))
+    finally:
+        await engine.stop()
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder, check_invariants=True)
+    assert (result.exit_code, result.divergence, result.clean_end) == (14, None, True)
+    assert result.num_missing > 20
+    assert any("a write took longer than 50 ms" in warning for warning in result.warnings)
+    assert [verify(path).exit_code for path in sorted(engine.run_folder.glob("*.jsonl"))] == [0, 0]
+    # Who comes late gets what is written, and is told of what is not.
+    items = [item async for item in late]
+    [lagged] = [item for item in items if isinstance(item, Lagged)]
+    assert lagged.to_seq - lagged.from_seq + 1 == result.num_missing
+    assert sum(isinstance(item, Event) for item in items) + result.num_missing == items[-1].s + 1
+
+
+async def test_an_engine_stops_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path) -> None:
+    engine = lagging(tmp_path)
+    await engine.start()
+    disk.hang()
+    await generate(engine, request(4))
+    await asyncio.wait_for(engine.stop(), SECONDS)
+    assert engine.state == "dead"
+    disk.answer()
+
+
+async def test_a_core_that_breaks_behind_a_gap_kills_the_engine(
+    disk: SlowDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_asked = asyncio.Event()
+
+    def broken() -> bytes:
+        was_asked.set()
+        raise InvariantError("it is broken")
+
+    engine = lagging(tmp_path)
+    await engine.start()
+    try:
+        monkeypatch.setattr(engine._require_driver().core, "snapshot", broken)
+        disk.hang()
+        await generate(engine, request(30))
+        disk.answer()
+        await asyncio.wait_for(was_asked.wait(), SECONDS)
+        assert engine.state == "dead"
+    finally:
+        await asyncio.wait_for(engine.stop(), SECONDS)
