@@ -15,6 +15,9 @@ from eventlm.sampler_params import (
     SMALLEST_REPETITION_PENALTY,
 )
 
+#: vLLM's bound, unless its environment says otherwise.
+_LARGEST_N = 16_384
+
 
 @dataclass
 class SamplingParams:
@@ -84,7 +87,7 @@ class SamplingParams:
         self._check_logit_bias()
 
     def _check_numbers(self) -> None:
-        _check_integer("n", self.n, low=1)
+        _check_integer("n", self.n, low=1, high=_LARGEST_N)
         _check_float("presence_penalty", self.presence_penalty, low=-LARGEST_PENALTY, high=LARGEST_PENALTY)
         _check_float("frequency_penalty", self.frequency_penalty, low=-LARGEST_PENALTY, high=LARGEST_PENALTY)
         _check_float(
@@ -158,6 +161,12 @@ def _check_texts(name: str, texts: Any) -> None:
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             raise InvalidInputError(f"{name}[{place}] must be a string that is not empty, got {text!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(
+                f"{name}[{place}] is not valid text: it has a lone surrogate at {error.start}"
+            ) from error
 
 
 def _check_ids(name: str, token_ids: Any) -> None:

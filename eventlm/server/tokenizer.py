@@ -35,7 +35,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The token ids of `text`. Safe to call from several threads, and lets others run meanwhile."""
+        """The token ids of `text`. Safe to call from several threads, and lets others run meanwhile.
+
+        Raises UnicodeEncodeError for a lone surrogate.
+        """
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
@@ -65,7 +68,12 @@ class CheckpointTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch call releases the interpreter lock while it works, the single one does not.
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError:
+            # What the library says of a lone surrogate; this says it in the words of Python.
+            text.encode()
+            raise
         return list(encoding.ids)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -50,7 +50,8 @@ def test_values_are_brought_into_form() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("n", 0, "n must be at least 1, got 0"),
+        ("n", 0, "n must be from 1 to 16384, got 0"),
+        ("n", 10**7, "n must be from 1 to 16384, got 10000000"),
         ("n", 2.0, "n must be an integer, got 2.0"),
         ("n", True, "n must be an integer, got True"),
         ("presence_penalty", 2.5, "presence_penalty must be a number at least -2 and at most 2, got 2.5"),
@@ -75,6 +76,7 @@ def test_values_are_brought_into_form() -> None:
         ("stop", ["a", 3], "stop[1] must be a string that is not empty, got 3"),
         ("stop", 7, "stop must be a list, got 7"),
         ("bad_words", "word", "bad_words must be a list, got 'word'"),
+        ("bad_words", [" ok", "a\ud800"], "bad_words[1] is not valid text: it has a lone surrogate at 1"),
         ("bad_words", [" ok", ""], "bad_words[1] must be a string that is not empty"),
         ("stop_token_ids", [1, -1], "stop_token_ids[1] must be at least 0, got -1"),
         ("stop_token_ids", ["1"], "stop_token_ids[0] must be an integer, got '1'"),

@@ -64,6 +64,12 @@ def _cached_backend(folder: Path) -> Backend:
     return _backends.setdefault(folder, Backend.from_file(str(folder / "tokenizer.json")))
 
 
+def test_a_lone_surrogate_is_told_by_its_place(folders: dict[str, Path]) -> None:
+    with pytest.raises(UnicodeEncodeError) as caught:
+        CheckpointTokenizer(folders["byte_level"]).encode("a\ud800", add_special_tokens=False)
+    assert caught.value.start == 1
+
+
 def test_special_tokens(folders: dict[str, Path]) -> None:
     tokenizer = CheckpointTokenizer(folders["byte_level"])
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
