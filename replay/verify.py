@@ -146,7 +146,10 @@ class Verifier:
         if self._is_lost:
             try:
                 self.core = self._rebuilt.restored_core(bytes(snapshot.state))
-            except InvariantError as error:
+                if self._compare_digests:
+                    # One that was made up would fail anywhere later; under a change the limits may be others.
+                    validate(self.core.state)
+            except (InvariantError, LookupError) as error:
                 raise _damaged(line, str(error)) from error
             self._is_lost = False
         elif self._compare_digests and self.core.snapshot() != bytes(snapshot.state):

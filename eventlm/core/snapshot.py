@@ -263,6 +263,8 @@ def _restore_timers(state: CoreState, timers: list[tuple[int, int]]) -> None:
 
 
 def _restore_replica(replica: Replica, taken: ReplicaSnapshot, live: dict[SequenceId, Sequence]) -> None:
+    if any(len(step.most) != len(step.decodes) + len(step.chunks) for step in taken.steps):
+        raise ValueError(f"a step of replica {replica.index} has other rows than it was launched for")
     residents = [s for s in live.values() if s.resident and s.replica == replica.index]
     replica.running = sorted(residents, key=attrgetter("urgency"))
     replica.up, replica.epoch, replica.next_step = taken.up, taken.epoch, taken.next_step

@@ -382,6 +382,41 @@ def test_a_gap_ends_the_verification(fcfs_run: Recording, tmp_path: Path) -> Non
     assert "40 to 44" in found.what
 
 
+def _first_with_blocks(state: dict[str, Any]) -> list[Any]:
+    tables = [row[20] for request in state["requests"] for row in request[1]]
+    return next(table for table in tables if table)
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        lambda state: _first_with_blocks(state).pop(),
+        lambda state: _first_with_blocks(state).append(10**6),
+        lambda state: state["replicas"][0]["pool"]["free"].clear(),
+        lambda state: state["replicas"][0]["pool"]["free"].append(-1),
+        lambda state: state["replicas"][0]["steps"][0][4].append(1),
+        lambda state: state["requests"].pop(0),
+    ],
+)
+def test_a_segment_whose_snapshot_contradicts_itself_is_damaged(
+    tmp_path: Path, meddle: Callable[[dict[str, Any]], None]
+) -> None:
+    with LogWriter(tmp_path, "run", segment_bytes=4000) as writer:
+        Simulation(1, num_requests=16, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer).run()
+    segment = sorted(writer.run_folder.glob("trace-*.jsonl"))[2]
+    objects = read_objects(segment)
+    assert objects[1]["t"] == "snapshot"
+    assert verify(segment).exit_code == 0
+    meddle(objects[1]["state"])
+    h, lines = objects[0]["previous_h"], []
+    for body in [msgspec.json.encode(event)[:-1] for event in objects]:
+        h = chain(h, body)
+        lines.append(close_line(body, h))
+    segment.write_bytes(b"".join(lines))
+    with pytest.raises(TraceCorruptError, match="damaged at line 2"):
+        verify(segment)
+
+
 def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
     objects = [msgspec.json.decode(encode_body(header(behaviour=99)) + b"}")]
     with pytest.raises(TraceVersionError, match="behaviour 99") as error:
