@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -102,3 +103,36 @@ async def test_a_full_disk_leaves_a_gap_and_the_server_goes_on(
     printed = capsys.readouterr()
     assert f"gap: {result.num_missing:,} events not recorded; what lies before and behind is verified" in printed.out
     assert "were not recorded (No space left on device)" in printed.err
+
+
+@pytest.fixture
+def frozen_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that can be frozen: then whoever writes to it hangs."""
+    folder, image = tmp_path / "disk", tmp_path / "disk.img"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    for command in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]):
+        if not shutil.which(command[0]) or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("this user may not mount anything")
+    yield folder
+    subprocess.run(["fsfreeze", "-u", str(folder)], capture_output=True, check=False)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_while_the_disk_hangs_the_server_goes_on_if_it_may(start_server: StartServer, frozen_disk: Path) -> None:
+    flags = ("--record", str(frozen_disk / "runs"), "--record-lag", "gap", "--record-lag-ms", "100")
+    server = start_server("--model", "fake", "--fake", "base_ns=100000", *flags)
+    await _complete(server, range(4), max_tokens=100)
+    await asyncio.to_thread(subprocess.run, ["fsfreeze", "-f", str(frozen_disk)], check=True)
+    await _complete(server, range(4, 12), max_tokens=400)
+    assert "a write took longer than 100 ms; events are lost until the disk answers" in server.stderr
+    await asyncio.to_thread(subprocess.run, ["fsfreeze", "-u", str(frozen_disk)], check=True)
+    await asyncio.to_thread(wait_until, lambda: "is written again" in server.stderr)
+    await _complete(server, range(4), max_tokens=100)
+    assert await asyncio.to_thread(server.stop) == 0, server.stderr
+    folder = frozen_disk / "runs" / "latest"
+    result = verify(folder, check_invariants=True)
+    assert result.divergence is None, render(result)
+    assert (result.exit_code, result.clean_end, result.num_segments) == (14, True, 2)
+    assert result.num_missing > 100
