@@ -20,10 +20,10 @@ class SamplerParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1.0 and `min_p` 0.0 keep the whole vocabulary. `repetition_penalty`
     divides or multiplies the logits of tokens in the prompt or the output (Keskar et al., 2019), `presence_penalty`
     and `frequency_penalty` are subtracted from those of the output (OpenAI's definition). `logit_bias` has (token,
-    what is added to its logit). `allowed_token_ids`, if not empty, are the only ones that can be drawn; the last
-    token of a sequence in `bad_words` cannot be drawn behind its others. Before `min_tokens` output tokens neither an
-    end token nor a stop token is drawn. `seed` is an unsigned 64-bit integer; the engine draws and records one when
-    the request brought none. `eos_token_ids` (unless `ignore_eos`) and `stop_token_ids` end the output.
+    what is added to its logit). `allowed_token_ids`, if not empty, are the only ones that can be drawn; the last token
+    of a sequence in `bad_words` cannot be drawn behind its others in the output. Before `min_tokens` output tokens
+    neither an end token nor a stop token is drawn. `seed` is an unsigned 64-bit integer; the engine draws and records
+    one when the request brought none. `eos_token_ids` (unless `ignore_eos`) and `stop_token_ids` end the output.
 
     `logprobs` and `prompt_logprobs` ask for the log-probability of each output or prompt token, and for those of so
     many of the most likely ones beside it; None: not at all. They are the model's own: of the logits before anything
