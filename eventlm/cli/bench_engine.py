@@ -41,7 +41,8 @@ goes on to its output length."""
     parser.epilog = """\
 examples:
   eventlm bench throughput --num-prompts 64 --input-len 128 --output-len 64
-  eventlm bench throughput --input-len lognormal:median=200,sigma=0.6 --output-len uniform:min=16,max=128
+  eventlm bench throughput --input-len lognormal:median=200,sigma=0.6 \\
+    --output-len uniform:min=16,max=128
   eventlm bench throughput --model fake --num-prompts 500 --replicas 2"""
     group = parser.add_argument_group("workload")
     group.add_argument("--num-prompts", type=int, default=100, metavar="N", help="requests (default: 100)")
@@ -65,7 +66,7 @@ batch from its submission to its last token. Prompts are new in each iteration, 
     parser.epilog = """\
 examples:
   eventlm bench latency --batch-size 8 --input-len 32 --output-len 128
-  eventlm bench latency --batch-size 1 --output-len 1 --num-iters 30     the time to the first token"""
+  eventlm bench latency --batch-size 1 --output-len 1   the time to first token"""
     group = parser.add_argument_group("workload")
     group.add_argument("--batch-size", type=int, default=8, metavar="N", help="requests in a batch (default: 8)")
     group.add_argument("--input-len", default="32", metavar="N", help="prompt tokens of each (default: 32)")

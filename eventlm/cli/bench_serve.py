@@ -37,15 +37,16 @@ server does; latencies count from the time at which a request was meant to be se
 TTFT is the time to the first event with text, e2e that to the last event, TPOT (e2e - TTFT) / (output tokens - 1),
 inter-token the time between two events with text, over all requests: as in `vllm bench serve`. Token counts
 are the server's. Rates are of successful requests, from the start to the last event."""
-    parser.usage = "eventlm bench serve [--url URL] [--request-rate R | --max-concurrency N] [flags]"
+    parser.usage = "eventlm bench serve [--url URL] [--request-rate R] [flags]"
     parser.epilog = """\
 examples:
   eventlm bench serve --request-rate 4 --num-prompts 200 --slo ttft=500,tpot=50
   eventlm bench serve --max-concurrency 16 --duration 60 --output results
-  eventlm bench serve --request-rate 2 --arrivals gamma --burstiness 0.3 --input-len lognormal:median=300,sigma=0.8
-  eventlm bench serve --dataset prompts.jsonl --endpoint chat --max-concurrency 4
+  eventlm bench serve --request-rate 2 --arrivals gamma --burstiness 0.3 \\
+    --input-len lognormal:median=300,sigma=0.8
+  eventlm bench serve --dataset FILE.jsonl --endpoint chat --max-concurrency 4
   eventlm bench serve --prefix-len 512 --num-prefixes 4 --request-rate 8
-  eventlm bench serve --trace trace.csv     (columns arrival_s,prompt_tokens,output_tokens)
+  eventlm bench serve --trace FILE.csv   (arrival_s,prompt_tokens,output_tokens)
 
 exit codes: 0 done, 1 no request succeeded or the server went away, 2 usage, 130 interrupted (with a report)"""
     _add_server_flags(parser.add_argument_group("server"))

@@ -35,7 +35,7 @@ def configure(parser: Parser) -> None:
         "OpenAI's API answers. Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.\n"
         "Where input or output is no terminal, each line is a message and only the answers are printed."
     )
-    parser.usage = "eventlm chat [--model MODEL | --url URL] [--system TEXT] [--set NAME=VALUE]... [flags]"
+    parser.usage = "eventlm chat [--model MODEL | --url URL] [--system TEXT] [flags]"
     parser.epilog = f"""\
 examples:
   eventlm chat --set temperature=0.2 --system "Answer in one sentence."

@@ -37,9 +37,9 @@ examples:
   eventlm generate "The capital of France is" --max-tokens 8 --temperature 0
   eventlm generate --chat "What is the capital of France?"
   eventlm generate - < prompt.txt
-  eventlm generate "A name for a robot:" -n 3 --temperature 1 --seed 7 --stop "." --bad-word Robo
-  eventlm generate "The answer is" --logprobs 3 --max-tokens 4 --repetition-penalty 1.2
-  eventlm generate "One" "Two" --record runs && eventlm replay runs/latest/trace.jsonl"""
+  eventlm generate "Name a robot:" -n 3 --seed 7 --stop "." --bad-word Robo
+  eventlm generate "The answer is" --logprobs 3 --max-tokens 4
+  eventlm generate "One" "Two" --record runs && eventlm replay runs/latest"""
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input")
     parser.add_argument("--chat", action="store_true", help="send each prompt through the chat template")
     add_request_flags(parser)

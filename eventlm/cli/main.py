@@ -20,7 +20,7 @@ COMMANDS = {
     "generate": "complete prompts here and now, without a server",
     "bench": "measure a server under load, or the engine by itself",
     "pull": "fetch a model into the cache and print its folder",
-    "replay": "verify a recorded run: its facts must lead to its decisions again",
+    "replay": "verify a recorded run: its facts must lead to its decisions",
     "trace": "look at, check or repair a trace file",
     "policies": "list the installed policies, batchers and routers",
     "version": "print versions of eventlm and what it runs on",
@@ -73,7 +73,7 @@ def _parser(command: str | None) -> Parser:
         "request is an event on one ordered log, which can be recorded, verified and replayed.",
         epilog="""\
 examples:
-  eventlm serve                                serve the default model; every run is recorded
+  eventlm serve                                serve the default model
   eventlm generate "The capital of France is"  complete a prompt
   eventlm replay                               verify the newest recorded run
 

@@ -10,11 +10,21 @@ from eventlm.config.options import nearest
 from eventlm.errors import UsageError
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Prose is filled to the terminal's width; a paragraph with an indented line (examples, a table) stays as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join(
+            p if "\n " in p else super(HelpFormatter, self)._fill_text(p, width, indent) for p in paragraphs
+        )
+
+
 class Parser(argparse.ArgumentParser):
-    """Flags are never abbreviated, help keeps its line breaks, and nothing but `--help` exits."""
+    """Flags are never abbreviated, help keeps its examples as they stand, and nothing but `--help` exits."""
 
     def __init__(self, **keywords: Any) -> None:
-        keywords.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        keywords.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **keywords)
 
     def parse_known_args(  # type: ignore[override]

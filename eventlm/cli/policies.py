@@ -28,8 +28,8 @@ def configure(parser: Parser) -> None:
     parser.epilog = """\
 examples:
   eventlm policies
-  eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --router prefix_affinity --replicas 2
-  eventlm serve --policy my_policies:ShortestFirst   a class of my_policies.py in this folder"""
+  eventlm serve --policy edf:multiplier=2 --router prefix_affinity --replicas 2
+  eventlm serve --policy shortest:Shortest    a class of your shortest.py"""
     parser.set_defaults(run=run)
 
 

@@ -20,10 +20,10 @@ def configure(parser: Parser) -> None:
     )
     parser.epilog = """\
 examples:
-  eventlm pull                            fetch the default model
-  ls "$(eventlm pull smollm2)"            look at its files
-  EVENTLM_HOME=/data/eventlm eventlm pull keep it elsewhere
-  eventlm pull Qwen/Qwen3-0.6B            a repository: config, tokenizer and safetensors, no code"""
+  eventlm pull                       fetch the default model
+  ls "$(eventlm pull smollm2)"       look at its files
+  EVENTLM_HOME=/data eventlm pull    keep it elsewhere
+  eventlm pull Qwen/Qwen3-0.6B       a repository of the hub, without its code"""
     parser.add_argument(
         "name",
         nargs="?",

@@ -25,13 +25,14 @@ def configure(parser: Parser) -> None:
     )
     parser.epilog = """\
 examples:
-  eventlm replay                                                the newest run of a server
-  eventlm replay runs/latest                                    of those in the folder of --record runs
+  eventlm replay                 the newest run of a server
+  eventlm replay runs/latest     the newest run of `serve --record runs`
   eventlm replay runs/latest --verify --policy edf:multiplier=2
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
 
-exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 10 divergence, 11 safety invariant,
-            12 liveness, 13 written by another version, 14 gap"""
+exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 
+            10 divergence, 11 safety invariant, 12 liveness,
+            13 written by another version, 14 gap"""
     parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     parser.add_argument("--verify", action="store_true", help="verify under the changes given by the flags below")
     for kind in PLUGIN_KINDS:

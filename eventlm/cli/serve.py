@@ -31,17 +31,19 @@ def configure(parser: Parser) -> None:
     parser.description = (
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
         "/v1/models, /health, /metrics, /version. Without --model it is the default model, fetched at its\n"
-        "first use.\n"
-        "Every run is recorded in the state folder, or in --record DIR; `eventlm replay` verifies the newest.\n"
+        "first use.\n\n"
+        "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
+        "`eventlm replay` verifies the newest.\n\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them."
     )
     parser.usage = "eventlm serve [--model MODEL] [--record DIR | --no-record] [flags]"
     parser.epilog = """\
 examples:
-  eventlm serve                                               the default model on 127.0.0.1:8000
-  eventlm serve --model ~/models/Qwen3-0.6B --record runs     a checkpoint folder, traces in ./runs
+  eventlm serve                       the default model on 127.0.0.1:8000
+  eventlm serve --model ~/models/Qwen3-0.6B --record runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
-  eventlm serve --max-model-len 4096 --print-config > eventlm.toml && eventlm serve --config eventlm.toml
+  eventlm serve --max-model-len 4096 --print-config > eventlm.toml
+  eventlm serve --config eventlm.toml
 
 A SPEC is NAME or NAME:PARAMETER=VALUE,...; `eventlm policies` lists the names."""
     add_config_flags(parser)

@@ -33,11 +33,12 @@ def configure(parser: Parser) -> None:
     parser.epilog = """\
 examples:
   eventlm trace info                  the newest run of a server in numbers
-  eventlm trace stats --plot DIR      its latencies, steps and replicas in tables and pictures
+  eventlm trace stats --plot DIR      its latencies and steps, with pictures
   eventlm trace check runs/latest     every line against the hash chain
-  eventlm trace repair runs/latest    cut off a last line that a crash left half-written
+  eventlm trace repair runs/latest    cut off a half-written last line
 
-exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict), 13 written by another version"""
+exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
+            13 written by another version"""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     info = actions.add_parser("info", help="the run in numbers", description="Print a trace's run in numbers.")

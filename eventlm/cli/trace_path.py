@@ -9,8 +9,8 @@ from eventlm.errors import UsageError
 #: Stands for the newest run of the state folder, unless a file or folder here has that name.
 LATEST = "latest"
 HELP = (
-    "a trace file, or the folder of a run with all its files, such as DIR/latest of `--record DIR`; "
-    "latest, which is also what counts if it is left out: the newest run of the state folder"
+    "a trace file, or the folder of a run with all its files, such as DIR/latest of `--record DIR` "
+    "(default: latest, which is the newest run in the state folder)"
 )
 
 

@@ -30,7 +30,7 @@ def configure(parser: Parser) -> None:
     parser.epilog = """\
 examples:
   eventlm trace stats runs/latest                    the tables
-  eventlm trace stats runs/latest --plot pictures    and pictures of them in the folder `pictures`
+  eventlm trace stats runs/latest --plot DIR         and pictures of them
   eventlm trace stats runs/latest --json | jq .distributions.prefill_e2e_time
 
 Times are the engine's: from the reception of a request, in milliseconds, of sequences that ran to their end. TTFT

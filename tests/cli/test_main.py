@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,27 @@ def test_help_of_every_command_describes_and_gives_examples(capsys: pytest.Captu
     text = capsys.readouterr().out
     assert text.startswith(f"usage: eventlm {command}")
     assert text.partition("examples:")[2].count("eventlm") >= 2
+
+
+ACTIONS = [("trace", action) for action in ("info", "stats", "check", "repair")] + [
+    ("bench", kind) for kind in ("serve", "throughput", "latency")
+]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS), *ACTIONS], ids=" ".join)
+def test_help_fits_the_terminal_and_fills_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > columns] == []
+    prose = lines[lines.index("") + 1 :]
+    prose = prose[: prose.index("")]
+    # No line of the description could have held the next one's first word.
+    assert all(len(line) + 1 + len(after.split()[0]) > columns - 2 for line, after in pairwise(prose))
 
 
 def test_without_a_command_help_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
