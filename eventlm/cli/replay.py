@@ -30,7 +30,7 @@ examples:
   eventlm replay runs/latest --verify --policy edf:multiplier=2
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
 
-exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict), 
+exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict),
             10 divergence, 11 safety invariant, 12 liveness,
             13 written by another version, 14 gap"""
     parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from eventlm.compose.cache_plan import plan_cache
 from eventlm.compose.model_source import FAKE_MODEL, find_model
-from eventlm.config import Config
+from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
+from eventlm.config.sizes import memory_bytes
 from eventlm.control.engine import InferenceEngine
-from eventlm.control.setup import make_setup
+from eventlm.control.setup import make_setup, resolve_plugins
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
 from eventlm.models.config import read_config
@@ -41,6 +42,9 @@ def compose(config: Config) -> Composition:
     """
     _check_predictor(config.scheduler.predictor)
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
+    _check_record(config.record)
+    # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
+    resolve_plugins(config.scheduler)
     source = find_model(config.model)
     plan = plan_cache(config, source.folder)
     setup = make_setup(
@@ -80,3 +84,12 @@ def _check_predictor(coefficients: list[int]) -> None:
         Predictor.from_coefficients(coefficients)
     except UsageError as error:
         raise UsageError(f"--predictor: {error}") from error
+
+
+def _check_record(record: RecordConfig) -> None:
+    keep_bytes = memory_bytes(record.record_keep)
+    if 0 < keep_bytes < memory_bytes(record.record_segment):
+        raise UsageError(
+            f"--record-keep {record.record_keep} is less than --record-segment {record.record_segment}, and the "
+            "file that is being written is always kept; lower the segment too, or use --no-record"
+        )

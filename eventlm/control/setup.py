@@ -8,20 +8,28 @@ import secrets
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from eventlm._version import __version__
-from eventlm.config import Config, CoreConfig
+from eventlm.config import Config, CoreConfig, SchedulerConfig
 from eventlm.config.load import config_hash, redacted
 from eventlm.control.block_names import PAIRS_PER_BLOCK
-from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
+from eventlm.control.plugins import ResolvedPlugin, resolve
 from eventlm.core.state import Plugins
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
+
+
+class ResolvedPlugins(NamedTuple):
+    """The three plug-ins of a scheduler."""
+
+    policy: ResolvedPlugin
+    batcher: ResolvedPlugin
+    router: ResolvedPlugin
 
 
 class EngineSetup(Struct, frozen=True, kw_only=True):
@@ -47,22 +55,26 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
         )
 
 
-def make_setup(
-    config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int, vocab_size: int = 0
-) -> EngineSetup:
-    """Resolve the plug-ins and derive the core's limits. Raises UsageError for a plug-in that cannot be had."""
-    scheduler = config.scheduler
+def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
+    """Look the plug-ins up. Raises UsageError for one that cannot be had, or limits that contradict each other."""
     if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         raise UsageError(
             f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than --max-num-seqs "
             f"{scheduler.max_num_seqs}: decodes would leave no room for a prompt; raise one or lower the other"
         )
-    kinds: list[tuple[PluginKind, dict[str, Any]]] = [
-        ("policy", scheduler.policy),
-        ("batcher", scheduler.batcher),
-        ("router", scheduler.router),
-    ]
-    policy, batcher, router = (resolve(kind, spec) for kind, spec in kinds)
+    return ResolvedPlugins(
+        policy=resolve("policy", scheduler.policy),
+        batcher=resolve("batcher", scheduler.batcher),
+        router=resolve("router", scheduler.router),
+    )
+
+
+def make_setup(
+    config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int, vocab_size: int = 0
+) -> EngineSetup:
+    """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does."""
+    scheduler = config.scheduler
+    plugins = resolve_plugins(scheduler)
     core = CoreConfig(
         models=[model_name],
         block_size=config.cache.block_size,
@@ -82,9 +94,9 @@ def make_setup(
         config=config,
         core=core,
         model=model,
-        policy=policy,
-        batcher=batcher,
-        router=router,
+        policy=plugins.policy,
+        batcher=plugins.batcher,
+        router=plugins.router,
         vocab_size=vocab_size,
     )
 

@@ -96,11 +96,19 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         (["--fake", "base_ns=soon"], "--fake: base_ns=soon: expected `int`, got `str`"),
         (["--predictor", "1,2"], "--predictor: a predictor has 5 non-negative integer coefficients"),
         (["--num-blocks", "4", "--max-model-len", "100"], "a context of 100 tokens needs 8 of 16 tokens, there are 4"),
+        (["--record-keep", "100MiB"], "--record-keep 100MiB is less than --record-segment 256MiB"),
         (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
     ],
 )
 def test_flags_that_make_no_sense(tmp_path: Path, flags: list[str], message: str) -> None:
     assert message in error_of("serve", "--model", "fake", "--port", "0", *flags, cwd=tmp_path, code=2)
+
+
+@pytest.mark.parametrize("flag", ["--policy", "--batcher", "--router"])
+def test_a_plugin_that_is_not_there_is_found_before_the_model_is_looked_for(tmp_path: Path, flag: str) -> None:
+    assert "'nonsense'" in error_of(
+        "serve", "--model", "/nowhere", "--port", "0", flag, "nonsense", cwd=tmp_path, code=2
+    )
 
 
 def test_a_config_with_a_typo(tmp_path: Path) -> None:
