@@ -77,17 +77,20 @@ def _plot_cdf(axes: Axes, title: str, values_ms: Sequence[float], objective_ms: 
     shares = numpy.arange(len(ordered) + 1) / len(ordered)
     axes.step(numpy.concatenate(([ordered[0]], ordered)), shares, where="post", color=_LINE, linewidth=1.8)
     percentiles = [(percent, float(numpy.percentile(ordered, percent))) for percent in _PERCENTILES]
-    legend = "\n".join(f"p{percent} {_number(value)} {unit}" for percent, value in percentiles)
+    legend = [f"p{percent} {_number(value)} {unit}" for percent, value in percentiles]
     if objective_ms is not None:
         axes.axvline(objective_ms * scale, color=_MARK, linestyle="--", linewidth=1.2)
-        legend += f"\nobjective {_number(objective_ms * scale)} {unit}"
+        legend.append(f"objective {_number(objective_ms * scale)} {unit}")
+    # Below the curve or above it, wherever it leaves more room.
+    axes.autoscale_view()
+    is_right = (axes.transData - axes.transAxes).transform((ordered[len(ordered) // 2], 0))[0] > 0.5
     axes.text(
-        0.97,
-        0.06,
-        legend,
+        0.03 if is_right else 0.97,
+        0.94 if is_right else 0.06,
+        "\n".join(legend),
         transform=axes.transAxes,
-        ha="right",
-        va="bottom",
+        ha="left" if is_right else "right",
+        va="top" if is_right else "bottom",
         fontsize=9,
         bbox={"facecolor": "white", "edgecolor": "0.8", "alpha": 0.9},
     )

@@ -48,3 +48,11 @@ def test_long_latencies_are_in_seconds_and_wide_ones_on_a_log_axis(monkeypatch: 
     ttft, *_ = figure_of(serve_result(wide), monkeypatch).axes
     assert (ttft.get_xlabel(), ttft.get_xscale()) == ("s", "log")
     assert list(ttft.lines[0].get_data()[0]) == [0.01, 0.01, 20.0]
+
+
+@pytest.mark.parametrize(("objective_ms", "side"), [(10, "left"), (10_000, "right")])
+def test_the_numbers_do_not_cover_the_curve(monkeypatch: pytest.MonkeyPatch, objective_ms: int, side: str) -> None:
+    ttft, *_ = figure_of(serve_result(objectives=Objectives(ttft=objective_ms)), monkeypatch).axes
+    ttft.figure.canvas.draw()
+    assert ttft.texts[0].get_horizontalalignment() == side
+    assert not ttft.lines[0].get_path().transformed(ttft.transData).intersects_bbox(ttft.texts[0].get_window_extent())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from eventlm.cli.main import main
-from eventlm.cli.trace_plots import MAX_POINTS, _largest_of_intervals
+from eventlm.cli.trace_plots import MAX_POINTS, _cdf, _largest_of_intervals
 from eventlm.control.metrics_report import REQUEST_METRICS, STEP_METRICS
 from tests.bus.traces import header, lines
 from tests.control.test_step_ops import record
@@ -93,3 +96,13 @@ def test_a_long_line_keeps_its_peaks() -> None:
     assert max(found) == 7
     assert found_times == sorted(found_times)
     assert _largest_of_intervals(times[:100], values[:100], times[99]) == (times[:100], values[:100])
+
+
+def test_percentiles_that_lie_close_are_not_written_over_each_other() -> None:
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _cdf(axes, Counter({3_000_000: 1, 223_000_000_000: 20, 226_000_000_000: 20}), "end-to-end time")
+    figure.canvas.draw()
+    median, tail = (text.get_window_extent() for text in axes.texts)
+    assert not median.overlaps(tail)
