@@ -87,12 +87,18 @@ def in_processes(
     ]
     counts: Counter[str] = Counter()
     failures = []
-    for process in processes:
-        output, errors = process.communicate()
-        if process.returncode:
-            failures.append(errors.decode())
-        else:
-            counts += Counter(json.loads(output))
+    try:
+        for process in processes:
+            output, errors = process.communicate()
+            if process.returncode:
+                failures.append(errors.decode())
+            else:
+                counts += Counter(json.loads(output))
+    finally:
+        # A test that is given up leaves none behind.
+        for process in processes:
+            process.kill()
+            process.wait()
     assert not failures, "\n".join(failures)
     return counts
 
