@@ -58,6 +58,7 @@ def test_a_repository_that_is_cached(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_repository_is_fetched_without_its_weights(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"model.safetensors": b"weights"}
     with HubServer(files) as hub:
