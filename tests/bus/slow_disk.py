@@ -20,7 +20,8 @@ class SlowDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.hangs = threading.Event()
-        self.is_full = False
+        #: How many of the next writes find no room.
+        self.num_full = 0
         self.num_writes = 0
         self._answers = threading.Event()
         self._answers.set()
@@ -42,7 +43,8 @@ class SlowDisk:
         if not self._answers.is_set():
             self.hangs.set()
             assert self._answers.wait(SECONDS), "the test never let it answer"
-        if self.is_full:
+        if self.num_full:
+            self.num_full -= 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._write(fd, data)
 

@@ -226,14 +226,14 @@ def test_a_disk_that_fills_up_loses_what_waits_too(tmp_path: Path, disk: SlowDis
     assert disk.hangs.wait(SECONDS)
     run.note()
     run.note()
-    disk.is_full = True
+    disk.num_full = 1 << 30
     disk.answer()
     run.loop.turn()
     assert run.all_left()
     run.note()
     assert run.all_left()
     assert len(run.messages) == 1
-    disk.is_full = False
+    disk.num_full = 0
     run.end()
     assert run.read()[1:] == ([(1, 4)], True)
     assert run.all_left()
@@ -261,7 +261,8 @@ def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDis
     assert run.read() == (list(range(len(run.events))), [], True)
 
 
-def test_a_segment_that_cannot_begin_becomes_part_of_a_gap(tmp_path: Path, disk: SlowDisk) -> None:
+@pytest.mark.parametrize("num_full", [1, 2, 1 << 30])
+def test_a_segment_behind_what_is_lost_is_lost_too(tmp_path: Path, disk: SlowDisk, num_full: int) -> None:
     run = Run(tmp_path, segment_bytes=500)
     run.note()
     run.loop.turn()
@@ -273,13 +274,13 @@ def test_a_segment_that_cannot_begin_becomes_part_of_a_gap(tmp_path: Path, disk:
     run.note()
     disk.answer()
     assert run.recorder._has_returned.wait(SECONDS)
-    disk.is_full = True
-    # The note and the beginning of a segment, of which neither can be written.
+    disk.num_full = num_full
+    # The note and the beginning of a segment that would follow it.
     run.loop.turn()
     run.loop.turn()
     assert isinstance(run.events[-1], Snapshot)
     assert run.all_left()
-    disk.is_full = False
+    disk.num_full = 0
     last_missing = len(run.events) - 1
     run.end()
     assert run.read()[1:] == ([(8, last_missing)], True)
@@ -338,6 +339,6 @@ def test_a_disk_that_answers_while_the_run_ends_has_its_end(tmp_path: Path, disk
 
 
 def test_a_header_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, disk: SlowDisk) -> None:
-    disk.is_full = True
+    disk.num_full = 1 << 30
     with pytest.raises(LogWriteError, match="No space left on device"):
         Run(tmp_path)
