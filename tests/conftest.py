@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
+from eventlm.models.pull import cache_folder
+
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers record to a folder that goes with the tests."""
-    before = os.environ.get("EVENTLM_STATE")
-    os.environ["EVENTLM_STATE"] = str(tmp_path_factory.mktemp("state") / "runs")
-    yield
-    os.environ.pop("EVENTLM_STATE")
-    if before is not None:
-        os.environ["EVENTLM_STATE"] = before
+def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers record to a folder that goes with the tests, and cache there; only models are the user's own."""
+    home, models = tmp_path_factory.mktemp("home"), cache_folder() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    (home / "models").symlink_to(models)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVENTLM_STATE", str(tmp_path_factory.mktemp("state") / "runs"))
+        patch.setenv("EVENTLM_HOME", str(home))
+        yield

@@ -155,9 +155,13 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         list[int],
         Meta(
             extra={"metavar": "N,..."},
-            description="coefficients of the step-time model in ps; empty: measured in a warm-up",
+            description="coefficients of the step-time model in ps; empty: from the cache, or measured in a warm-up",
         ),
     ] = []
+    predictor_cache: Annotated[
+        bool,
+        Meta(description="keep what a warm-up has measured, and start without one the next time; no: measure anew"),
+    ] = True
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from eventlm.control.live_requests import LiveRequests
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, RecorderMetrics, TimedCore
-from eventlm.control.predictor_fit import fit
+from eventlm.control.predictor_source import PredictorSource
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import (
     ContextLengthError,
@@ -120,10 +120,14 @@ class InferenceEngine:
         try:
             if folder:
                 LogWriter.check_folder(folder)
-            ready = await asyncio.gather(*(replica.start() for replica in self._replicas))
+            predictor = PredictorSource(self.setup.config.scheduler, worker_setups(self.setup)[0])
+            # All are alike: if anybody must measure, the first does.
+            warm_ups = [predictor.must_measure and replica.index == 0 for replica in self._replicas]
+            starts = [replica.start(warm_up=yes) for replica, yes in zip(self._replicas, warm_ups, strict=True)]
+            ready = await asyncio.gather(*starts)
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
-            self._driver = self._make_driver(run, ready[0], self._make_writer(run) if folder else None)
+            self._driver = self._make_driver(run, ready[0], predictor, self._make_writer(run) if folder else None)
         except BaseException:
             self.state = "dead"
             await self._stop_workers()
@@ -158,11 +162,13 @@ class InferenceEngine:
             guard=self._guarded,
         )
 
-    def _make_driver(self, run: str, first: WorkerReady, writer: LogWriter | None) -> Driver:
+    def _make_driver(
+        self, run: str, first: WorkerReady, predictor: PredictorSource, writer: LogWriter | None
+    ) -> Driver:
         """The first thing it does is to write the header."""
-        predictor = self.setup.config.scheduler.predictor or fit(first.samples)
+        coefficients = predictor.coefficients(first.samples)
         seed = secrets.randbits(64)
-        header = make_header(self.setup, run, seed, predictor, first)
+        header = make_header(self.setup, run, seed, coefficients, predictor.origin, first)
         recorder = None
         if writer is not None:
             self.run_folder = writer.run_folder
@@ -175,7 +181,7 @@ class InferenceEngine:
                 TimedCore(
                     self.setup.core,
                     self.setup.plugins,
-                    Predictor.from_coefficients(predictor),
+                    Predictor.from_coefficients(coefficients),
                     self._scheduling_time,
                 ),
                 self._make_live(seed, header.block_table_size),

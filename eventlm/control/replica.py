@@ -35,6 +35,8 @@ from eventlm.worker.protocol import (
 RESTART_SECONDS = 0.1
 #: The wait is doubled at most this often.
 MAX_DOUBLINGS = 8
+#: A worker that has been idle for so long is sound: what ends it later is not one more restart in a row.
+STEADY_SECONDS = 60
 
 log = structlog.get_logger("eventlm.replica")
 
@@ -52,7 +54,10 @@ class Engine(Protocol):
 
 
 class ReplicaController:
-    """Owns the worker of one replica. `setup` is that of its first worker; later ones differ in the epoch."""
+    """Owns the worker of one replica.
+
+    `setup` is that of its first worker, but for the warm-up; later ones differ in the epoch, and measure nothing.
+    """
 
     def __init__(
         self, setup: WorkerSetup, config: WorkerConfig, engine: Engine, on_dead: Callable[[str], None]
@@ -69,15 +74,18 @@ class ReplicaController:
         #: kept this process from listening (a stopped process, a blocked loop) is not the worker's silence.
         self._poll_seconds = setup.heartbeat_ns / 1e9
         self._num_silent_polls = 0
+        #: Heartbeats of the present worker while it had nothing to do; one that hangs in a step sends some as well.
+        self._num_idle_beats = 0
 
     @property
     def worker_pid(self) -> int:
         """Process id of the present worker, 0 if there is none."""
         return self._worker.pid if self._worker is not None else 0
 
-    async def start(self) -> WorkerReady:
+    async def start(self, *, warm_up: bool) -> WorkerReady:
         """Bring the first worker up. Raises CheckpointError or EngineUnavailableError if it cannot start."""
-        starting = asyncio.create_task(self._spawn(self._setup), name=f"start of replica {self.index}")
+        setup = structs.replace(self._setup, warm_up=warm_up)
+        starting = asyncio.create_task(self._spawn(setup), name=f"start of replica {self.index}")
         self._task = starting
         try:
             return await starting
@@ -117,15 +125,16 @@ class ReplicaController:
             await self._discard()
             raise
         if isinstance(message, WorkerReady):
-            self._num_silent_polls = 0
+            self._num_silent_polls = self._num_idle_beats = 0
             return message
+        ending = worker.ending or f"said nothing that can be read in {self._config.start_timeout_seconds} s"
         await self._discard()
         if isinstance(message, WorkerFailed):
             if message.user_error:
                 raise CheckpointError(message.message)
             self._log_crash(message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
-        raise EngineUnavailableError(f"worker {self.index} died or hung while it started; see above for its last words")
+        raise EngineUnavailableError(f"worker {self.index} {ending} while it started; see above for its last words")
 
     async def _first_word(self, worker: WorkerProcess) -> FromWorker | None:
         """What a worker says besides that it lives; None if it dies, or says nothing in time."""
@@ -164,7 +173,7 @@ class ReplicaController:
         while self._num_failures < self._config.max_restarts:
             await asyncio.sleep(RESTART_SECONDS * 2 ** min(self._num_failures, MAX_DOUBLINGS))
             self._num_failures += 1
-            self._setup = structs.replace(self._setup, epoch=self._setup.epoch + 1, warm_up=False)
+            self._setup = structs.replace(self._setup, epoch=self._setup.epoch + 1)
             try:
                 await self._spawn(self._setup)
             except (CheckpointError, EngineUnavailableError) as error:
@@ -187,20 +196,19 @@ class ReplicaController:
                 reason = self._silent()
             else:
                 self._num_silent_polls = 0
-                reason = self._take(message)
+                reason = self._take(message) if message is not None else worker.ending or "unreadable message"
             if reason:
                 return reason
 
-    def _take(self, message: FromWorker | None) -> str:
+    def _take(self, message: FromWorker) -> str:
         """One message; why the worker is lost, or nothing."""
-        if message is None:
-            return "died"
         if isinstance(message, StepResult):
             self._num_failures = 0
             self._engine.complete(self.index, message)
         elif isinstance(message, Heartbeat):
             if message.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
                 return f"one step took longer than {self._config.step_timeout_seconds} s"
+            self._note_beat(is_idle=message.busy_ns == 0)
         elif isinstance(message, WorkerDesync):
             self._engine.put_fact(Desynced(replica=self.index, epoch=message.epoch, step=message.step))
             return f"desync in step {message.step}: {message.detail}"
@@ -208,6 +216,11 @@ class ReplicaController:
             self._log_crash(message)
             return f"failed: {message.message}"
         return ""
+
+    def _note_beat(self, *, is_idle: bool) -> None:
+        self._num_idle_beats += is_idle
+        if self._num_idle_beats * self._poll_seconds >= STEADY_SECONDS:
+            self._num_failures = 0
 
     def _log_crash(self, failed: WorkerFailed) -> None:
         log.error("worker failed", replica=self.index, epoch=failed.epoch, exception=failed.traceback)

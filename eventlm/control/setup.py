@@ -102,7 +102,7 @@ def make_setup(
 
 
 def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
-    """The first worker of each replica; only the first measures, for all are alike."""
+    """The first worker of each replica. Whether one of them measures is decided at the start."""
     config, core = setup.config, setup.core
     threads = config.worker.threads or max(len(os.sched_getaffinity(0)) // core.num_replicas, 1)
     # Four in the shortest silence that counts as death, and never fewer than one a second.
@@ -120,7 +120,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_num_seqs=core.max_num_seqs,
             threads=threads,
             heartbeat_ns=heartbeat_ns,
-            warm_up=replica == 0 and not config.scheduler.predictor,
+            warm_up=False,
             profile_ops=config.worker.profile_ops,
             fake=config.model.fake,
         )
@@ -133,8 +133,10 @@ def make_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def make_header(setup: EngineSetup, run: str, seed: int, predictor: list[int], first: WorkerReady) -> Header:
-    """The trace's first line. Nothing secret is in it."""
+def make_header(
+    setup: EngineSetup, run: str, seed: int, predictor: list[int], origin: str, first: WorkerReady
+) -> Header:
+    """The trace's first line. Nothing secret is in it. `origin` is where the predictor's coefficients come from."""
     config = redacted(setup.config)
     return Header(
         run=run,
@@ -148,7 +150,7 @@ def make_header(setup: EngineSetup, run: str, seed: int, predictor: list[int], f
         seeds={"requests": str(seed)},
         model_fingerprint=first.model_fingerprint,
         block_table_size=PAIRS_PER_BLOCK * setup.core.num_blocks,
-        host=_host() | first.host,
+        host=_host() | {"predictor": origin} | first.host,
     )
 
 

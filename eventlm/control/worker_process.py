@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -97,6 +98,19 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id; 0 before the start."""
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def ending(self) -> str:
+        """How the process died, for a person; empty while it lives."""
+        code = self._process.returncode if self._process is not None else None
+        if code is None:
+            return ""
+        if code >= 0:
+            return f"died (exit code {code})"
+        try:
+            return f"died (killed by {signal.Signals(-code).name})"
+        except ValueError:  # a real-time signal: only the first and the last of them have names
+            return f"died (killed by signal {-code})"
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
         """The worker's next message, or None once it has died and everything it sent has been read.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import ceil_div
-from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, WorkerSetup
+
+if TYPE_CHECKING:
+    # The engine asks this module for its shapes, and never loads torch.
+    from eventlm.worker.model_runner import ModelRunner
 
 _BUDGET_NS = 2_000_000_000
 #: Two runs of a shape take less than this many of the dearest before it.
@@ -18,7 +21,7 @@ _GROWTH = 4
 _REQUEST = -1
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """A step of `num_rows` sequences that compute `num_tokens` tokens each behind `context` others."""
 
     num_rows: int
@@ -28,20 +31,20 @@ class _Shape(NamedTuple):
 
 #: From cheap to dear, decodes and prompts in turn; the dear ones are left out where time is short.
 _SHAPES = (
-    _Shape(1, 1, 32),
-    _Shape(1, 16, 0),
-    _Shape(8, 1, 128),
-    _Shape(1, 64, 0),
-    _Shape(32, 1, 128),
-    _Shape(1, 128, 512),
-    _Shape(16, 1, 512),
-    _Shape(1, 256, 0),
-    _Shape(64, 1, 256),
-    _Shape(1, 512, 0),
-    _Shape(1, 512, 1024),
-    _Shape(32, 1, 1024),
-    _Shape(1, 1024, 0),
-    _Shape(1, 2048, 0),
+    Shape(1, 1, 32),
+    Shape(1, 16, 0),
+    Shape(8, 1, 128),
+    Shape(1, 64, 0),
+    Shape(32, 1, 128),
+    Shape(1, 128, 512),
+    Shape(16, 1, 512),
+    Shape(1, 256, 0),
+    Shape(64, 1, 256),
+    Shape(1, 512, 0),
+    Shape(1, 512, 1024),
+    Shape(32, 1, 1024),
+    Shape(1, 1024, 0),
+    Shape(1, 2048, 0),
 )
 
 
@@ -54,7 +57,7 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
     samples: list[StepSample] = []
     num_blocks = 0
     dearest_ns = 0
-    for shape in (shape for shape in _SHAPES if _fits(shape, runner.setup)):
+    for shape in fitting_shapes(runner.setup):
         spent_ns = time.perf_counter_ns() - started_ns
         if spent_ns + _GROWTH * dearest_ns > _BUDGET_NS:
             break
@@ -67,7 +70,12 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
     return samples
 
 
-def _fits(shape: _Shape, setup: WorkerSetup) -> bool:
+def fitting_shapes(setup: WorkerSetup) -> list[Shape]:
+    """The steps that a worker can take within its limits."""
+    return [shape for shape in _SHAPES if _fits(shape, setup)]
+
+
+def _fits(shape: Shape, setup: WorkerSetup) -> bool:
     return (
         shape.num_rows <= setup.max_num_seqs
         and shape.num_rows * shape.num_tokens <= setup.max_num_batched_tokens
@@ -76,12 +84,12 @@ def _fits(shape: _Shape, setup: WorkerSetup) -> bool:
     )
 
 
-def _num_blocks(shape: _Shape, setup: WorkerSetup) -> int:
+def _num_blocks(shape: Shape, setup: WorkerSetup) -> int:
     """All rows share their blocks: what is in them does not matter here."""
     return ceil_div(shape.context + shape.num_tokens, setup.block_size)
 
 
-def _measure(runner: ModelRunner, shape: _Shape) -> StepSample:
+def _measure(runner: ModelRunner, shape: Shape) -> StepSample:
     num_rows, num_tokens, context = shape
     length = context + num_tokens
     numbers = list(range(_num_blocks(shape, runner.setup)))

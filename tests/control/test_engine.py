@@ -214,7 +214,7 @@ async def test_a_start_that_fails_ends_all_of_it(tmp_path: Path, monkeypatch: py
         await InferenceEngine(setup).start()
     assert running_children() == []
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(EngineUnavailableError, match="died or hung while it started"):
+    with pytest.raises(EngineUnavailableError, match=r"worker \d died \(exit code 1\) while it started"):
         await InferenceEngine(fake_setup(replicas=2)).start()
 
 
@@ -226,7 +226,7 @@ async def test_a_worker_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -
             break
         await asyncio.sleep(0)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(EngineUnavailableError, match="died or hung"):
+    with pytest.raises(EngineUnavailableError, match="worker 0 said nothing that can be read in 1 s while it started"):
         await starting
 
 

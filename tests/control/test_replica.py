@@ -8,19 +8,24 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from eventlm.config import WorkerConfig
 from eventlm.control import replica as replica_module
+from eventlm.control.replica import ReplicaController
 from eventlm.control.request import EngineUnavailableError
+from eventlm.control.setup import worker_setups
 from eventlm.control.worker_process import WorkerProcess
-from eventlm.events import End, WorkerLost, WorkerUp
+from eventlm.events import End, Fact, WorkerLost, WorkerUp
 from eventlm.worker.fake import FakeParameters, poisoned_place
+from eventlm.worker.protocol import FromWorker, Heartbeat, StepResult, WorkerReady, WorkerSetup
 from tests.control.engines import (
     SLOW,
     Reader,
     expected_tokens,
+    fake_setup,
     generate,
     recorded,
     request,
@@ -29,7 +34,10 @@ from tests.control.engines import (
 )
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "no heartbeat for 1 s")])
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "died (killed by SIGKILL)"), (signal.SIGSTOP, "no heartbeat for 1 s")],
+)
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_a_worker_that_is_lost_costs_nobody_a_token(
     tmp_path: Path, number: int, reason: str, replicas: int
@@ -105,7 +113,7 @@ async def test_without_workers_everybody_is_told(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(sys, "executable", "/no/such/python")
         os.kill(engine.worker_pids[0], signal.SIGKILL)
         for reader in readers:
-            with pytest.raises(EngineUnavailableError, match="no worker is left: died"):
+            with pytest.raises(EngineUnavailableError, match=r"no worker is left: died \(killed by SIGKILL\)"):
                 await reader.done()
         assert engine.state == "dead"
         assert engine.worker_pids == [0]
@@ -163,3 +171,72 @@ async def test_restarts_in_a_row_are_counted_and_take_longer_each_time(monkeypat
     assert len(waits) == 1200
     assert waits[:3] == [0.1, 0.2, 0.4]
     assert max(waits) == waits[-1] < 30
+
+
+class ScriptedWorker:
+    """In a worker's place: gets ready, is idle for some heartbeats, then dies."""
+
+    pid, ending = 1, "died (killed by SIGKILL)"
+    #: Of the workers that are still to come.
+    num_beats: ClassVar[list[int]] = []
+    busy_ns: ClassVar[int] = 0
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._words: list[FromWorker] = []
+        if self.num_beats:
+            beat = Heartbeat(epoch=setup.epoch, busy_ns=self.busy_ns)
+            self._words = [WorkerReady(epoch=setup.epoch, pid=1), *[beat] * self.num_beats.pop(0)]
+
+    async def start(self) -> None:
+        pass
+
+    async def receive(self, timeout_seconds: float) -> FromWorker | None:
+        return self._words.pop(0) if self._words else None
+
+    async def kill(self) -> None:
+        pass
+
+
+class NoEngine:
+    """In the engine's place."""
+
+    def put_fact(self, fact: Fact) -> None:
+        pass
+
+    def complete(self, replica: int, result: StepResult) -> None:
+        raise AssertionError
+
+
+async def waits_of(monkeypatch: pytest.MonkeyPatch, num_beats: list[int], *, busy_ns: int = 0) -> list[float]:
+    """The waits before the restarts of a replica whose workers live so many heartbeats, until it is given up."""
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(replica_module, "WorkerProcess", ScriptedWorker)
+    monkeypatch.setattr(ScriptedWorker, "num_beats", list(num_beats))
+    monkeypatch.setattr(ScriptedWorker, "busy_ns", busy_ns)
+    monkeypatch.setattr(replica_module.asyncio, "sleep", note)
+    [setup] = worker_setups(fake_setup())
+    assert setup.heartbeat_ns == 1_000_000_000
+    given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    replica = ReplicaController(setup, WorkerConfig(max_restarts=3), NoEngine(), given_up.set_result)
+    await replica.start(warm_up=False)
+    replica.run()
+    assert await asyncio.wait_for(given_up, 20) == "died (killed by SIGKILL)"
+    await replica.stop()
+    return waits
+
+
+async def test_idle_workers_that_die_now_and_then_are_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Twenty that were sound for a minute; behind them nobody starts any more.
+    assert await waits_of(monkeypatch, [60] * 20) == [0.1] * 20 + [0.2, 0.4]
+
+
+async def test_workers_that_die_sooner_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await waits_of(monkeypatch, [59] * 20) == [0.1, 0.2, 0.4]
+
+
+async def test_a_minute_in_a_hung_step_is_no_sign_of_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await waits_of(monkeypatch, [300] * 20, busy_ns=1) == [0.1, 0.2, 0.4]

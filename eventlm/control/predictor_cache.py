@@ -1,0 +1,185 @@
+"""Keeps what a warm-up has measured, so that the next start of the same model on the same machine need not.
+
+One small JSON file for each key in `predictor/` of the cache folder. It is never in the way: a file that is broken,
+foreign or cannot be read is measured anew and replaced, a folder that cannot be written costs one line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import tempfile
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+import eventlm
+from eventlm.core.predictor import Predictor
+from eventlm.errors import UsageError
+from eventlm.models.config import model_fingerprint, read_config, resolve_dtype
+from eventlm.models.pull import cache_folder
+from eventlm.worker.protocol import WorkerSetup
+from eventlm.worker.warm_up import Shape, fitting_shapes
+
+#: Files kept; those that were not used for longest go first.
+MAX_FILES = 64
+#: No sound file is longer.
+MAX_FILE_BYTES = 16 * 1024
+#: A larger coefficient would make a predicted time that no trace can hold.
+MAX_COEFFICIENT = 2**53
+#: What decides how long a step takes and how that is told as coefficients, below the package's folder.
+_CODE = ("worker", "models", "kernels", "core/predictor.py", "control/predictor_fit.py")
+#: Lines of /proc/cpuinfo that tell one kind of processor from another, on x86 and on ARM.
+_X86_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+_ARM_FIELDS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features")
+
+log = structlog.get_logger("eventlm.predictor")
+
+
+class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that the time of a step depends on. `code`, `torch` and `cpu` stand for software and host."""
+
+    model: str
+    dtype: str
+    #: The only one that a worker computes on.
+    device: str = "cpu"
+    threads: int
+    block_size: int
+    profile_ops: bool
+    #: Steps that a warm-up measures within the worker's limits.
+    shapes: list[Shape]
+    code: str
+    torch: str
+    cpu: str
+
+
+class _CacheFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    key: CacheKey
+    #: As `Predictor.coefficients` has them.
+    coefficients: list[int]
+
+
+class PredictorCache:
+    """The file of one key. `folder` need not exist."""
+
+    def __init__(self, key: CacheKey, folder: Path) -> None:
+        self._key = key
+        digest = hashlib.blake2b(msgspec.json.encode(key), digest_size=16).hexdigest()
+        self.path = folder / f"{digest}.json"
+
+    def read(self) -> list[int]:
+        """The coefficients measured earlier; empty if there are none that can be trusted."""
+        try:
+            with self.path.open("rb") as file:
+                found = _decode(file.read(MAX_FILE_BYTES + 1), self._key)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            log.warning("the cached step times cannot be used", file=str(self.path), error=str(error))
+            return []
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+        return found
+
+    def write(self, coefficients: list[int]) -> None:
+        """Keep them for the next start; nobody ever sees half of the file."""
+        content = msgspec.json.format(msgspec.json.encode(_CacheFile(key=self._key, coefficients=coefficients)))
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Mode 0600 from the start.
+            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".json")
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(content + b"\n")
+                Path(name).replace(self.path)
+            except BaseException:
+                Path(name).unlink()
+                raise
+            self._remove_oldest()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("the step times are not cached", folder=str(self.path.parent), error=reason)
+
+    def _remove_oldest(self) -> None:
+        """Other engines may be doing the same; what a killed one left half written goes in its turn, too."""
+        ages = []
+        for path in self.path.parent.glob("*.json"):
+            with contextlib.suppress(OSError):
+                ages.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(ages)[:-MAX_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def predictor_cache(worker: WorkerSetup) -> PredictorCache:
+    """The cache file for a worker that runs a checkpoint. Raises CheckpointError."""
+    key = CacheKey(
+        model=model_fingerprint(worker.model),
+        dtype=resolve_dtype(read_config(worker.model), worker.dtype),
+        threads=worker.threads,
+        block_size=worker.block_size,
+        profile_ops=worker.profile_ops,
+        shapes=fitting_shapes(worker),
+        code=code_hash(Path(eventlm.__file__).parent),
+        torch=_torch_version(),
+        cpu=cpu_identity(_cpuinfo()),
+    )
+    return PredictorCache(key, cache_folder() / "predictor")
+
+
+@cache
+def code_hash(package: Path) -> str:
+    """A hash of the sources in the package's folder that a measured time depends on, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in _CODE:
+        path = package / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"\0{file.relative_to(package)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def cpu_identity(cpuinfo: str) -> str:
+    """A hash of what kind of processor the first in /proc/cpuinfo is; of what Python knows where there is none."""
+    lines = [line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines()]
+    known = [
+        f"{name.strip()}={value.strip()}" for name, _, value in lines if name.strip() in (*_X86_FIELDS, *_ARM_FIELDS)
+    ]
+    text = "\n".join([platform.machine(), *(known or [platform.processor()])])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _torch_version() -> str:
+    """Without loading torch; empty where it has no metadata."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _decode(content: bytes, key: CacheKey) -> list[int]:
+    """The coefficients in a file's content. Raises ValueError, of which all decoding errors are."""
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError("it is too long")
+    found = msgspec.json.decode(content, type=_CacheFile)
+    if found.key != key:
+        raise ValueError("it belongs to something else")
+    try:
+        Predictor.from_coefficients(found.coefficients)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    if not 0 < max(found.coefficients) <= MAX_COEFFICIENT:
+        raise ValueError("its coefficients are out of range")
+    return found.coefficients
