@@ -11,8 +11,7 @@ from eventlm.config import SchedulerConfig
 from eventlm.control.predictor_cache import PredictorCache, predictor_cache
 from eventlm.control.predictor_fit import fit
 from eventlm.core.predictor import NUM_COEFFICIENTS
-from eventlm.worker.process import FAKE_MODEL
-from eventlm.worker.protocol import StepSample, WorkerSetup
+from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
 
 Origin = Literal["config", "cache", "warm-up", "default"]
 

@@ -27,6 +27,7 @@ from eventlm.events.codec import decode_body
 from eventlm.tracebacks import describe
 from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import (
+    FAKE_MODEL,
     Heartbeat,
     Shutdown,
     StepOutput,
@@ -41,8 +42,6 @@ from eventlm.worker.protocol import (
     encode,
 )
 from eventlm.worker.sequence_table import DesyncError
-
-FAKE_MODEL = "fake"
 
 #: How often a worker that waits for its setup looks whether the engine is alive; from then on each heartbeat does.
 PARENT_POLL_MS = 500

@@ -15,9 +15,12 @@ from msgspec import Struct
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import RequestKind, WorkerEnd
 
+#: `WorkerSetup.model` of a worker without one.
+FAKE_MODEL = "fake"
+
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
-    """What a worker must know before it can start. `model` is a checkpoint folder, or `fake`."""
+    """What a worker must know before it can start. `model` is a checkpoint folder, or `FAKE_MODEL`."""
 
     replica: int
     epoch: int
