@@ -37,6 +37,10 @@ class Recorded(NamedTuple):
     counts: Counter[str]
 
 
+#: A thousand workloads in two processes take two minutes on two idle cores, and a multiple of it on busy ones.
+pytestmark = pytest.mark.timeout(1200)
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     folder = tmp_path_factory.mktemp("workloads")
