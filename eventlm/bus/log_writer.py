@@ -32,7 +32,8 @@ class LogWriteError(EventLMError):
 
 
 class LogWriter:
-    """Writes the segments of `folder/<run>`, mode 0600 in a folder of mode 0700, and points `folder/latest` to it.
+    """Writes the segments of `folder/<run>`, mode 0600 in a folder of mode 0700, and with the first line points
+    `folder/latest` to it. A run without a line leaves nothing.
 
     The last segment is locked (flock, exclusive) for the writer's life, which is how a reader knows that a run
     still goes on. segment_bytes: a new one is due once the last has so much behind its snapshot; keep_bytes: what the
@@ -90,13 +91,12 @@ class LogWriter:
     def _create(self) -> SegmentFile:
         self.run_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.run_folder.mkdir(mode=0o700)
-        file = SegmentFile(self.path, first_s=0)
         try:
-            self._point_latest_here()
-            self._prune()
+            file = SegmentFile(self.path, first_s=0)
         except OSError:
-            file.close()
+            self.run_folder.rmdir()
             raise
+        self._prune()
         return file
 
     def _point_latest_here(self) -> None:
@@ -119,7 +119,14 @@ class LogWriter:
         bodies, self._bodies = self._bodies, []
         if not bodies or self._file is None:
             return
+        is_first = not self.num_events
         error = self._write(self._file, bodies)
+        try:
+            if is_first and self.num_events:
+                self._point_latest_here()
+        except OSError as link_error:
+            link = self.run_folder.parent / LATEST_NAME
+            raise LogWriteError(f"cannot replace {link}: {link_error.strerror}; choose another folder") from link_error
         if error is None:
             return
         if not self.num_events:
@@ -222,6 +229,14 @@ class LogWriter:
         finally:
             self._file.close()
             self._file = None
+            if not self.num_events:
+                self._remove_run()
+
+    def _remove_run(self) -> None:
+        """Without a header nothing can be read, and nobody would ever remove it."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+            self.run_folder.rmdir()
 
     def __enter__(self) -> LogWriter:
         return self

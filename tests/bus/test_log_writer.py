@@ -68,6 +68,8 @@ def test_only_the_owner_can_read_a_trace(tmp_path: Path, umask: int) -> None:
 def test_latest_points_to_the_newest_run_by_a_relative_link(tmp_path: Path) -> None:
     for run in ("first", "second"):
         with LogWriter(tmp_path, run) as writer:
+            writer.append(encode_body(traces.header()))
+            writer.flush()
             link = tmp_path / "latest"
             assert os.readlink(link) == run
             assert (link / "trace.jsonl").samefile(writer.path)
@@ -98,6 +100,7 @@ def test_a_run_whose_header_cannot_be_written_is_a_clear_error(tmp_path: Path, m
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    before = traces.record(tmp_path, "before", traces.events(3))
     writer = LogWriter(tmp_path, "run")
     writer.append(encode_body(traces.header()))
     monkeypatch.setattr(os, "write", full)
@@ -105,6 +108,17 @@ def test_a_run_whose_header_cannot_be_written_is_a_clear_error(tmp_path: Path, m
         writer.flush()
     assert issubclass(LogWriteError, EventLMError)
     writer.close()
+    # It leaves nothing, and the newest run is the one before it.
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["before", "latest"]
+    assert (tmp_path / "latest" / "trace.jsonl").samefile(before)
+
+
+def test_a_folder_where_latest_is_something_else_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    with LogWriter(tmp_path, "run") as writer:
+        writer.append(encode_body(traces.header()))
+        with pytest.raises(LogWriteError, match=r"cannot replace .*/latest: Is a directory"):
+            writer.flush()
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
