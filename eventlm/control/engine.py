@@ -127,7 +127,7 @@ class InferenceEngine:
             ready = await asyncio.gather(*starts)
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
-            self._driver = self._make_driver(run, ready[0], predictor, self._make_writer(run) if folder else None)
+            self._driver = self._open_log(run, ready[0], predictor)
         except BaseException:
             self.state = "dead"
             await self._stop_workers()
@@ -136,6 +136,19 @@ class InferenceEngine:
             replica.run()
         self._drain()
         self.state = "ready"
+
+    def _open_log(self, run: str, first: WorkerReady, predictor: PredictorSource) -> Driver:
+        """Where nobody asked for a record, a disk that is full keeps the engine from recording, not from starting."""
+        folder = self.setup.config.record.folder
+        if folder:
+            try:
+                return self._make_driver(run, first, predictor, self._make_writer(run))
+            except LogWriteError as error:
+                if Path(folder) != runs_folder():
+                    raise
+                log.warning(f"not recording: {error} with --record DIR")
+                self.run_folder = self._recorder = None
+        return self._make_driver(run, first, predictor, None)
 
     def _make_writer(self, run: str) -> LogWriter:
         record = self.setup.config.record

@@ -360,3 +360,19 @@ async def test_an_observer_that_raises_is_detached() -> None:
         engine.bus.attach(observe)
         assert (await generate(engine, request(4)))[0].reasons == ["length"]
         assert len(seen) == 1
+
+
+async def test_a_state_folder_that_takes_no_trace_does_not_keep_the_engine_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The link to the newest run cannot be made there.
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(LogWriteError, match="cannot replace"):
+        async with running(record=tmp_path):
+            pass
+    monkeypatch.setenv("EVENTLM_STATE", str(tmp_path))
+    async with running(record=tmp_path) as engine:
+        [reader] = await generate(engine, request(3))
+        assert reader.tokens == [expected_tokens(5, 0, 3)]
+        assert engine.run_folder is None
+        assert engine.metrics().recorder is None
