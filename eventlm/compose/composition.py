@@ -88,7 +88,7 @@ def _check_predictor(coefficients: list[int]) -> None:
 
 def _check_record(record: RecordConfig) -> None:
     keep_bytes = memory_bytes(record.record_keep)
-    if 0 < keep_bytes < memory_bytes(record.record_segment):
+    if record.folder and 0 < keep_bytes < memory_bytes(record.record_segment):
         raise UsageError(
             f"--record-keep {record.record_keep} is less than --record-segment {record.record_segment}, and the "
             "file that is being written is always kept; lower the segment too, or use --no-record"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,12 @@ def test_a_plugin_that_is_not_there_is_found_before_the_model_is_looked_for(tmp_
     assert "'nonsense'" in error_of(
         "serve", "--model", "/nowhere", "--port", "0", flag, "nonsense", cwd=tmp_path, code=2
     )
+
+
+def test_what_is_kept_matters_only_where_something_is_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "eventlm", "generate", "hi", "--model", "fake", "--max-tokens", "2"]
+    command += ["--record-keep", "1KiB", "--no-record"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def test_a_config_with_a_typo(tmp_path: Path) -> None:
