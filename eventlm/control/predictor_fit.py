@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS, NUM_COEFFICIENTS
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS, NUM_COEFFICIENTS, Predictor
 from eventlm.worker.protocol import StepSample
 
 
 def fit(samples: Sequence[StepSample]) -> list[int]:
-    """Coefficients in picoseconds; the defaults where there are too few samples to say anything.
+    """Coefficients in picoseconds; with too few samples to tell them apart the defaults, made as fast as the samples.
 
     Errors count relative to the duration, so that short steps matter as much as long ones. A coefficient that comes
     out negative is set to zero and the rest fitted again.
     """
     if len(samples) < NUM_COEFFICIENTS:
-        return list(DEFAULT_COEFFICIENTS)
+        return _scaled_defaults(samples)
     import numpy as np  # not at the top: commands that fit nothing need not wait for it
 
     features = np.array(
@@ -34,3 +35,21 @@ def fit(samples: Sequence[StepSample]) -> list[int]:
     for place, value in zip(kept, found / scale[kept], strict=True):
         coefficients[place] = max(round(float(value)), 0)
     return coefficients if any(coefficients) else list(DEFAULT_COEFFICIENTS)
+
+
+def _scaled_defaults(samples: Sequence[StepSample]) -> list[int]:
+    """The defaults, times how much longer than predicted by them the median sample took."""
+    if not samples:
+        return list(DEFAULT_COEFFICIENTS)
+    predictor = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
+    ratio = median(
+        s.duration_ns
+        / predictor.step_ns(
+            prefill_tokens=s.prefill_tokens,
+            num_decodes=s.num_decodes,
+            context_tokens=s.context_tokens,
+            chunk_context=s.chunk_context,
+        )
+        for s in samples
+    )
+    return [round(coefficient * ratio) for coefficient in DEFAULT_COEFFICIENTS]

@@ -13,7 +13,8 @@ from eventlm.control.predictor_fit import fit
 from eventlm.core.predictor import NUM_COEFFICIENTS
 from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
 
-Origin = Literal["config", "cache", "warm-up", "default"]
+#: `scaled`: the defaults, made as slow as the few steps that a warm-up had time for.
+Origin = Literal["config", "cache", "warm-up", "scaled", "default"]
 
 log = structlog.get_logger("eventlm.predictor")
 
@@ -42,11 +43,12 @@ class PredictorSource:
         """What the run goes by, and `origin` says why; what has been measured is kept for the next start."""
         if self.must_measure:
             self._known = fit(samples)
-            self.origin = "warm-up" if len(samples) >= NUM_COEFFICIENTS else "default"
+            self.origin = "warm-up" if len(samples) >= NUM_COEFFICIENTS else "scaled" if samples else "default"
             if self._cache is not None and self.origin == "warm-up":
                 self._cache.write(self._known)
         if self._cache is not None:
             # The file is what to remove where the figures are bad, as those of a busy machine are.
-            file = str(self._cache.path) if self.origin != "default" else "none: too few steps could be measured"
+            is_kept = self.origin not in ("scaled", "default")
+            file = str(self._cache.path) if is_kept else "none: too few steps could be measured"
             log.info("step times known", origin=self.origin, coefficients=self._known, file=file)
         return self._known

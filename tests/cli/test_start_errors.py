@@ -81,8 +81,8 @@ def test_a_broken_checkpoint(
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    for command_name, prompt in (("serve", []), ("generate", ["hi"])):
-        error = error_of(command_name, *prompt, "--model", str(tmp_path / "nowhere"), cwd=tmp_path, code=1)
+    for command_name, others in (("serve", ["--port", "0"]), ("generate", ["hi"])):
+        error = error_of(command_name, *others, "--model", str(tmp_path / "nowhere"), cwd=tmp_path, code=1)
         assert "no such folder" in error
     assert "did you mean smollm2?" in error_of("serve", "--port", "0", "--model", "smollm", cwd=tmp_path, code=1)
 

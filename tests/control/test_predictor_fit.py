@@ -82,9 +82,14 @@ def test_a_feature_that_no_sample_has_gets_no_weight(column: str) -> None:
     assert fit(samples)[1 + ["prefill_tokens", "num_decodes", "context_tokens", "chunk_context"].index(column)] == 0
 
 
-@pytest.mark.parametrize("count", range(NUM_COEFFICIENTS))
-def test_too_few_samples_say_nothing(count: int) -> None:
-    assert fit(samples_of([10**9, 1, 1, 1, 1], count=count)) == list(DEFAULT_COEFFICIENTS)
+def test_without_samples_the_defaults_are_all_there_is() -> None:
+    assert fit([]) == list(DEFAULT_COEFFICIENTS)
+
+
+@pytest.mark.parametrize("count", range(1, NUM_COEFFICIENTS))
+def test_few_samples_say_how_fast_the_machine_is(count: int) -> None:
+    slow = [coefficient * 50 for coefficient in DEFAULT_COEFFICIENTS]
+    assert fit(samples_of(slow, count=count)) == pytest.approx(slow, rel=1e-6)
 
 
 def test_the_fake_worker_s_own_samples_are_predicted() -> None:

@@ -14,7 +14,6 @@ from eventlm.control.predictor_fit import fit
 from eventlm.control.predictor_source import PredictorSource
 from eventlm.control.replica import ReplicaController
 from eventlm.control.setup import EngineSetup, make_setup, worker_setups
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.events import Header
 from eventlm.worker.fake import FakeParameters
 from eventlm.worker.process import fake_samples
@@ -68,8 +67,9 @@ def test_without_the_cache_nothing_is_read_or_written(setup: EngineSetup, tmp_pa
 
 
 def test_defaults_are_no_measurement(setup: EngineSetup, tmp_path: Path) -> None:
-    found = source(setup)
-    assert (found.coefficients(SAMPLES[:3]), found.origin) == (list(DEFAULT_COEFFICIENTS), "default")
+    for samples, origin in (([], "default"), (SAMPLES[:3], "scaled")):
+        found = source(setup)
+        assert (found.coefficients(samples), found.origin) == (fit(samples), origin)
     assert cached(tmp_path) == []
 
 
