@@ -61,7 +61,7 @@ class Rig:
         core = Core(setup.core, setup.plugins, Predictor.from_coefficients(COEFFICIENTS))
         names = BlockNames(b"n" * 32, block_size=setup.core.block_size, capacity=100)
         live = LiveRequests(names, block_size=setup.core.block_size, seed_key=b"s", digest_key=b"d" * 32)
-        header = make_header(setup, "run", 1, COEFFICIENTS, WorkerReady(epoch=1, pid=1))
+        header = make_header(setup, "run", 1, COEFFICIENTS, "config", WorkerReady(epoch=1, pid=1))
         recorder = Recorder(self.writer) if self.writer is not None else None
         self.driver = Driver(header, core, live, bus=bus, ship=self._ship, recorder=recorder, **settings)
 
