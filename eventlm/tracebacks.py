@@ -11,7 +11,7 @@ import traceback
 from collections.abc import MutableMapping
 from typing import Any
 
-_WORDS = re.compile(r"[A-Za-z ]*")
+_NO_WORD = re.compile(r"[^A-Za-z ]")
 
 
 def describe(error: BaseException) -> str:
@@ -29,7 +29,7 @@ def describe_exception(logger: object, name: str, event: MutableMapping[str, Any
         event["exception"] = describe(error)
         if event.get("logger") == "asyncio":
             # What it says goes on with the representation of whatever failed.
-            event["event"] = _WORDS.match(str(event["event"]))[0].strip()
+            event["event"] = _NO_WORD.split(str(event["event"]), maxsplit=1)[0].strip()
     return event
 
 
