@@ -28,6 +28,13 @@ def value(found: dict[str, Any], name: str, **labels: str) -> float:
     return sum(s.value for s in family.samples if s.name == name and labels.items() <= s.labels.items())
 
 
+def settled(server: Server, *, num_ended: int) -> dict[str, Any] | None:
+    """The metrics once so many sequences have ended and their last steps, which complete behind the end, are over."""
+    before, found = scrape(server), scrape(server)
+    is_quiet = value(before, "eventlm:log_bytes_total") == value(found, "eventlm:log_bytes_total")
+    return found if is_quiet and value(before, "vllm:request_success_total") == num_ended else None
+
+
 def test_metrics_agree_with_what_clients_saw(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--replicas", "2", "--max-num-seqs", "8")
     client = server.client()
@@ -44,7 +51,7 @@ def test_metrics_agree_with_what_clients_saw(start_server: StartServer) -> None:
         assert 0 < value(running, "vllm:kv_cache_usage_perc") <= 1
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="fake", prompt="x", max_tokens=10**6)
-    found = wait_until(lambda: (f := scrape(server)) and value(f, "vllm:request_success_total") == 19 and f)
+    found = wait_until(lambda: settled(server, num_ended=19))
 
     assert value(found, "vllm:request_success_total", finished_reason="abort") == 1
     assert value(found, "eventlm:requests_total") == 13
