@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.bench.records import Messages
+from eventlm.bench.text_file import read_text_file
 from eventlm.errors import UsageError
 
 
@@ -30,12 +31,7 @@ class Prompt(Struct, frozen=True):
 
 def read_prompts(path: str) -> list[Prompt]:
     """The prompts of a file, at least one. Raises UsageError that says where it is wrong."""
-    try:
-        text = Path(path).expanduser().read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--dataset {path}: this is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise UsageError(f"--dataset {path}: {error.strerror or error}") from error
+    text = read_text_file("--dataset", path)
     match Path(path).suffix.lower():
         case ".jsonl":
             prompts = [_from_json_line(f"{path}:{number}", line) for number, line in _lines(text)]

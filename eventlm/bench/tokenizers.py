@@ -6,7 +6,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from eventlm.compose.model_source import FAKE_MODEL, find_model
+from eventlm.compose.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.errors import UsageError
 from eventlm.models.default import KNOWN_MODELS
@@ -14,6 +14,7 @@ from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cached
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.worker.protocol import FAKE_MODEL
 
 _FILE = "tokenizer.json"
 

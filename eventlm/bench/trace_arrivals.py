@@ -10,11 +10,11 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from eventlm.bench.text_file import read_text_file
 from eventlm.errors import UsageError
 
 
@@ -41,12 +41,7 @@ class Arrival(NamedTuple):
 
 def read_arrivals(path: str) -> list[Arrival]:
     """A trace's requests in the order of their arrival, at least one. Raises UsageError that says where it is wrong."""
-    try:
-        text = Path(path).expanduser().read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--trace {path}: this is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise UsageError(f"--trace {path}: {error.strerror or error}") from error
+    text = read_text_file("--trace", path)
     arrivals = [_arrival(f"--trace {path}:{number}", row) for number, row in _rows(path, text)]
     if not arrivals:
         raise UsageError(f"--trace {path}: there is no request in this file")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
+from eventlm.cli.engine_command import compose_and_warn, run_in_loop
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.errors import UsageError
@@ -100,13 +101,7 @@ def _run(arguments: argparse.Namespace, measure: Measure) -> int:
     if arguments.print_config:
         return print_config(config)
     lengths = _lengths(arguments)
-    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
-    import uvloop
-
-    from eventlm.cli.logging_setup import configure_logging
-
-    configure_logging(config.log, default_level="warning")
-    return uvloop.run(_measure(config, arguments, lengths, measure))
+    return run_in_loop(config, _measure(config, arguments, lengths, measure))
 
 
 def _lengths(arguments: argparse.Namespace) -> tuple[Lengths, Lengths]:
@@ -128,11 +123,8 @@ async def _measure(
     config: Config, arguments: argparse.Namespace, lengths: tuple[Lengths, Lengths], measure: Measure
 ) -> int:
     from eventlm.cli.stop_signals import StopSignals
-    from eventlm.compose.composition import compose
 
-    composed = compose(config)
-    for warning in composed.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    composed = compose_and_warn(config)
     with StopSignals() as signals:
         try:
             if not await _started(composed, signals.stop):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, given_options, print_config
+from eventlm.cli.engine_command import compose_and_warn, run_in_loop
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.config.load import API_KEY_VARIABLE
@@ -66,13 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         return print_config(config)
     _check_url_flags(arguments)
-    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
-    import uvloop
-
-    from eventlm.cli.logging_setup import configure_logging
-
-    configure_logging(config.log, default_level="warning")
-    return uvloop.run(_chat(config, arguments))
+    return run_in_loop(config, _chat(config, arguments))
 
 
 def _check_url_flags(arguments: argparse.Namespace) -> None:
@@ -123,11 +118,8 @@ def _backend(config: Config, arguments: argparse.Namespace) -> ChatBackend:
     if arguments.url is not None:
         key = arguments.api_key or os.environ.get(API_KEY_VARIABLE) or os.environ.get(OPENAI_KEY_VARIABLE) or ""
         return RemoteBackend(arguments.url, api_key=key, model=given_options(arguments).get("model", ""))
-    from eventlm.compose.composition import compose
 
-    composed = compose(config)
-    for warning in composed.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    composed = compose_and_warn(config)
     return LocalBackend(composed)
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
+from eventlm.cli.engine_command import compose_and_warn, run_in_loop
 from eventlm.cli.parser import Parser
 from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, request_fields
 from eventlm.config import Config
@@ -53,13 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         return print_config(config)
     prompts = _prompts(arguments.prompts)
-    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
-    import uvloop
-
-    from eventlm.cli.logging_setup import configure_logging
-
-    configure_logging(config.log, default_level="warning")
-    return uvloop.run(_generate(config, arguments, prompts))
+    return run_in_loop(config, _generate(config, arguments, prompts))
 
 
 def _prompts(given: list[str]) -> list[str]:
@@ -79,11 +74,8 @@ def _standard_input() -> str:
 
 async def _generate(config: Config, arguments: argparse.Namespace, prompts: list[str]) -> int:
     from eventlm.cli.stop_signals import StopSignals
-    from eventlm.compose.composition import compose
 
-    composed = compose(config)
-    for warning in composed.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    composed = compose_and_warn(config)
     group = [_request(composed, arguments, prompt) for prompt in prompts]
     with StopSignals() as signals:
         try:

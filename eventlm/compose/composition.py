@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.compose.cache_plan import plan_cache
-from eventlm.compose.model_source import FAKE_MODEL, find_model
+from eventlm.compose.model_source import find_model
 from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
 from eventlm.config.sizes import memory_bytes
@@ -20,6 +20,7 @@ from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults, load_generation_defaults
 from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
 from eventlm.worker.fake import FakeParameters
+from eventlm.worker.protocol import FAKE_MODEL
 
 
 class Composition(NamedTuple):

@@ -12,8 +12,7 @@ from eventlm.errors import CheckpointError, PullError, UsageError
 from eventlm.models.default import KNOWN_MODELS
 from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cache_folder, cached, pull
-
-FAKE_MODEL = "fake"
+from eventlm.worker.protocol import FAKE_MODEL
 
 
 class ModelSource(NamedTuple):

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventlm.compose.composition import Composition, compose
-from eventlm.compose.model_source import FAKE_MODEL, find_model
+from eventlm.compose.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
 from eventlm.server.generation_config import load_generation_defaults
 from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.worker.protocol import FAKE_MODEL
 
 StrPath = str | os.PathLike[str]
 

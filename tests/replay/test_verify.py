@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +15,23 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.core import replicaset
 from eventlm.core.block_pool import BlockPool
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
-from eventlm.events import UserMark
-from eventlm.events.codec import DECISION_TAGS, chain, close_line, encode_body, split_line
+from eventlm.events.codec import DECISION_TAGS, chain, close_line, encode_body
 from eventlm.policies.fcfs import Fcfs
 from eventlm.replay.divergence import Divergence
 from eventlm.replay.rebuild import Changes
-from eventlm.replay.report import render
-from eventlm.replay.verify import VerifyResult, verify
+from eventlm.replay.verify import verify
 from tests.bus.traces import header
-from tests.replay.traces import CALM, Objects, places, read_objects, record, small_machine, tampered, write_objects
+from tests.replay.traces import (
+    CALM,
+    Objects,
+    divergence_of,
+    places,
+    read_objects,
+    record,
+    small_machine,
+    tampered,
+    write_objects,
+)
 from tests.simulation import Simulation
 from tests.workload import Chaos
 
@@ -75,12 +82,6 @@ def edf_run(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     machine = small_machine({"type": "edf", "min_deadline_ms": 1}, **CROWDED)
     path = record(tmp_path_factory.mktemp("edf"), machine)
     return Recording(path, read_objects(path))
-
-
-def divergence_of(result: VerifyResult) -> Divergence:
-    assert result.divergence is not None
-    assert result.exit_code == result.divergence.exit_code
-    return result.divergence
 
 
 def test_a_recorded_run_verifies(fcfs_run: Recording) -> None:
@@ -498,73 +499,3 @@ def test_a_run_with_everything_that_goes_wrong_verifies_with_invariants(tmp_path
     machine = small_machine({"type": "lrs"}, num_replicas=2, max_steps_in_flight=3)
     path = record(tmp_path, machine, chaos=Chaos(kills=3), seed=5)
     assert verify(path, check_invariants=True).exit_code == 0
-
-
-# --- segments --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run in several files."""
-    with LogWriter(tmp_path_factory.mktemp("segments"), "run", segment_bytes=4096) as writer:
-        Simulation(1, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer).run()
-    return writer.run_folder
-
-
-def _copy(folder: Path, target: Path) -> list[Path]:
-    shutil.copytree(folder, target)
-    return sorted(target.glob("trace-*.jsonl"))
-
-
-def test_a_run_goes_on_behind_segments_that_are_not_kept(segmented: Path, tmp_path: Path) -> None:
-    whole = verify(segmented, check_invariants=True)
-    assert (whole.exit_code, whole.first_s, whole.clean_end) == (0, 0, True)
-    assert whole.num_segments > 4
-    first, second, *_ = _copy(segmented, tmp_path / "run")
-    num_first = verify(first).num_decisions
-    first.unlink()
-    rest = verify(tmp_path / "run", check_invariants=True)
-    assert (rest.exit_code, rest.clean_end, rest.warnings) == (0, True, [])
-    assert rest.first_s == int(second.stem.partition("-")[2])
-    assert rest.num_decisions == whole.num_decisions - num_first
-    assert f"from event {rest.first_s:,} on, earlier ones are not kept" in render(rest)
-
-
-def test_under_a_change_a_later_segment_tells_what_it_would_have_altered(segmented: Path) -> None:
-    later = sorted(segmented.glob("trace-*.jsonl"))[2]
-    found = divergence_of(verify(later, changes=Changes(settings={"max_num_batched_tokens": 2})))
-    assert found.code == "config_drift"
-    assert found.path == str(later)
-    for changes in (Changes(policy={"type": "edf"}), Changes(settings={"num_blocks": 100})):
-        with pytest.raises(UsageError, match="begins in the middle of the run"):
-            verify(later, changes=changes)
-
-
-def test_a_snapshot_of_another_state_is_a_divergence(segmented: Path, tmp_path: Path) -> None:
-    path = _copy(segmented, tmp_path / "run")[2]
-    objects = read_objects(path)
-    objects[1]["state"]["num_routed"] += 1
-    body_lines = []
-    previous_h = objects[0]["previous_h"]
-    for item in objects:
-        body = msgspec.json.encode(item)[:-1]
-        previous_h = chain(previous_h, body)
-        body_lines.append(close_line(body, previous_h))
-    path.write_bytes(b"".join(body_lines))
-    for later in [*sorted((tmp_path / "run").glob("trace-*.jsonl"))[3:], tmp_path / "run" / "trace.jsonl"]:
-        later.unlink()
-    found = divergence_of(verify(tmp_path / "run"))
-    assert (found.code, found.exit_code, found.path) == ("snapshot", 10, str(path))
-    assert "num_routed differ" in found.what
-    assert verify(path, changes=Changes(settings={"max_skips": 8})).exit_code == 0
-
-
-def test_a_segment_without_its_snapshot_cannot_be_verified(segmented: Path, tmp_path: Path) -> None:
-    path = _copy(segmented, tmp_path / "run")[2]
-    first, second = path.read_bytes().splitlines(keepends=True)[:2]
-    body = encode_body(UserMark(s=int(SEQ.findall(second.decode())[0]), text="in its place"))
-    previous = split_line(first[:-1])
-    assert previous is not None
-    path.write_bytes(first + close_line(body, chain(previous.claimed_h, body)))
-    with pytest.raises(TraceCorruptError, match="has no snapshot to start from"):
-        verify(path)

@@ -11,6 +11,8 @@ import msgspec
 from eventlm.bus.log_writer import LogWriter
 from eventlm.config import CoreConfig
 from eventlm.events.codec import chain, close_line, split_line
+from eventlm.replay.divergence import Divergence
+from eventlm.replay.verify import VerifyResult
 from eventlm.worker.fake import FakeParameters
 from tests.simulation import Simulation
 from tests.workload import Chaos, Machine
@@ -76,3 +78,10 @@ def tampered(source: Path, target: Path, change: Callable[[Objects], Any]) -> Pa
 def places(objects: Objects, tag: str) -> list[int]:
     """Where events of a kind stand."""
     return [place for place, item in enumerate(objects) if item["t"] == tag]
+
+
+def divergence_of(result: VerifyResult) -> Divergence:
+    """The divergence of a verification that must have found one."""
+    assert result.divergence is not None
+    assert result.exit_code == result.divergence.exit_code
+    return result.divergence

@@ -1,0 +1,33 @@
+"""What the commands have in common that run an engine of their own and end: `generate`, `chat`, `bench`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from eventlm.config import Config
+
+if TYPE_CHECKING:
+    from eventlm.compose.composition import Composition
+
+
+def run_in_loop(config: Config, work: Coroutine[Any, Any, int]) -> int:
+    """Set up the log and await `work`, which is the exit code, in a loop of its own."""
+    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
+    import uvloop
+
+    from eventlm.cli.logging_setup import configure_logging
+
+    configure_logging(config.log, default_level="warning")
+    return uvloop.run(work)
+
+
+def compose_and_warn(config: Config) -> Composition:
+    """Compose an engine and print what the user should know of it. Raises what `compose` raises."""
+    from eventlm.compose.composition import compose
+
+    composed = compose(config)
+    for warning in composed.warnings:
+        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    return composed
