@@ -1,8 +1,8 @@
 """What a step costs in the place of a worker: a simulator's only source of time.
 
 A cost model is a small struct that a TOML file can hold. It gets the shape of a step and says how long a worker takes
-for it; beside it stand the times around a step: how long a launch takes to reach an idle worker, how long a worker needs
-between two steps that wait for it, and how long its answer takes to be applied.
+for it; beside it stand the times around a step: how long a launch takes to reach an idle worker, how long a worker
+needs between two steps that wait for it, and how long its answer takes to be applied.
 """
 
 from __future__ import annotations
