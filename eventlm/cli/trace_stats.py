@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.table import table
 from eventlm.cli.trace_path import trace_file
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
@@ -87,13 +88,13 @@ def render(stats: TraceStats) -> Iterator[str]:
         rows = [_distribution_row(name, found[name]) for name in names if name in found]
         if rows:
             yield ""
-            yield from _table([title, *_COLUMNS], rows)
+            yield from table([title, *_COLUMNS], rows)
     yield ""
     yield from _replica_table(stats)
     operations = _operation_rows(stats)
     if operations:
         yield ""
-        yield from _table(["operations", "ms", "ms/step", "share"], operations)
+        yield from table(["operations", "ms", "ms/step", "share"], operations)
 
 
 def _summary(stats: TraceStats) -> Iterator[str]:
@@ -164,7 +165,7 @@ def _replica_table(stats: TraceStats) -> Iterator[str]:
                 f"{replica.num_workers_lost:,}",
             ]
         )
-    yield from _table(columns, rows)
+    yield from table(columns, rows)
 
 
 def _operation_rows(stats: TraceStats) -> list[list[str]]:
@@ -183,14 +184,3 @@ def _operation_rows(stats: TraceStats) -> list[list[str]]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, figures to the right, each as wide as it must be."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        first, *others = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join([first, *others])
