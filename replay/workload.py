@@ -18,7 +18,10 @@ NEVER = 1 << 62
 
 
 class TextEnd(Struct, frozen=True, kw_only=True):
-    """The edge finds an end in a sequence's text behind `position` output tokens, and says so `delay_ns` after them."""
+    """The edge finds an end in a sequence's text behind `position` output tokens, and says so `delay_ns` after them.
+
+    Here and below `s` is the position of the fact in the run that it was taken from, else 0.
+    """
 
     position: int
     reason: str
@@ -30,7 +33,7 @@ class Fate(Struct, frozen=True, kw_only=True):
     """What becomes of one sequence, whatever the schedule. Positions count output tokens.
 
     worker_end: behind the token at which position its worker sees an end, for `worker_reason`; NEVER: it goes on to
-    max_tokens. answer_delay_ns: how long its edge takes to answer `closing`, with `answer_s` as TextEnd.s. blocks: the
+    max_tokens. answer_delay_ns: how long its edge takes to answer `closing`; None: nobody has seen that. blocks: the
     names of the blocks that its output fills, as far as they are known. reason, num_tokens: how it ended where it was
     seen, "" if it was not.
     cut_at: its true length is not known (it was rejected, cut short or not seen to its end): it is cancelled behind so
@@ -40,7 +43,7 @@ class Fate(Struct, frozen=True, kw_only=True):
     worker_end: int = NEVER
     worker_reason: WorkerEnd = "eos"
     text_end: TextEnd | None = None
-    answer_delay_ns: int = 0
+    answer_delay_ns: int | None = None
     answer_s: int = 0
     blocks: list[int] = []
     reason: FinishReason | str = ""

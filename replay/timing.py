@@ -1,0 +1,84 @@
+"""When a simulated worker's steps begin and end: by a cost model, or as they did in a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from eventlm.events import Launched, TimerDue
+from eventlm.replay.cost_model import CostModel, StepShape, shape_of
+from eventlm.replay.recorded_steps import RecordedStep
+
+
+class StepTimes(NamedTuple):
+    """When a step starts and ends in its worker, when its completion is applied, its rank among facts of that time."""
+
+    start_ns: int
+    end_ns: int
+    completed_ns: int
+    rank: int
+
+
+class Timing(Protocol):
+    """The clock of the workers and of timers."""
+
+    def step(self, launched: Launched) -> StepTimes | None:
+        """Times of a step that has just been launched; None: it never completes. In the order of the launches."""
+        ...
+
+    def worker_up(self, replica: int, now_ns: int) -> None:
+        """A new worker has nothing to do."""
+        ...
+
+    def timer(self, due_ns: int) -> tuple[int, int]:
+        """When the fact of a timer is applied, and its rank among facts of that time."""
+        ...
+
+
+class ModelledTiming:
+    """A step starts as soon as its launch has reached the worker and the step before has ended."""
+
+    def __init__(
+        self, cost: CostModel, num_replicas: int, *, on_shape: Callable[[StepShape], None] | None = None
+    ) -> None:
+        self._cost = cost
+        self._on_shape = on_shape
+        self._overheads = cost.overheads
+        self._free_ns = [0] * num_replicas
+
+    def step(self, launched: Launched) -> StepTimes:
+        overheads, replica = self._overheads, launched.replica
+        shape = shape_of(launched)
+        if self._on_shape is not None:
+            self._on_shape(shape)
+        start_ns = max(launched.ts + overheads.dispatch_ns, self._free_ns[replica])
+        end_ns = start_ns + self._cost.step_ns(shape, replica, launched.step)
+        self._free_ns[replica] = end_ns + overheads.between_ns
+        return StepTimes(start_ns, end_ns, end_ns + overheads.report_ns, 0)
+
+    def worker_up(self, replica: int, now_ns: int) -> None:
+        self._free_ns[replica] = now_ns
+
+    def timer(self, due_ns: int) -> tuple[int, int]:
+        return due_ns, 0
+
+
+class RecordedTiming:
+    """As it was. Whoever is asked for what the run does not have answers with nothing."""
+
+    def __init__(self, steps: Sequence[RecordedStep], timers: Sequence[TimerDue]) -> None:
+        self._steps = {(step.replica, step.epoch, step.step): step for step in steps}
+        self._timers = list(timers)
+
+    def step(self, launched: Launched) -> StepTimes | None:
+        found = self._steps.get((launched.replica, launched.epoch, launched.step))
+        return None if found is None else StepTimes(found.start_ns, found.end_ns, found.completed_ns, found.s)
+
+    def worker_up(self, replica: int, now_ns: int) -> None:
+        """Nothing depends on it."""
+
+    def timer(self, due_ns: int) -> tuple[int, int]:
+        for timer in self._timers:
+            if timer.due_ns >= due_ns:
+                return timer.ts, timer.s
+        return due_ns, 0
