@@ -86,8 +86,9 @@ class Simulator:
         self._answers: dict[int, tuple[Answer, StepTimes]] = {}
         #: Positions that the tokens of the completion being applied reach, by row.
         self._watched: list[tuple[int, Watched]] = []
-        #: The place in the workload of each live request, and how many of its sequences have not ended.
-        self._places: dict[int, int] = {}
+        #: The place in the workload of each request that has arrived, by its seq.
+        self.places: dict[int, int] = {}
+        #: How many sequences of each live request have not ended.
         self._num_unended: dict[int, int] = {}
         self._armed_ns = -1
         self._markers = list(reversed(markers))
@@ -109,7 +110,7 @@ class Simulator:
     @property
     def num_unfinished(self) -> int:
         """Requests that have arrived and not ended."""
-        return len(self._places)
+        return len(self._num_unended)
 
     @property
     def num_arrived(self) -> int:
@@ -223,7 +224,7 @@ class Simulator:
                 )
             )
             own = seq + place - group.start
-            self._places[own] = place
+            self.places[own] = place
             self._num_unended[own] = arrival.n
             self._live.admit(request, place, own, len(blocks))
         return facts
@@ -274,7 +275,7 @@ class Simulator:
 
     def _admitted(self, admitted: Admitted) -> None:
         seq, now_ns = admitted.request, admitted.ts
-        request = self._workload.requests[self._places[seq]]
+        request = self._workload.requests[self.places[seq]]
         for index in range(request.arrival.n):
             self._reached(request, seq, index, 0, now_ns)
         if request.grammar_s or request.grammar_delay_ns:
@@ -283,7 +284,7 @@ class Simulator:
                 now_ns + request.grammar_delay_ns,
                 request.grammar_s,
                 lambda _, ts: [GrammarReady(request=seq, error=error)],
-                lambda: seq in self._places,
+                lambda: seq in self._num_unended,
             )
 
     def _reached(self, request: WorkloadRequest, seq: int, index: int, position: int, now_ns: int) -> None:
@@ -299,15 +300,15 @@ class Simulator:
 
     def _plan_text_end(self, seq: int, index: int, position: int, reason: str, due_ns: int, rank: int) -> None:
         fact = TextEnded(c=seq, request=seq, index=index, position=position, reason=reason)
-        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._places)
+        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
 
     def _plan_cancel(self, seq: int, reason: str, due_ns: int, rank: int) -> None:
         fact = Cancelled(c=seq, request=seq, reason=reason)
-        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._places)
+        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
 
     def _closing(self, closing: Closing) -> None:
         self._live.leave(closing.request, closing.index)
-        fate = self._workload.requests[self._places[closing.request]].fates[closing.index]
+        fate = self._workload.requests[self.places[closing.request]].fates[closing.index]
         # An end in the text that lies before the worker's is under way already.
         is_open = fate.text_end is None or fate.text_end.position > closing.position
         if is_open and (fate.answer_delay_ns is not None or self._until_s == NEVER):
@@ -328,7 +329,7 @@ class Simulator:
     def _end(self, seq: int, now_ns: int) -> None:
         del self._num_unended[seq]
         self.num_ended += 1
-        self._plan_arrivals(self._plan.ended(self._places.pop(seq), now_ns))
+        self._plan_arrivals(self._plan.ended(self.places[seq], now_ns))
 
 
 def _first_free_name(workload: Workload, header: Header) -> int:

@@ -26,7 +26,6 @@ from eventlm.bench.prompts import (
 )
 from eventlm.bench.random_streams import random_stream
 from eventlm.bench.records import LoadRequest, LoadResult, RequestRecord
-from eventlm.bench.statistics import Objectives
 from eventlm.bench.tokenizers import find_tokenizer
 from eventlm.bench.trace_arrivals import Arrival, read_arrivals
 from eventlm.bench.workload import (
@@ -39,6 +38,7 @@ from eventlm.bench.workload import (
 )
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
+from eventlm.config.objectives import Objectives
 from eventlm.config.options import nearest
 from eventlm.errors import UsageError
 from eventlm.server.tokenizer import Tokenizer

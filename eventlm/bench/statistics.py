@@ -9,8 +9,7 @@ import numpy
 from msgspec import Struct
 
 from eventlm.bench.records import LoadResult, RequestRecord
-from eventlm.config.plugin_spec import parse_parameters
-from eventlm.errors import UsageError
+from eventlm.config.objectives import Objectives
 
 
 class Distribution(Struct, frozen=True):
@@ -22,19 +21,6 @@ class Distribution(Struct, frozen=True):
     p95: float
     p99: float
     max: float
-
-
-class Objectives(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Limits in milliseconds that a request must keep to count for goodput; None: no limit."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    e2e: float | None = None
-
-    def are_met_by(self, record: RequestRecord) -> bool:
-        """Whether a successful request kept them all; one of a single token has no TPOT and keeps any."""
-        measured = ((self.ttft, record.ttft_ns), (self.tpot, record.tpot_ns or 0), (self.e2e, record.e2e_ns))
-        return all(limit is None or value <= limit * 1e6 for limit, value in measured)
 
 
 class Goodput(Struct, frozen=True):
@@ -73,18 +59,6 @@ class Statistics(Struct, frozen=True, kw_only=True):
     mean_concurrency: float
     peak_concurrency: int
     cpu_share: float
-
-
-def parse_objectives(text: str) -> Objectives:
-    """`ttft=500,tpot=50,e2e=2000`, in milliseconds. Raises UsageError."""
-    limits: dict[str, float] = {}
-    for name, value in parse_parameters(text, whole=f"--slo {text}").items():
-        if name not in Objectives.__struct_fields__:
-            raise UsageError(f"--slo {text!r}: {name} is none of {', '.join(Objectives.__struct_fields__)}")
-        if isinstance(value, bool | str) or not value > 0:
-            raise UsageError(f"--slo {text!r}: {name}={value} is not a number of milliseconds above 0")
-        limits[name] = float(value)
-    return Objectives(**limits)
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
@@ -143,7 +117,10 @@ def _goodput(
 ) -> Goodput | None:
     if objectives is None:
         return None
-    num_good = sum(objectives.are_met_by(record) for record in successes)
+    num_good = sum(
+        objectives.are_met_by(ttft_ns=record.ttft_ns, tpot_ns=record.tpot_ns, e2e_ns=record.e2e_ns)
+        for record in successes
+    )
     return Goodput(objectives, _rate(num_good, duration_s), _rate(num_good, len(records)))
 
 

@@ -204,7 +204,7 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
     """The options that the flags say. Raises UsageError for what makes no sense."""
     from eventlm.bench.lengths import parse_lengths
     from eventlm.bench.serve_bench import ServeOptions
-    from eventlm.bench.statistics import parse_objectives
+    from eventlm.config.objectives import parse_objectives
 
     _check_numbers(arguments)
     _check_combinations(arguments)

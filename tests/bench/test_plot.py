@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from eventlm.bench.plot import plot_load
 from eventlm.bench.serve_bench import ServeResult
-from eventlm.bench.statistics import Objectives, summarize
+from eventlm.bench.statistics import summarize
+from eventlm.config.objectives import Objectives
 
 from .records import record, result
 from .test_report import serve_result

@@ -14,7 +14,8 @@ from eventlm.bench.lengths import parse_lengths
 from eventlm.bench.records import LoadResult
 from eventlm.bench.report import check_output, format_report, warnings, write_output
 from eventlm.bench.serve_bench import ServeOptions, ServeResult
-from eventlm.bench.statistics import Objectives, summarize
+from eventlm.bench.statistics import summarize
+from eventlm.config.objectives import Objectives
 from eventlm.errors import UsageError
 
 from .records import MS, record, result

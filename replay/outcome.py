@@ -1,0 +1,234 @@
+"""What a run came to, request by request: a fold over its events, recorded or simulated, that two runs are compared by.
+
+Times are those of the metrics store, from the reception of a request. Everything is an integer: nanoseconds, tokens,
+parts per million.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import Struct
+
+from eventlm.config.objectives import Objectives
+from eventlm.control.metrics import MetricsStore
+from eventlm.control.metrics_report import Distribution, distribution
+from eventlm.control.metrics_rows import COMPLETED, RequestRow, StepRow
+from eventlm.events import Arrived, Event, Finished, Rejected
+from eventlm.replay.fluidity import TokenTimes, tokens_in_time
+
+#: Of each sequence: what is compared, and how to get it.
+LATENCIES: dict[str, Callable[[SequenceOutcome], int | None]] = {
+    "ttft": lambda found: found.ttft_ns,
+    "tpot": lambda found: found.tpot_ns,
+    "e2e": lambda found: found.e2e_ns,
+    "queue": lambda found: found.queue_ns,
+}
+
+
+class SequenceOutcome(Struct, frozen=True, kw_only=True):
+    """A sequence that has ended. `request` is the seq of its arrival in its own run. Times in ns; None: not so far.
+
+    met_deadline: of the request's own deadline for the first token; None: it has none. met_objectives: of those that
+    the request brought (its slo) or else the run was measured by; None: there are none. tokens_in_time: see
+    `eventlm.replay.fluidity`; None without objectives for TTFT and TPOT.
+    """
+
+    request: int
+    index: int
+    reason: str
+    service_class: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    arrived_ns: int
+    ended_ns: int
+    e2e_ns: int
+    ttft_ns: int | None
+    tpot_ns: int | None
+    queue_ns: int | None
+    num_preemptions: int
+    met_deadline: bool | None
+    met_objectives: bool | None
+    tokens_in_time: int | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ran to its end."""
+        return self.reason in COMPLETED
+
+
+class RunOutcome(Struct, frozen=True, kw_only=True):
+    """A run. duration_ns: from the first arrival to the last end. `sequences` in the order of their ends.
+
+    reject_reasons: by request. hit_tokens of queried_tokens: prompt tokens found in caches.
+    """
+
+    sequences: list[SequenceOutcome]
+    num_requests: int
+    num_unfinished: int
+    reject_reasons: dict[str, int]
+    duration_ns: int
+    num_steps: int
+    busy_ns: int
+    output_tokens: int
+    num_preemptions: int
+    hit_tokens: int
+    queried_tokens: int
+
+    def latency(self, name: str, sequences: Iterable[SequenceOutcome] | None = None) -> Distribution | None:
+        """A latency of LATENCIES over the sequences that ran to their end, or some of them; None if none has it."""
+        chosen = self.sequences if sequences is None else sequences
+        of = LATENCIES[name]
+        values = Counter(value for found in chosen if found.is_complete and (value := of(found)) is not None)
+        return distribution(values) if values else None
+
+    @property
+    def deadlines_met_ppm(self) -> int | None:
+        """Share of sequences that met their own deadline, of those that had one."""
+        return _share_ppm([found.met_deadline for found in self.sequences])
+
+    @property
+    def objectives_met_ppm(self) -> int | None:
+        """Share of sequences that met the objectives; those that were cut short do not count."""
+        return _share_ppm([found.met_objectives for found in self.sequences if found.is_complete])
+
+    @property
+    def fluidity_ppm(self) -> int | None:
+        """Share of tokens that came in time."""
+        measured = [found for found in self.sequences if found.tokens_in_time is not None and found.is_complete]
+        num_tokens = sum(found.output_tokens for found in measured)
+        return sum(found.tokens_in_time or 0 for found in measured) * 1_000_000 // num_tokens if num_tokens else None
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Of all sequences, over the run's duration."""
+        return self.output_tokens * 1e9 / self.duration_ns if self.duration_ns else 0.0
+
+    @property
+    def requests_per_second(self) -> float:
+        """Sequences that ran to their end, over the run's duration."""
+        num_complete = sum(found.is_complete for found in self.sequences)
+        return num_complete * 1e9 / self.duration_ns if self.duration_ns else 0.0
+
+
+def _share_ppm(answers: Sequence[bool | None]) -> int | None:
+    known = [answer for answer in answers if answer is not None]
+    return sum(known) * 1_000_000 // len(known) if known else None
+
+
+class OutcomeCollector:
+    """`see` every event of a run in order, the header first; then `outcome`. `objectives` are for requests without."""
+
+    def __init__(self, objectives: Objectives | None = None) -> None:
+        self._objectives = objectives
+        self._store = MetricsStore(sink=self)
+        self._token_times = TokenTimes()
+        self._arrivals: dict[int, Arrived] = {}
+        self._num_unended: dict[int, int] = {}
+        self._num_requests = 0
+        self._first_ns: int | None = None
+        self._last_ns = 0
+        self._sequences: list[SequenceOutcome] = []
+        self._times_ns: list[int] = []
+
+    def see(self, event: Event) -> None:
+        """Take in the next event."""
+        if isinstance(event, Arrived):
+            self._arrivals[event.s] = event
+            self._num_unended[event.s] = event.n
+            self._num_requests += 1
+            if self._first_ns is None:
+                self._first_ns = event.ts
+        elif isinstance(event, Rejected):
+            self._forget(event.request)
+        elif isinstance(event, Finished):
+            self._times_ns = self._token_times.take(event)
+        self._token_times.see(event)
+        self._store.apply(event)
+
+    def request_ended(self, row: RequestRow) -> None:
+        """The metrics store's word on a sequence."""
+        arrival = self._arrivals[row.request]
+        objectives = self._objectives_of(arrival)
+        deadline_ns = arrival.deadline_ns
+        ttft_ns, tpot_ns = row.prefill_e2e_time, row.request_time_per_output_token
+        in_time = None
+        if objectives is not None and objectives.ttft is not None and objectives.tpot is not None:
+            in_time = tokens_in_time(
+                self._times_ns,
+                start_ns=arrival.received_ns or arrival.ts,
+                ttft_ns=round(objectives.ttft * 1e6),
+                tpot_ns=round(objectives.tpot * 1e6),
+            )
+        met_objectives = None
+        if objectives is not None:
+            met_objectives = objectives.are_met_by(ttft_ns=ttft_ns, tpot_ns=tpot_ns, e2e_ns=row.request_e2e_time)
+        self._sequences.append(
+            SequenceOutcome(
+                request=row.request,
+                index=row.index,
+                reason=row.reason,
+                service_class=arrival.service_class,
+                prompt_tokens=row.prompt_tokens,
+                output_tokens=row.output_tokens,
+                cached_tokens=row.cached_tokens,
+                arrived_ns=row.arrived_ns,
+                ended_ns=row.finished_ns,
+                e2e_ns=row.request_e2e_time,
+                ttft_ns=ttft_ns,
+                tpot_ns=tpot_ns,
+                queue_ns=row.request_scheduling_delay,
+                num_preemptions=row.request_num_preemptions,
+                met_deadline=_is_met(arrival, ttft_ns) if deadline_ns else None,
+                met_objectives=met_objectives,
+                tokens_in_time=in_time,
+            )
+        )
+        self._last_ns = row.finished_ns
+        self._num_unended[row.request] -= 1
+        if not self._num_unended[row.request]:
+            self._forget(row.request)
+
+    def step_completed(self, row: StepRow) -> None:
+        """Steps are counted by the store."""
+
+    def _forget(self, request: int) -> None:
+        del self._arrivals[request], self._num_unended[request]
+
+    def _objectives_of(self, arrival: Arrived) -> Objectives | None:
+        if not arrival.slo_ttft_ns and not arrival.slo_tpot_ns:
+            return self._objectives
+        return Objectives(
+            ttft=arrival.slo_ttft_ns / 1e6 if arrival.slo_ttft_ns else None,
+            tpot=arrival.slo_tpot_ns / 1e6 if arrival.slo_tpot_ns else None,
+        )
+
+    def outcome(self) -> RunOutcome:
+        """All that was seen."""
+        snapshot = self._store.snapshot()
+        replicas = snapshot.replicas
+        reject_reasons: Counter[str] = Counter()
+        for replica in replicas:
+            reject_reasons.update(replica.reject_reasons)
+        return RunOutcome(
+            sequences=self._sequences,
+            num_requests=self._num_requests,
+            num_unfinished=len(self._arrivals),
+            reject_reasons=dict(sorted(reject_reasons.items())),
+            duration_ns=max(self._last_ns - (self._first_ns or 0), 0),
+            num_steps=sum(replica.num_steps for replica in replicas),
+            busy_ns=sum(replica.busy_ns for replica in replicas),
+            output_tokens=sum(replica.generation_tokens for replica in replicas),
+            num_preemptions=sum(sum(replica.preempt_reasons.values()) for replica in replicas),
+            hit_tokens=sum(replica.hit_tokens for replica in replicas),
+            queried_tokens=sum(replica.queried_tokens for replica in replicas),
+        )
+
+
+def _is_met(arrival: Arrived, ttft_ns: int | None) -> bool:
+    """A deadline counts from the arrival, a TTFT from the reception before it."""
+    if ttft_ns is None:
+        return False
+    return (arrival.received_ns or arrival.ts) + ttft_ns <= arrival.ts + arrival.deadline_ns

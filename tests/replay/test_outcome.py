@@ -1,0 +1,61 @@
+"""The outcome of a run says the same as its trace's statistics, and measures by objectives and deadlines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_writer import LogWriter
+from eventlm.config.objectives import Objectives
+from eventlm.control.metrics_report import trace_stats
+from eventlm.replay.outcome import OutcomeCollector, RunOutcome
+from tests.simulation import Simulation
+
+
+def record(folder: Path, seed: int) -> Path:
+    with LogWriter(folder, f"seed-{seed}") as writer:
+        Simulation(seed, writer=writer, check_every=0).run()
+        return writer.run_folder
+
+
+def outcome_of(path: Path, objectives: Objectives | None = None) -> RunOutcome:
+    collector = OutcomeCollector(objectives)
+    with LogReader(path) as log:
+        for line in log:
+            collector.see(line.event())
+    return collector.outcome()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_agrees_with_the_statistics(tmp_path: Path, seed: int) -> None:
+    path = record(tmp_path, seed)
+    stats, found = trace_stats(path), outcome_of(path)
+    assert found.num_requests == stats.snapshot.num_requests
+    assert found.num_unfinished == 0
+    assert found.latency("e2e") == stats.distributions.get("request_e2e_time")
+    assert found.latency("tpot") == stats.distributions.get("request_time_per_output_token")
+    assert found.latency("queue") == stats.distributions.get("request_scheduling_delay")
+    assert sum(found.reject_reasons.values()) == sum(stats.reject_reasons.values())
+    assert len(found.sequences) == sum(stats.finish_reasons.values())
+
+
+def test_objectives(tmp_path: Path) -> None:
+    path = record(tmp_path, 5)
+    assert outcome_of(path).objectives_met_ppm is None
+    assert outcome_of(path).fluidity_ppm is None
+    assert outcome_of(path, Objectives(ttft=1e6, tpot=1e6)).fluidity_ppm == 1_000_000
+    assert outcome_of(path, Objectives(ttft=1e-6, tpot=1e-6)).fluidity_ppm == 0
+    shares = [outcome_of(path, Objectives(e2e=limit)).objectives_met_ppm for limit in (1, 50, 100, 1e6)]
+    assert None not in shares
+    assert shares == sorted(shares, key=lambda share: share or 0)
+    assert shares[-1] == 1_000_000
+
+
+def test_own_deadlines(tmp_path: Path) -> None:
+    """Against a plain reading of the trace: the first token's emission, or a finish without one."""
+    met = [found.met_deadline for seed in range(6) for found in outcome_of(record(tmp_path, seed)).sequences]
+    assert True in met
+    assert False in met
+    assert None in met
