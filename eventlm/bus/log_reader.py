@@ -73,6 +73,11 @@ class LogReader:
         return self._num_bytes_before + self._current.position
 
     @property
+    def last_h(self) -> str:
+        """The hash of the line that the latest iteration gave last."""
+        return self._current.last_h
+
+    @property
     def torn(self) -> TornTail | None:
         """What lies behind the last complete line."""
         return self._last.torn

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for work on files; silent where nobody watches and on what is read at once."""
+"""Progress bars on stderr; silent where nobody watches, and for files that are read at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 #: A smaller file is read before a bar could be seen.
 MIN_BYTES = 8 * 1024 * 1024
@@ -25,9 +26,24 @@ def file_progress(description: str, path: str) -> Iterator[Callable[[int, int], 
     from tqdm import tqdm
 
     with tqdm(desc=description, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=False) as bar:
+        yield _advance(bar)
 
-        def on_progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
 
-        yield on_progress
+@contextlib.contextmanager
+def count_progress(description: str, unit: str, *, is_long: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback for (things done, things in all), or None where no bar is shown."""
+    if not is_long or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=description, unit=f" {unit}s", file=sys.stderr, leave=False) as bar:
+        yield _advance(bar)
+
+
+def _advance(bar: Any) -> Callable[[int, int], None]:
+    def on_progress(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+
+    return on_progress

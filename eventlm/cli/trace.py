@@ -1,4 +1,4 @@
-"""`eventlm trace info | stats | check | repair`: what a trace holds, whether it is whole, how to mend its end."""
+"""`eventlm trace ACTION`: what a trace holds, whether it is whole, how to mend its end, and other traces beside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from eventlm.cli import trace_stats
+from eventlm.cli import trace_grep, trace_ls, trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
@@ -29,11 +29,13 @@ END_IN_WORDS = {
 
 def configure(parser: Parser) -> None:
     """Add the command's subcommands."""
-    parser.description = "Look at, measure, check or repair the trace of a run, one file or several in a folder."
+    parser.description = "Find, look at, measure, check or repair the traces of runs, one file or several in a folder."
     parser.epilog = """\
 examples:
+  eventlm trace ls                    the recorded runs
   eventlm trace info                  the newest run of a server in numbers
   eventlm trace stats --plot DIR      its latencies and steps, with pictures
+  eventlm trace grep --request 17     its lines about one request
   eventlm trace check runs/latest     every line against the hash chain
   eventlm trace repair runs/latest    cut off a half-written last line
 
@@ -52,6 +54,20 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     trace_stats.configure(stats)
 
+    ls = actions.add_parser(
+        "ls",
+        help="the recorded runs of a folder",
+        description="List the recorded runs of a folder, the newest last.",
+    )
+    trace_ls.configure(ls)
+
+    grep = actions.add_parser(
+        "grep",
+        help="lines about a request, of a kind, of a time",
+        description="Print lines of a trace as they stand in the file: about a request, of a kind, of a time.",
+    )
+    trace_grep.configure(grep)
+
     check = actions.add_parser(
         "check",
         help="verify hashes, order and fields of every line",
@@ -66,9 +82,9 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     repair.set_defaults(run=run_repair)
 
-    for action in (info, stats, check, repair):
+    for action in (info, stats, grep, check, repair):
         action.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
-    for action in (info, stats, check):
+    for action in (info, stats, grep, check):
         action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
 
 
