@@ -17,10 +17,12 @@ from eventlm.core.core import Core
 from eventlm.events import (
     Admitted,
     Cancelled,
+    Checkpoint,
     Closing,
     Decision,
     Desynced,
     Emitted,
+    End,
     Event,
     Fact,
     Finished,
@@ -54,6 +56,7 @@ class Simulator:
 
     incidents: facts from outside, with their times; without a WorkerUp no replica ever works.
     until_s: a recorded run is repeated; stop before this position. Then `markers` have their places in the log.
+    checkpoint_events: events between two digests of the state in the log; 0: there is none.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Simulator:
         closed_loop: int = 0,
         markers: Sequence[Marker] = (),
         until_s: int = NEVER,
+        checkpoint_events: int = 0,
         subscribers: Sequence[Subscriber] = (),
     ) -> None:
         self.core = core
@@ -76,6 +80,8 @@ class Simulator:
         self._workload = workload
         self._subscribers = subscribers
         self._until_s = until_s
+        self._checkpoint_events = checkpoint_events
+        self._last_checkpoint = 0
         self._model = header.core.models[0]
         self._block_size = header.core.block_size
         self._live = SimulatedRequests(block_size=self._block_size, first_free_name=_first_free_name(workload, header))
@@ -124,15 +130,22 @@ class Simulator:
         while self._agenda and self.core.next_seq < self._until_s:
             self._drain()
             self._take_markers()
+            if self._checkpoint_events and self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
+                self._checkpoint()
             num_drains += 1
             if on_progress is not None and num_drains % 1024 == 0:
                 on_progress(self.num_ended, num_requests)
         if on_progress is not None:
             on_progress(self.num_ended, num_requests)
 
-    def end(self, marker: Marker) -> None:
-        """Put a last marker behind the run."""
-        self._mark(marker)
+    def end(self, reason: str = "stop") -> None:
+        """Put the markers of a clean end behind the run."""
+        self._checkpoint()
+        self._mark(End(reason=reason))
+
+    def _checkpoint(self) -> None:
+        self._mark(Checkpoint(digests=self.core.digests()))
+        self._last_checkpoint = self.core.next_seq
 
     def _at(self, time_ns: int, rank: int, make: MakeFacts, is_due: IsDue | None = None) -> None:
         heappush(self._agenda, (time_ns, rank, self._num_entries, make, is_due))
