@@ -1,7 +1,7 @@
-"""Arrivals and lengths from a trace of real load: a CSV file with a header line, or JSON lines.
+"""Arrivals and lengths from a trace of real load: a CSV file with a header line, JSON lines, or a workload file.
 
 A format is told by its columns. eventlm's own has `arrival_s` (seconds, from any origin), `prompt_tokens` and
-`output_tokens`; others join by a row in `FORMATS`.
+`output_tokens`; others join by a row in `FORMATS`. `eventlm trace import` makes workload files of public traces.
 """
 
 from __future__ import annotations
@@ -59,9 +59,12 @@ def _rows(path: str, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield number, msgspec.json.decode(line, type=dict[str, Any])
+                row = msgspec.json.decode(line, type=dict[str, Any])
             except msgspec.DecodeError as error:
                 raise UsageError(f"--trace {path}:{number}: {error}") from error
+            # A workload file says first what it is; blocks and sessions mean nothing to a server.
+            if row.get("t") != "workload":
+                yield number, row
 
 
 def _arrival(where: str, row: Mapping[str, Any]) -> Arrival:
