@@ -28,6 +28,7 @@ from eventlm.events import (
     Event,
     FrontEndLost,
     GrammarReady,
+    Header,
     Launched,
     Paused,
     PolicySwapped,
@@ -53,6 +54,20 @@ from tests.workload import (
     make_core,
     text_end_position,
 )
+
+#: A run with a side-car is for a LogWriter with this key.
+DIGEST_KEY = b"digests"
+
+
+def with_tokens(header: Header, machine: Machine, run: str) -> Header:
+    """The header of a run that has a side-car and can be run again."""
+    return structs.replace(
+        header,
+        run=run,
+        level="tokens",
+        model_fingerprint="fake",
+        config={"model": {"model": "fake", "fake": structs.asdict(machine.fake)}},
+    )
 
 
 class MemoryLog:
@@ -199,6 +214,7 @@ class Simulation:
         writer: Any = None,
         recorder: Recorder | None = None,
         check_every: int = 1,
+        records_tokens: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.machine = machine or draw_machine(self.rng, seed)
@@ -222,9 +238,11 @@ class Simulation:
         self.log = writer or MemoryLog()
         self.recorder = recorder or Recorder(self.log)
         header, core = make_core(self.machine)
+        if records_tokens:
+            header = with_tokens(header, self.machine, self.recorder.writer.run_folder.name)
         size = self.machine.core.block_size
         names = BlockNames(b"names", block_size=size, capacity=PAIRS_PER_BLOCK * self.machine.core.num_blocks)
-        live = LiveRequests(names, block_size=size, seed_key=b"seeds", digest_key=b"digests")
+        live = LiveRequests(names, block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY)
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
         self.driver = Driver(

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -31,15 +31,21 @@ class Recorder:
         self.writer = writer
         self.on_idle: Effect = _nothing
 
-    def write(self, bodies: list[bytes], then: Effect) -> None:
+    def write(self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
         """Write the events of one drain, and call `then` once they are written or given up, in the order of the calls.
 
-        Raises LogWriteError if not even the header can be written; then nothing is called.
+        tokens: the side-car's lines of these events. Raises LogWriteError if not even the header can be written; then
+        nothing is called.
         """
-        for body in bodies:
-            self.writer.append(body)
+        self._append(bodies, tokens)
         self.writer.flush()
         then()
+
+    def _append(self, bodies: list[bytes], tokens: Sequence[bytes]) -> None:
+        if tokens:
+            self.writer.append_tokens(list(tokens))
+        for body in bodies:
+            self.writer.append(body)
 
     @property
     def problem(self) -> str:
@@ -70,8 +76,8 @@ class Recorder:
 
 
 class _Entry(NamedTuple):
-    """Lines, and what waits for them. first_s: that of the segment that they begin; None if they go on with the last
-    one. has_gap: that segment begins with a gap. since: seconds of the loop's clock.
+    """Lines, those of the side-car, and what waits for them. first_s: that of the segment that they begin; None if they
+    go on with the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock.
     """
 
     bodies: list[bytes]
@@ -79,6 +85,7 @@ class _Entry(NamedTuple):
     since: float
     first_s: int | None = None
     has_gap: bool = False
+    tokens: Sequence[bytes] = ()
 
 
 class ThreadedRecorder(Recorder):
@@ -123,16 +130,16 @@ class ThreadedRecorder(Recorder):
         self._thread = threading.Thread(target=self._write_batches, name="eventlm-recorder", daemon=True)
         self._thread.start()
 
-    def write(self, bodies: list[bytes], then: Effect) -> None:
+    def write(self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
         """As Recorder.write, but it returns at once."""
         if not self.writer.num_events:
-            super().write(bodies, then)
+            super().write(bodies, then, tokens=tokens)
         elif self.problem:
             self._is_lossy = True
             then()
         else:
-            self._waiting.append(_Entry(bodies, then, self._loop.time()))
-            self._num_waiting_bytes += sum(map(len, bodies))
+            self._waiting.append(_Entry(bodies, then, self._loop.time(), tokens=tokens))
+            self._num_waiting_bytes += sum(map(len, bodies)) + sum(map(len, tokens))
             self._send()
             if self._num_waiting_bytes > self._lag_bytes:
                 self._give_up(f"more than {self._lag_bytes} bytes waited for the disk")
@@ -261,8 +268,7 @@ class ThreadedRecorder(Recorder):
     def _write_batch(self, batch: list[_Entry]) -> None:
         for entry in batch:
             if entry.first_s is None:
-                for body in entry.bodies:
-                    self.writer.append(body)
+                self._append(entry.bodies, entry.tokens)
                 continue
             self.writer.flush()
             # Where a write has failed meanwhile, the segment says nothing of the gap.

@@ -3,6 +3,7 @@
     DIR/latest -> <run>                   the newest run
     DIR/<run>/trace-000000000000.jsonl    closed segments, named by the `s` of their header
     DIR/<run>/trace.jsonl                 the last one, locked (flock) while the run goes on
+    DIR/<run>/tokens*.jsonl               the side-car of each of these, where one is written (`eventlm.bus.side_car`)
 
 A segment is closed by a second name (link) for the last one, and the next one then takes the name `trace.jsonl`
 (rename). So `trace.jsonl` is always there, and whoever dies in between leaves one segment with two names.
@@ -21,6 +22,8 @@ TRACE_NAME = "trace.jsonl"
 #: A segment that is not complete enough to be read.
 NEXT_NAME = "trace.jsonl.next"
 LATEST_NAME = "latest"
+TOKENS_NAME = "tokens.jsonl"
+NEXT_TOKENS_NAME = "tokens.jsonl.next"
 
 _CLOSED = re.compile(r"trace-(\d{12,})\.jsonl")
 #: As the engine names its runs, so that nothing else in a folder is ever removed.
@@ -38,6 +41,11 @@ class Segment(NamedTuple):
 def closed_name(first_s: int) -> str:
     """The name of a closed segment whose header is event `first_s`."""
     return f"trace-{first_s:012}.jsonl"
+
+
+def tokens_name(trace_name: str) -> str:
+    """The name of the side-car of a segment."""
+    return trace_name.replace("trace", "tokens", 1)
 
 
 def is_closed_name(name: str) -> bool:
@@ -90,11 +98,12 @@ def prune(run_folder: Path, *, keep_bytes: int, all_runs: bool) -> None:
         removable = closed_segments(run_folder)
         if all_runs:
             removable = sorted([*removable, *_ended_runs(run_folder)])
-        total = _size(run_folder / TRACE_NAME) + sum(_size(segment.path) for segment in removable)
+        total = sum(map(_segment_size, [run_folder / TRACE_NAME, *(segment.path for segment in removable)]))
         for segment in removable:
             if total <= keep_bytes:
                 return
-            total -= _size(segment.path)
+            total -= _segment_size(segment.path)
+            _side_car(segment.path).unlink(missing_ok=True)
             segment.path.unlink(missing_ok=True)
             if segment.run != run_folder.name:
                 _remove_if_empty(segment.path.parent)
@@ -120,7 +129,19 @@ def _ended_runs(run_folder: Path) -> list[Segment]:
 def _remove_if_empty(run_folder: Path) -> None:
     with contextlib.suppress(OSError):
         (run_folder / NEXT_NAME).unlink(missing_ok=True)
+        if not closed_segments(run_folder) and not (run_folder / TRACE_NAME).exists():
+            # Side-cars that a writer has left which died between naming them and the trace's own files.
+            for path in run_folder.glob("tokens*.jsonl*"):
+                path.unlink()
         run_folder.rmdir()
+
+
+def _side_car(trace: Path) -> Path:
+    return trace.with_name(tokens_name(trace.name))
+
+
+def _segment_size(trace: Path) -> int:
+    return _size(trace) + _size(_side_car(trace))
 
 
 def _size(path: Path) -> int:

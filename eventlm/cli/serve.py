@@ -114,7 +114,7 @@ def _choose_record(config: Config) -> tuple[Config, list[str]]:
         if folder:
             LogWriter.check_folder(folder)
     except LogWriteError as error:
-        if record != AUTO:
+        if record != AUTO or config.record.record_tokens:
             raise
         folder = ""
         warnings = [f"not recording: {error} with --record DIR"]

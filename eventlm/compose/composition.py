@@ -88,6 +88,8 @@ def _check_predictor(coefficients: list[int]) -> None:
 
 
 def _check_record(record: RecordConfig) -> None:
+    if record.record_tokens and not record.folder:
+        raise UsageError("--record-tokens writes a file beside the trace, and nothing is recorded; add --record DIR")
     keep_bytes = memory_bytes(record.record_keep)
     if record.folder and 0 < keep_bytes < memory_bytes(record.record_segment):
         raise UsageError(

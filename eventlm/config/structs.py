@@ -229,6 +229,13 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "state folder, of anything else none; empty: no trace",
         ),
     ] = AUTO
+    record_tokens: Annotated[
+        bool,
+        Meta(
+            description="write the token ids of prompts and outputs too, to tokens.jsonl beside the trace: `eventlm "
+            "replay --execute` needs them; whoever can read that file can read the texts"
+        ),
+    ] = False
     record_segment: Annotated[
         str,
         Meta(

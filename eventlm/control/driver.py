@@ -13,6 +13,7 @@ from msgspec import Raw, structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Effect, Recorder
+from eventlm.bus.side_car import OutputTokens, encode_line
 from eventlm.control.live_requests import LiveRequests, Output, Sink
 from eventlm.control.request import EngineRequest
 from eventlm.core.core import Core
@@ -83,6 +84,9 @@ class Driver:
         self._unpublished: list[Event] = []
         #: Bodies of the launches among them, which their workers have had already.
         self._shipped: dict[int, bytes] = {}
+        #: The side-car's lines of them, where one is written.
+        self._token_lines: list[bytes] = []
+        self._records_tokens = recorder is not None and header.level == "tokens"
         self._outbox: list[Output] = []
         self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
         #: Markers of the steps completed in this drain; they may only stand behind it.
@@ -108,6 +112,8 @@ class Driver:
                 self.live.arrive(seq + i, request, sink, group_size=len(group), group_index=i)
                 for i, (request, sink) in enumerate(group)
             ]
+            if self._records_tokens:
+                self._token_lines += [encode_line(self.live.prompt_tokens(seq + i)) for i in range(len(group))]
             self._groups[seq] = (on_admission, [seq + i for i in range(len(group))])
             return facts
 
@@ -119,6 +125,8 @@ class Driver:
         def make(seq: int) -> list[Fact]:
             if result.ops:
                 self._ops.append(StepOps(c=seq, replica=replica, epoch=result.epoch, step=result.step, ops=result.ops))
+            if self._records_tokens:
+                self._token_lines.append(encode_line(OutputTokens(s=seq, tokens=result.tokens)))
             return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)]
 
         self.put(make)
@@ -275,4 +283,5 @@ class Driver:
 
     def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
         """All of the drain in one go: what a step pays for being recorded."""
-        recorder.write([self._shipped.get(event.s) or encode_body(event) for event in events], leave)
+        tokens, self._token_lines = self._token_lines, []
+        recorder.write([self._shipped.get(event.s) or encode_body(event) for event in events], leave, tokens=tokens)

@@ -61,6 +61,8 @@ class InferenceEngine:
         self.model_names = list(setup.core.models)
         self.run_folder: Path | None = None
         self._origin_ns = time.monotonic_ns()
+        #: Of the digests of steps; nobody else knows it but the side-car.
+        self._digest_key = secrets.token_bytes(32)
         self._driver: Driver | None = None
         #: Submitters who do not know yet whether their group is admitted.
         self._undecided: list[asyncio.Future[RejectReason | None]] = []
@@ -144,7 +146,7 @@ class InferenceEngine:
             try:
                 return self._make_driver(run, first, predictor, self._make_writer(run))
             except LogWriteError as error:
-                if Path(folder) != runs_folder():
+                if Path(folder) != runs_folder() or self.setup.config.record.record_tokens:
                     raise
                 log.warning(f"not recording: {error} with --record DIR")
                 self.run_folder = self._recorder = None
@@ -159,6 +161,7 @@ class InferenceEngine:
             segment_bytes=memory_bytes(record.record_segment),
             keep_bytes=memory_bytes(record.record_keep),
             keep_all_runs=folder == runs_folder(),
+            digest_key=self._digest_key if record.record_tokens else b"",
             on_problem=log.warning,
         )
 
@@ -216,7 +219,7 @@ class InferenceEngine:
             BlockNames(secrets.token_bytes(32), block_size=block_size, capacity=block_table_size),
             block_size=block_size,
             seed_key=seed.to_bytes(8, "little"),
-            digest_key=secrets.token_bytes(32),
+            digest_key=self._digest_key,
         )
 
     async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:

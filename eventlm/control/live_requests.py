@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from eventlm.bus.side_car import PromptTokens
 from eventlm.control.block_names import BlockNames
 from eventlm.control.request import (
     ClosingOutput,
@@ -138,6 +139,23 @@ class LiveRequests:
             seed=str(seed),
         )
 
+    def prompt_tokens(self, seq: int) -> PromptTokens:
+        """What the side-car says of a request that has just arrived. `recorded_request` is the way back."""
+        request = self._requests[seq].request
+        salt = request.cache_salt.encode()
+        return PromptTokens(
+            s=seq,
+            token_ids=request.prompt_token_ids,
+            params=structs.replace(request.params, seed=0),
+            # Of a client's salt nobody needs more than whether another is the same.
+            cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
+        )
+
+    def num_output_tokens(self, identity: SequenceId) -> int | None:
+        """How many tokens a sequence has been given; None once it takes no more."""
+        sample = self._samples.get(identity)
+        return None if sample is None else len(sample.token_ids) - sample.num_prompt_tokens
+
     def _draw_seed(self, seq: int) -> int:
         digest = blake2b(str(seq).encode(), digest_size=8, key=self._seed_key).digest()
         return int.from_bytes(digest, "little")
@@ -187,7 +205,6 @@ class LiveRequests:
             rows += [SequenceId(row[0], row[1]) for row in launched.chunks]
             filled = self._name_filled(launched, rows, result.tokens)
         self._completing = _Completing(rows, result.tokens, {extras.row: extras for extras in result.extras})
-        digest = blake2b(encode(result.tokens), digest_size=8, key=self._digest_key)
         return StepCompleted(
             c=launched.s if launched is not None else 0,
             replica=replica,
@@ -195,11 +212,15 @@ class LiveRequests:
             step=result.step,
             start_ns=start_ns,
             end_ns=end_ns,
-            digest=digest.hexdigest(),
+            digest=self.digest(result.tokens),
             produced=list(map(len, result.tokens)),
             ends=result.ends,
             filled=filled,
         )
+
+    def digest(self, tokens: list[list[int]]) -> str:
+        """What the fact of a step says of its tokens."""
+        return blake2b(encode(tokens), digest_size=8, key=self._digest_key).hexdigest()
 
     def _name_filled(
         self, launched: Launched, rows: list[SequenceId], tokens: list[list[int]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import secrets
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -150,15 +152,28 @@ def make_header(
         seeds={"requests": str(seed)},
         model_fingerprint=first.model_fingerprint,
         block_table_size=PAIRS_PER_BLOCK * setup.core.num_blocks,
-        host=_host() | {"predictor": origin} | first.host,
+        host=describe_host() | {"predictor": origin} | first.host,
+        level="tokens" if setup.config.record.record_tokens else "default",
     )
 
 
-def _host() -> dict[str, Any]:
+def describe_host() -> dict[str, Any]:
+    """What the header says of the machine and its Python; workers add what they compute with."""
     return {
         "python": platform.python_version(),
         "implementation": sys.implementation.name,
         "platform": platform.platform(),
+        "cpu": _cpu_name(),
         "msgspec": msgspec.__version__,
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def _cpu_name() -> str:
+    """The processor's name; empty where nobody tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor()

@@ -66,12 +66,12 @@ class Hesitant(ThreadedRecorder):
         self._rng = random.Random(seed)
         self._hangs = False
 
-    def write(self, *arguments: Any) -> None:
+    def write(self, *arguments: Any, **options: Any) -> None:
         if not self._hangs and not self.problem and self._rng.random() < 0.1:
             self._hangs = True
             self.num_hangs += 1
             self._disk.hang()
-        super().write(*arguments)
+        super().write(*arguments, **options)
 
     def settle(self) -> None:
         if self._hangs:

@@ -1,0 +1,161 @@
+"""The side-car of a trace: token ids, which the trace itself never holds, in a file beside each of its segments.
+
+    DIR/<run>/tokens.jsonl                  beside trace.jsonl
+    DIR/<run>/tokens-000000000000.jsonl     beside trace-000000000000.jsonl
+
+Lines are those of the trace (JSON, closed by a chained hash), in a chain of their own. `s` is that of the fact that a
+line belongs to. A line is written before its fact, so every fact of the trace has its line; the reverse need not hold.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Union
+
+import msgspec
+from msgspec import Struct
+
+from eventlm.bus.run_folder import NEXT_TOKENS_NAME, TOKENS_NAME, closed_name, tokens_name
+from eventlm.bus.segment_file import SegmentFile
+from eventlm.sampler_params import SamplerParams
+
+SIDE_CAR_FORMAT = 1
+
+
+class SideCarLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="t"):
+    """One line. `s` is that of the fact that it belongs to."""
+
+    s: int
+
+
+class SideCarStart(SideCarLine, frozen=True, kw_only=True, tag="tokens"):
+    """The first line; its `s` is that of the segment's header.
+
+    digest_key: hexadecimal, of the digests in the run's completions. previous_h: the last hash of the side-car of the
+    segment before.
+    """
+
+    format: int
+    run: str
+    digest_key: str
+    previous_h: str = ""
+
+
+class PromptTokens(SideCarLine, frozen=True, kw_only=True, tag="prompt"):
+    """What an arrival does not say of its request. The seed in force is in the arrival, so `params` has none.
+
+    cache_salt: a keyed hash of the request's own, equal where those are.
+    """
+
+    token_ids: list[int]
+    params: SamplerParams
+    cache_salt: str = ""
+
+
+class OutputTokens(SideCarLine, frozen=True, kw_only=True, tag="outputs"):
+    """The tokens of a completion, a list for each row of the launch."""
+
+    tokens: list[list[int]]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type=Union[SideCarStart, PromptTokens, OutputTokens])  # noqa: UP007
+
+
+def encode_line(line: SideCarLine) -> bytes:
+    """The line without its closing hash."""
+    return _encoder.encode(line)[:-1]
+
+
+def decode_line(body: bytes) -> SideCarLine:
+    """The line of a body. Raises msgspec.DecodeError for what is none."""
+    line: SideCarLine = _decoder.decode(body + b"}")
+    return line
+
+
+class SideCarWriter:
+    """The side-car's files of a run, mode 0600, each begun and closed with the trace's segment. Raises OSError.
+
+    The first file is made at once, in a folder that is there.
+    """
+
+    def __init__(self, run_folder: Path, digest_key: bytes) -> None:
+        self._folder = run_folder
+        self._key = digest_key
+        self._previous_h = ""
+        self._file = SegmentFile(run_folder / TOKENS_NAME, first_s=0)
+        self._next: SegmentFile | None = None
+        self._next_h = ""
+        self._bodies = [self._start(0)]
+
+    def _start(self, first_s: int) -> bytes:
+        return encode_line(
+            SideCarStart(
+                s=first_s,
+                format=SIDE_CAR_FORMAT,
+                run=self._folder.name,
+                digest_key=self._key.hex(),
+                previous_h=self._previous_h,
+            )
+        )
+
+    @property
+    def num_own_bytes(self) -> int:
+        """Bytes of the present file."""
+        return self._file.num_own_bytes
+
+    def append(self, bodies: list[bytes]) -> None:
+        """Take lines, to be written by the next `flush`."""
+        self._bodies += bodies
+
+    def clear(self) -> None:
+        """Forget what was appended and is not written."""
+        self._bodies.clear()
+
+    def flush(self) -> OSError | None:
+        """Write all that was appended; what kept that from happening."""
+        bodies, self._bodies = self._bodies, []
+        written = self._file.write(bodies, self._previous_h)
+        self._previous_h = written.previous_h
+        return written.error
+
+    def start_file(self, first_s: int) -> None:
+        """Make the file of the segment whose header is event `first_s`. The last one stays in use."""
+        self._file.truncate()
+        path = self._folder / NEXT_TOKENS_NAME
+        path.unlink(missing_ok=True)
+        self._next = SegmentFile(path, first_s=first_s)
+        written = self._next.write([self._start(first_s)], self._previous_h)
+        if written.error is not None:
+            raise written.error
+        self._next.begin()
+        self._next_h = written.previous_h
+
+    def rename_files(self) -> None:
+        """Give both files the names that they have once the segment has begun. Done before the trace's are."""
+        assert self._next is not None
+        self._file.close_as(self._folder / tokens_name(closed_name(self._file.first_s)))
+        self._next.rename(self._folder / TOKENS_NAME)
+
+    def go_on(self) -> None:
+        """The segment has begun: close the file before."""
+        assert self._next is not None
+        self._file.close()
+        self._file, self._next, self._previous_h = self._next, None, self._next_h
+
+    def go_back(self) -> None:
+        """The segment could not be begun. A file that was renamed goes on under its closed name."""
+        if self._next is not None:
+            self._next.remove()
+            self._next = None
+
+    def close(self) -> None:
+        """Cut off half a line, if there is one, and close the file."""
+        try:
+            self._file.truncate()
+        finally:
+            self._file.close()
+
+    def remove(self) -> None:
+        """Close the file and take its name away."""
+        self._file.remove()

@@ -1,0 +1,134 @@
+"""Reading the side-car of a segment in step with the trace: what it holds for a fact, if its line is sound.
+
+A line that does not fit the chain is damage. It is left out and counted; those behind it are checked against the hash
+that it claims, so that one bad line costs only itself. A torn tail is none: it has no fact.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from eventlm.bus.run_folder import TOKENS_NAME, closed_name, tokens_name
+from eventlm.bus.segment_reader import MAX_LINE_BYTES, corrupt
+from eventlm.bus.side_car import SIDE_CAR_FORMAT, OutputTokens, PromptTokens, SideCarLine, SideCarStart, decode_line
+from eventlm.errors import TraceVersionError, UsageError
+from eventlm.events import Header
+from eventlm.events.codec import chain, split_line
+
+
+def find_side_car(trace: Path | str, header: Header) -> Path:
+    """The side-car of the segment in the file `trace` that begins with `header`.
+
+    Raises UsageError where there is none, with what to do.
+    """
+    if header.level != "tokens":
+        raise UsageError(
+            f"{trace} was recorded without token ids, and without them nothing can be run again; "
+            "record with --record-tokens"
+        )
+    folder = Path(trace).parent
+    # In this order nothing is missed while a writer, alive or dead, is about to begin the next segment.
+    for name in (TOKENS_NAME, tokens_name(closed_name(header.s))):
+        if _begins_with(folder / name, header):
+            return folder / name
+    raise UsageError(
+        f"the side-car of {trace} is missing: the file {TOKENS_NAME} that was written beside it with --record-tokens"
+    )
+
+
+def _begins_with(path: Path, header: Header) -> bool:
+    try:
+        with open(path, "rb") as file:
+            split = split_line(file.readline(MAX_LINE_BYTES)[:-1])
+        start = decode_line(split.body) if split is not None else None
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UsageError(f"cannot read the side-car {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        start = None
+    if start is None:
+        raise corrupt(str(path), 1, 0, "it is not the first line of a side-car")
+    return isinstance(start, SideCarStart) and (start.run, start.s) == (header.run, header.s)
+
+
+class SideCarReader:
+    """The lines of one file by the `s` of their facts, asked for in growing order.
+
+    digest_key: of the run's completions. damage: where lines were left out, in words. Raises TraceCorruptError for a
+    first line that is damaged, and TraceVersionError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.damage: list[str] = []
+        self._h = ""
+        self._number = 0
+        self._byte_offset = 0
+        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
+        try:
+            self.digest_key = self._read_start()
+        except BaseException:
+            self._file.close()
+            raise
+        self._next = self._read()
+
+    def _read_start(self) -> bytes:
+        split = split_line(self._file.readline(MAX_LINE_BYTES)[:-1])
+        start = decode_line(split.body) if split is not None else None
+        if split is None or not isinstance(start, SideCarStart):
+            raise corrupt(self.path, 1, 0, "it is not the first line of a side-car")
+        if start.format != SIDE_CAR_FORMAT:
+            raise TraceVersionError(f"{self.path} has format {start.format}; this eventlm reads {SIDE_CAR_FORMAT}")
+        if chain(start.previous_h, split.body) != split.claimed_h:
+            raise corrupt(self.path, 1, 0, "the hash of its first line does not match")
+        self._number, self._h, self._byte_offset = 1, split.claimed_h, self._file.tell()
+        return bytes.fromhex(start.digest_key)
+
+    def _read(self) -> SideCarLine | None:
+        """The next sound line."""
+        while (line := self._file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+            self._number += 1
+            split = split_line(line[:-1])
+            is_sound = split is not None and chain(self._h, split.body) == split.claimed_h
+            self._h = split.claimed_h if split is not None else ""
+            place = f"line {self._number}, byte {self._byte_offset}"
+            self._byte_offset += len(line)
+            if split is not None and is_sound:
+                try:
+                    return decode_line(split.body)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    pass
+            self.damage.append(f"{self.path} is damaged at {place}")
+        return None
+
+    def _at(self, s: int) -> SideCarLine | None:
+        while self._next is not None and self._next.s < s:
+            self._next = self._read()
+        return self._next if self._next is not None and self._next.s == s else None
+
+    def prompt(self, s: int) -> PromptTokens | None:
+        """What there is of arrival `s`."""
+        found = self._at(s)
+        return found if isinstance(found, PromptTokens) else None
+
+    def outputs(self, s: int) -> OutputTokens | None:
+        """What there is of completion `s`."""
+        found = self._at(s)
+        return found if isinstance(found, OutputTokens) else None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> SideCarReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

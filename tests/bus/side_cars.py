@@ -1,0 +1,57 @@
+"""Side-cars as tests see them: what they say, and what a trace says that they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.segment_reader import SegmentReader
+from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.events.codec import chain, close_line, split_line
+
+
+def facts_without_tokens(run_folder: Path) -> list[int]:
+    """The arrivals and completions of a run whose lines in the side-car are not there or not sound."""
+    missing = []
+    with LogReader(run_folder) as reader:
+        lines = [(line.path, line.tag, line.s) for line in reader]
+    for path in dict.fromkeys(path for path, _, _ in lines):
+        with SegmentReader(path) as segment, SideCarReader(find_side_car(path, segment.header)) as side_car:
+            for at, tag, s in lines:
+                if at == path and tag in ("arrive", "done"):
+                    found = side_car.prompt(s) if tag == "arrive" else side_car.outputs(s)
+                    missing += [s] if found is None else []
+            assert not side_car.damage
+    return missing
+
+
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """The lines of a side-car without their hashes."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        split = split_line(line)
+        assert split is not None
+        found.append(msgspec.json.decode(split.body + b"}"))
+    return found
+
+
+def write_objects(path: Path, objects: Sequence[dict[str, Any]]) -> None:
+    """Write lines whose hashes are right."""
+    h = objects[0].get("previous_h", "")
+    lines = []
+    for item in objects:
+        body = msgspec.json.encode(item)[:-1]
+        h = chain(h, body)
+        lines.append(close_line(body, h))
+    path.write_bytes(b"".join(lines))
+
+
+def tamper(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
+    """Change a side-car as somebody who can compute hashes."""
+    objects = read_objects(path)
+    change(objects)
+    write_objects(path, objects)
