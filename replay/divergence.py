@@ -46,6 +46,12 @@ class Code(Enum):
         "a plug-in is not the one that ran: another was asked for, or its source has changed",
         "none is needed if this is what you asked for; else restore the recorded source",
     )
+    TOKEN = Kind(
+        10,
+        "the model did not give again what it gave in the run",
+        "run it on the host, with the software and the threads that the header names, and the model's own files; "
+        "--teacher-force lists all that differs",
+    )
     SAFETY = Kind(11, "the state broke an invariant of the core", "report it with the trace")
     LIVENESS = Kind(12, "a sequence waits and nothing is under way", "report it with the trace")
     GAP = Kind(14, "events were not recorded", "what comes before the gap is verified; nothing can be said of the rest")

@@ -13,11 +13,13 @@ MIN_BYTES = 8 * 1024 * 1024
 
 
 @contextlib.contextmanager
-def file_progress(description: str, path: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback for (bytes done, bytes in all), or None where no bar is shown."""
+def file_progress(
+    description: str, path: str, *, min_bytes: int = MIN_BYTES
+) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback for (bytes done, bytes in all), or None where no bar is shown: for less than `min_bytes`."""
     try:
         files = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
-        is_long = sum(file.stat().st_size for file in files) >= MIN_BYTES
+        is_long = sum(file.stat().st_size for file in files) >= min_bytes
     except OSError:
         is_long = False
     if not is_long or not sys.stderr.isatty():

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from eventlm.cli import replay_execute
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
@@ -20,8 +21,8 @@ def configure(parser: Parser) -> None:
     parser.description = (
         "Verify a recorded run: feed its facts to the core and compare every decision byte for byte. Stops\n"
         "at the first that differs and tells what led to it. With --verify the same is done under a change,\n"
-        "to see the first decision that it would have altered. Tokens are not checked: the core never sees\n"
-        "them."
+        "to see the first decision that it would have altered. Tokens are not checked, for the core never\n"
+        "sees them, unless --execute runs the recorded steps on the model again."
     )
     parser.epilog = """\
 examples:
@@ -29,6 +30,7 @@ examples:
   eventlm replay runs/latest     the newest run of `serve --record runs`
   eventlm replay runs/latest --verify --policy edf:multiplier=2
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
+  eventlm replay runs/latest --execute   on the model again, token by token
 
 exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict),
             10 divergence, 11 safety invariant, 12 liveness,
@@ -52,12 +54,18 @@ exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     parser.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    replay_execute.configure(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print how many decisions were verified, or the divergence; returns 0 or the code of what went wrong."""
     specs = {kind: getattr(arguments, kind) for kind in PLUGIN_KINDS if getattr(arguments, kind) is not None}
+    replay_execute.check(arguments)
+    if arguments.execute:
+        if specs or arguments.assignments or arguments.verify:
+            raise UsageError("--execute runs what was recorded as it was: --verify and changes do not go with it")
+        return replay_execute.run(arguments)
     if (specs or arguments.assignments) and not arguments.verify:
         first = f"--{next(iter(specs))}" if specs else "--set"
         raise UsageError(

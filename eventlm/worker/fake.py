@@ -101,7 +101,7 @@ class FakeRunner:
             if (beside := fake_extras(number, row, produced, draw)) is not None:
                 extras.append(beside)
         ops = self._ops(launch, rows)
-        self._table.record(rows, tokens)
+        self._table.record(rows, payload.forced or tokens)
         return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
 
     def _is_deadly(self, sequence: Sequence) -> bool:

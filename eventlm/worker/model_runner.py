@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+import numpy as np
 import torch
 
 from eventlm.events.decisions import Launched
@@ -61,17 +62,17 @@ class ModelRunner:
         tokens: list[list[int]] = [[] for _ in rows]
         extras: list[RowExtras] = []
         if rows:
-            tokens, extras = self._compute(rows, lap)
-        self._table.record(rows, tokens)
+            tokens, extras = self._compute(rows, payload.forced, lap)
         ends = [
             (number, end)
             for number, (row, produced) in enumerate(zip(rows, tokens, strict=True))
-            if produced and (end := end_of(row.sequence.params, produced[-1], row.sequence.position - 1)) is not None
+            if produced and (end := end_of(row.sequence.params, produced[-1], row.sequence.position)) is not None
         ]
+        self._table.record(rows, payload.forced or tokens)
         lap("record")
         return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})
 
-    def _compute(self, rows: list[Row], lap: Lap) -> tuple[list[list[int]], list[RowExtras]]:
+    def _compute(self, rows: list[Row], forced: list[list[int]], lap: Lap) -> tuple[list[list[int]], list[RowExtras]]:
         """Tokens and extras. Stores the keys and values of all rows."""
         batch = build_batch(rows, block_size=self.setup.block_size, device=self._device)
         self.cache.clear_slots(batch.tails_R)
@@ -80,7 +81,9 @@ class ModelRunner:
         hidden_TH = self._decoder(batch.token_ids_T, batch.positions_T, self._rope, attention, lap)
         logits_SV = self._decoder.logits(hidden_TH[batch.sampled_S])
         lap("lm_head")
-        drawn_S = self._sampler.sample(logits_SV, [rows[number].sequence for number in batch.sampled_rows])
+        sampled = [rows[number].sequence for number in batch.sampled_rows]
+        forced_S = np.array([forced[number][0] for number in batch.sampled_rows]) if forced else None
+        drawn_S = self._sampler.sample(logits_SV, sampled, forced_S=forced_S)
         tokens: list[list[int]] = [[] for _ in rows]
         for number, token in zip(batch.sampled_rows, drawn_S.tolist(), strict=True):
             tokens[number] = [token]

@@ -54,9 +54,14 @@ class NewSequence(Struct, frozen=True, kw_only=True):
 
 
 class StepPayload(Struct, frozen=True, kw_only=True, tag="step"):
-    """Beside a launch: the sequences among its rows that the worker does not hold."""
+    """Beside a launch: the sequences among its rows that the worker does not hold.
+
+    forced: for each row the tokens to go on with in place of those that it produces, which are answered all the same.
+    Empty: none are forced.
+    """
 
     new: list[NewSequence] = []
+    forced: list[list[int]] = []
 
 
 class Shutdown(Struct, frozen=True, tag="shutdown"):

@@ -37,15 +37,18 @@ class Sampler:
         self._device = device
         self._hashed_ids_V = hash_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
 
-    def sample(self, logits_SV: Tensor, sequences: Seq[Sequence]) -> np.ndarray:
-        """One token id for each of these different sequences, int64 [S]. logits_SV: any floating dtype, not changed."""
+    def sample(self, logits_SV: Tensor, sequences: Seq[Sequence], *, forced_S: np.ndarray | None = None) -> np.ndarray:
+        """One token id for each of these different sequences, int64 [S]. logits_SV: any floating dtype, not changed.
+
+        forced_S: what the sequences go on with, where that is not what is drawn.
+        """
         rows = self.table.rows(sequences)
         tokens_S = np.empty(len(sequences), dtype=np.int64)
         for numbers in _parts(rows.params["needs"]):
             whole = len(numbers) == len(sequences)
             part, logits = (rows, logits_SV) if whole else (rows.take(numbers), logits_SV[torch.from_numpy(numbers)])
             tokens_S[numbers] = self._draw(logits, part).cpu().numpy()
-        self.table.record(rows, tokens_S)
+        self.table.record(rows, tokens_S if forced_S is None else forced_S)
         return tokens_S
 
     def _draw(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:

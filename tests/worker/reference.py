@@ -46,9 +46,9 @@ class Schedule:
         self.extras: dict[Key, list[RowExtras]] = {}
         sample = runner._sampler.sample
 
-        def capture(logits: torch.Tensor, sequences: Any) -> Any:
+        def capture(logits: torch.Tensor, sequences: Any, **options: Any) -> Any:
             self._captured = list(logits.clone())
-            return sample(logits, sequences)
+            return sample(logits, sequences, **options)
 
         monkeypatch.setattr(runner._sampler, "sample", capture)
 

@@ -1,0 +1,386 @@
+"""Re-execution: the recorded schedule is run on the model again, and every token is compared with the recorded one.
+
+The trace says what was launched and when it completed, its side-car (`--record-tokens`) what the prompts and outputs
+were. Requests are kept by the same code that kept them in the run (`LiveRequests`), and real worker processes get the
+same launches: same batches, chunks, blocks, same worker epochs with empty caches. Each step is run when the trace comes
+to its completion, so steps that a lost worker never completed are not run. Decisions are taken from the trace; that
+they follow from its facts is what `verify` shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct, structs
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.segment_reader import LogLine
+from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.config import ModelConfig
+from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
+from eventlm.control.live_requests import LiveRequests
+from eventlm.control.recorded_request import recorded_request
+from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.events import (
+    Arrived,
+    Closing,
+    Desynced,
+    Emitted,
+    Event,
+    Finished,
+    Header,
+    Launched,
+    Rejected,
+    StepCompleted,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.replay.divergence import Code
+from eventlm.replay.execution_workers import WorkerProcesses, Workers, worker_setup
+from eventlm.replay.step_split import RowsAlone
+from eventlm.replay.token_comparison import Comparison, ExecutedStep, Mismatch
+from eventlm.types import SequenceId
+from eventlm.worker.protocol import StepPayload, WorkerSetup
+
+#: Called with the bytes of the trace that are done, and all of them.
+OnProgress = Callable[[int, int], None]
+#: Makes what runs the steps.
+MakeWorkers = Callable[[WorkerSetup, Header], Workers]
+
+
+class ExecuteResult(Struct, frozen=True, kw_only=True):
+    """What a re-execution found. `exit_code` is 0 if everything that was compared is the same.
+
+    num_tokens: compared and the same. num_steps: run again; num_steps_by_digest: of these, compared by the digests in
+    the trace. host_differences: what differs from the recorded host; then differences may come from that. num_missing:
+    events that a gap says were not recorded; nothing behind it can be run.
+    """
+
+    path: str
+    num_events: int
+    num_requests: int
+    num_steps: int
+    num_tokens: int
+    num_steps_by_digest: int
+    is_teacher_forced: bool
+    num_missing: int
+    clean_end: bool
+    still_being_written: bool
+    host_differences: list[str] = []
+    warnings: list[str] = []
+    mismatches: list[Mismatch] = []
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first mismatch, else of the gap, else 0."""
+        if self.mismatches:
+            return Code.TOKEN.value.exit_code
+        return Code.GAP.value.exit_code if self.num_missing else 0
+
+
+class _Stopped(Exception):
+    """Nothing more can be run: a mismatch, or a gap."""
+
+
+class _Waiting(NamedTuple):
+    """A launch that has not completed."""
+
+    launched: Launched
+    body: bytes
+    payload: StepPayload
+
+
+def check_executable(path: Path | str) -> Header:
+    """The header of a trace that can be run again. Raises UsageError for one that cannot, and what LogReader raises."""
+    with LogReader(path) as reader:
+        header = reader.header
+        if header.s:
+            raise UsageError(
+                f"{path} begins at event {header.s}, in the middle of the run: the KV cache of its requests is not "
+                "there, so it cannot be run again; that needs the run's first file (a larger --record-keep)"
+            )
+        first = next(iter(reader))
+        find_side_car(first.path, header)
+        return header
+
+
+def recorded_model(header: Header, given: str | None = None) -> ModelConfig:
+    """The model that ran, as it was asked for; with `given` another place of it. Raises UsageError if none is named."""
+    recorded = header.config.get("model", {})
+    if given is not None:
+        return ModelConfig(model=given)
+    if not recorded.get("model"):
+        raise UsageError("the trace's header does not say which model ran; give its folder with --model")
+    names = ("model", "revision", "fake")
+    return msgspec.convert({name: recorded[name] for name in names if name in recorded}, ModelConfig)
+
+
+def execute(
+    path: Path | str,
+    *,
+    model: str,
+    threads: int | None = None,
+    teacher_force: bool = False,
+    rows_alone: bool = False,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+    make_workers: MakeWorkers = WorkerProcesses,
+) -> ExecuteResult:
+    """Run the steps of a trace again on the checkpoint in the folder `model` (or the fake one).
+
+    threads: of each worker; None: as recorded. teacher_force: after a mismatch go on with the recorded tokens, and find
+    all of them; without it the first one ends the run. rows_alone: run every row in a step of its own, a control in
+    which low precisions should differ.
+
+    Raises UsageError where the trace cannot be run again, EventLMError where a worker cannot, and what LogReader does.
+    """
+    return asyncio.run(
+        _execute(
+            path,
+            model=model,
+            threads=threads,
+            teacher_force=teacher_force,
+            rows_alone=rows_alone,
+            strict=strict,
+            on_progress=on_progress,
+            make_workers=make_workers,
+        )
+    )
+
+
+async def _execute(
+    path: Path | str,
+    *,
+    model: str,
+    threads: int | None,
+    teacher_force: bool,
+    rows_alone: bool,
+    strict: bool,
+    on_progress: OnProgress | None,
+    make_workers: MakeWorkers,
+) -> ExecuteResult:
+    header = check_executable(path)
+    workers = make_workers(worker_setup(header, model, threads=threads), header)
+    if rows_alone:
+        workers = RowsAlone(workers)
+    with LogReader(path, strict=strict) as reader, contextlib.closing(_Execution(header, workers)) as execution:
+        execution.is_forcing = teacher_force
+        try:
+            for line in reader:
+                await execution.feed(line)
+                if on_progress is not None:
+                    on_progress(reader.position, reader.size_bytes)
+            execution.finish()
+        except _Stopped:
+            pass
+        finally:
+            await workers.close()
+        return ExecuteResult(
+            path=str(path),
+            num_events=reader.num_lines,
+            num_requests=execution.num_requests,
+            num_steps=execution.num_steps,
+            num_tokens=execution.comparison.num_tokens,
+            num_steps_by_digest=execution.comparison.num_steps_by_digest,
+            is_teacher_forced=teacher_force,
+            num_missing=reader.num_missing,
+            clean_end=reader.clean_end,
+            still_being_written=reader.still_being_written,
+            host_differences=workers.host_differences(),
+            warnings=[*execution.damage, *([] if execution.mismatches else reader.warnings())],
+            mismatches=execution.mismatches,
+        )
+
+
+class _Execution:
+    """Takes a trace's lines in order, from the first. Raises _Stopped where nothing more can be run."""
+
+    def __init__(self, header: Header, workers: Workers) -> None:
+        self.is_forcing = False
+        self.num_requests = 0
+        self.num_steps = 0
+        self.mismatches: list[Mismatch] = []
+        self.comparison = Comparison()
+        self._header = header
+        self._workers = workers
+        self._side_car: SideCarReader | None = None
+        self._damage: list[str] = []
+        self._live: LiveRequests | None = None
+        self._epochs: dict[int, int] = {}
+        self._waiting: dict[tuple[int, int, int], _Waiting] = {}
+        #: Has run, and the core's word on it has not come.
+        self._step: ExecutedStep | None = None
+
+    @property
+    def damage(self) -> list[str]:
+        """Where the side-cars read so far were left out."""
+        return self._damage + (self._side_car.damage if self._side_car is not None else [])
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._side_car is not None:
+            self._side_car.close()
+
+    async def feed(self, line: LogLine) -> None:
+        """Take one line."""
+        if line.tag in _TAGS:
+            try:
+                await self._take(line.event(), line)
+            except (KeyError, IndexError) as error:
+                raise TraceCorruptError(
+                    f"{line.path}, line {line.number}: the `{line.tag}` does not follow from what comes before it; "
+                    "`eventlm replay` finds where the trace was altered"
+                ) from error
+
+    def finish(self) -> None:
+        """There are no more lines."""
+        if self._step is not None:
+            self._judge(set())
+
+    async def _take(self, event: Event, line: LogLine) -> None:
+        match event:
+            case Header():
+                self._open_side_car(event, line)
+            case Arrived():
+                self._arrive(event)
+            case Rejected():
+                self._requests.reject(event.request)
+            case Launched():
+                key = (event.replica, event.epoch, event.step)
+                self._waiting[key] = _Waiting(event, line.body, self._requests.launch(event))
+            case StepCompleted():
+                await self._complete(event)
+            case Emitted():
+                self._emit(event)
+            case Closing():
+                self._requests.start_closing(event)
+            case Finished():
+                self._requests.finish(event)
+            case WorkerUp():
+                self._epochs[event.replica] = event.epoch
+            case WorkerLost() | Desynced():
+                await self._lose(event)
+            case _:
+                # A gap: the state behind it is in a snapshot, the KV cache is not.
+                raise _Stopped
+
+    @property
+    def _requests(self) -> LiveRequests:
+        assert self._live is not None
+        return self._live
+
+    def _open_side_car(self, header: Header, line: LogLine) -> None:
+        if self._side_car is not None:
+            self._damage += self._side_car.damage
+            self._side_car.close()
+        self._side_car = SideCarReader(find_side_car(line.path, header))
+        if self._live is None:
+            core = header.core
+            capacity = header.block_table_size or PAIRS_PER_BLOCK * core.num_blocks
+            names = BlockNames(secrets.token_bytes(32), block_size=core.block_size, capacity=capacity)
+            key = self._side_car.digest_key
+            self._live = LiveRequests(names, block_size=core.block_size, seed_key=b"", digest_key=key)
+
+    def _arrive(self, arrived: Arrived) -> None:
+        assert self._side_car is not None
+        prompt = self._side_car.prompt(arrived.s)
+        if prompt is None or len(prompt.token_ids) != arrived.prompt_tokens:
+            raise TraceCorruptError(
+                f"{self._side_car.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
+                "that it was in cannot be run"
+            )
+        self.num_requests += 1
+        again = self._requests.arrive(
+            arrived.s,
+            recorded_request(arrived, prompt),
+            _nobody,
+            group_size=arrived.group_size,
+            group_index=arrived.group_index,
+        )
+        if not self.comparison.blocks.pair(arrived.blocks, again.blocks):
+            self._found(
+                Mismatch(kind="blocks", s=arrived.s, request=arrived.s, recorded=arrived.blocks, executed=again.blocks)
+            )
+
+    async def _complete(self, fact: StepCompleted) -> None:
+        """Run the step; one of a worker that was lost meanwhile counts for nothing."""
+        waiting = self._waiting.pop((fact.replica, fact.epoch, fact.step), None)
+        if waiting is None:
+            return
+        launched = waiting.launched
+        recorded = self._recorded_tokens(fact)
+        is_forced = self.is_forcing and recorded is not None
+        payload = waiting.payload
+        if is_forced and recorded is not None:
+            payload = structs.replace(payload, forced=recorded)
+        result = await self._workers.run(launched, waiting.body, payload)
+        self.num_steps += 1
+        identities = [SequenceId(row[0], row[1]) for row in (*launched.decodes, *launched.chunks)]
+        positions = [self._requests.num_output_tokens(identity) for identity in identities]
+        going_on = structs.replace(result, tokens=recorded) if is_forced and recorded is not None else result
+        again = self._requests.complete(fact.replica, going_on, start_ns=0, end_ns=0)
+        self._step = ExecutedStep(
+            launched=launched,
+            fact=fact,
+            again=again,
+            result=result,
+            recorded=recorded,
+            positions=positions,
+            is_recorded_sound=recorded is None or self._requests.digest(recorded) == fact.digest,
+            is_forced=is_forced,
+        )
+
+    def _recorded_tokens(self, fact: StepCompleted) -> list[list[int]] | None:
+        """Of the side-car; None where its line is missing, damaged, or cannot be of this step."""
+        assert self._side_car is not None
+        outputs = self._side_car.outputs(fact.s)
+        if outputs is None or list(map(len, outputs.tokens)) != fact.produced:
+            return None
+        return outputs.tokens
+
+    def _emit(self, emitted: Emitted) -> None:
+        """The core's word on the step that has just run: what of it counts."""
+        if self._step is None:
+            raise KeyError(emitted.step)
+        self._judge({row for row, _ in emitted.dropped})
+        self._requests.emit(emitted)
+
+    def _judge(self, dropped: set[int]) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        found = self.comparison.compare(step, dropped)
+        for mismatch in found:
+            self._found(mismatch)
+        if found and not step.is_forced:
+            # What the run went on with is not known.
+            raise _Stopped
+
+    def _found(self, mismatch: Mismatch) -> None:
+        self.mismatches.append(mismatch)
+        if not self.is_forcing:
+            raise _Stopped
+
+    async def _lose(self, fact: WorkerLost | Desynced) -> None:
+        if fact.epoch != self._epochs.get(fact.replica):
+            return
+        self._requests.forget_worker(fact.replica)
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != fact.replica}
+        await self._workers.lose(fact.replica)
+
+
+def _nobody(output: object) -> None:
+    """Gets the outputs of requests whose clients have long gone."""
+
+
+_TAGS = frozenset(
+    [
+        *("header", "gap", "arrive", "reject", "launch", "done", "emit", "closing", "finish"),
+        *("worker_up", "worker_lost", "desync"),
+    ]
+)

@@ -1,0 +1,169 @@
+"""Worker processes that run the steps of a trace again: one for each replica and worker epoch, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from eventlm.control.request import EngineUnavailableError
+from eventlm.control.setup import describe_host
+from eventlm.control.worker_process import WorkerProcess
+from eventlm.errors import CheckpointError, EventLMError, UsageError
+from eventlm.events import Header, Launched
+from eventlm.models.config import model_fingerprint
+from eventlm.worker.protocol import (
+    FAKE_MODEL,
+    FromWorker,
+    Heartbeat,
+    StepPayload,
+    StepResult,
+    WorkerDesync,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSetup,
+)
+
+#: What of the header's host has a say in the tokens.
+HOST_FIELDS = (
+    *("python", "implementation", "platform", "cpu", "machine", "isa"),
+    *("device", "dtype", "attention_backend", "torch", "threads"),
+)
+#: Parameters of the fake worker that only say how long a step takes.
+FAKE_TIMES = ("base_ns", "prefill_token_ns", "decode_ns", "context_token_ns")
+
+
+class Workers(Protocol):
+    """What runs steps again."""
+
+    async def run(self, launched: Launched, body: bytes, payload: StepPayload) -> StepResult:
+        """The result of a step, of the worker of its replica and epoch."""
+        ...
+
+    async def lose(self, replica: int) -> None:
+        """The replica's worker was lost."""
+        ...
+
+    def host_differences(self) -> list[str]:
+        """What differs between the recorded host and the one that ran the steps, one sentence each."""
+        ...
+
+    async def close(self) -> None:
+        """Stop all workers."""
+        ...
+
+
+def worker_setup(header: Header, model: str, *, threads: int | None = None) -> WorkerSetup:
+    """A worker as the run had them, with the model in the folder `model` (or the fake one)."""
+    core, recorded = header.core, header.config.get("model", {})
+    fake: dict[str, Any] = {}
+    if model == FAKE_MODEL:
+        fake = recorded.get("fake", {}) | dict.fromkeys(FAKE_TIMES, 0)
+    return WorkerSetup(
+        replica=0,
+        epoch=1,
+        model=model,
+        dtype=header.host.get("dtype") or recorded.get("dtype", "auto"),
+        block_size=core.block_size,
+        num_blocks=core.num_blocks,
+        max_model_len=core.max_model_len,
+        max_num_batched_tokens=core.max_num_batched_tokens,
+        max_num_seqs=core.max_num_seqs,
+        threads=threads or header.host.get("threads", 0),
+        warm_up=False,
+        fake=fake,
+    )
+
+
+class WorkerProcesses:
+    """Real worker processes. `setup` is that of any of them, but for replica and epoch.
+
+    Raises UsageError where the model is not the one that ran. Every call may raise EventLMError where a worker cannot
+    start or go on.
+    """
+
+    def __init__(self, setup: WorkerSetup, header: Header) -> None:
+        fingerprint = FAKE_MODEL if setup.model == FAKE_MODEL else model_fingerprint(setup.model)
+        if fingerprint != header.model_fingerprint:
+            raise UsageError(
+                f"the model {setup.model} is not the one that ran: its fingerprint is {fingerprint}, the trace has "
+                f"{header.model_fingerprint or 'none'}; give the folder of that model with --model"
+            )
+        self._setup = setup
+        self._header = header
+        worker = header.config.get("worker", {})
+        self._start_seconds = worker.get("start_timeout_seconds", 600)
+        self._step_seconds = worker.get("step_timeout_seconds", 600)
+        self._workers: dict[int, WorkerProcess] = {}
+        self._host: dict[str, Any] = {}
+
+    async def run(self, launched: Launched, body: bytes, payload: StepPayload) -> StepResult:
+        """Send the step and wait for its result."""
+        worker = self._workers.get(launched.replica)
+        if worker is None or worker.setup.epoch != launched.epoch:
+            await self.lose(launched.replica)
+            worker = await self._start(launched.replica, launched.epoch)
+        worker.send_step(body, payload)
+        message = await self._next(worker, self._step_seconds)
+        if isinstance(message, StepResult):
+            return message
+        what = f"step {launched.step} of replica {launched.replica} (event {launched.s})"
+        if isinstance(message, WorkerDesync):
+            raise EventLMError(
+                f"the worker does not take {what}: {message.detail}; `eventlm replay` verifies the trace"
+            )
+        raise EventLMError(f"the worker {_ending(worker, message, self._step_seconds)} in {what}")
+
+    async def _start(self, replica: int, epoch: int) -> WorkerProcess:
+        worker = WorkerProcess(structs.replace(self._setup, replica=replica, epoch=epoch))
+        self._workers[replica] = worker
+        await worker.start()
+        message = await self._next(worker, self._start_seconds)
+        if isinstance(message, WorkerFailed) and message.user_error:
+            raise CheckpointError(message.message)
+        if not isinstance(message, WorkerReady):
+            ending = _ending(worker, message, self._start_seconds)
+            raise EngineUnavailableError(f"the worker {ending} while it started; see above for its last words")
+        self._host = describe_host() | message.host
+        return worker
+
+    async def _next(self, worker: WorkerProcess, timeout_seconds: float) -> FromWorker | None:
+        """What a worker says besides that it lives; None if it dies, or says nothing in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                message = await worker.receive(left)
+            except TimeoutError:
+                return None
+            if not isinstance(message, Heartbeat):
+                return message
+        return None
+
+    async def lose(self, replica: int) -> None:
+        """Kill the replica's worker, if it has one."""
+        worker = self._workers.pop(replica, None)
+        if worker is not None:
+            await worker.kill()
+
+    def host_differences(self) -> list[str]:
+        """By field of the header's host; nothing before the first step."""
+        if not self._host:
+            return []
+        recorded = self._header.host
+        return [
+            f"{name}: recorded {recorded.get(name, 'nothing')}, here {self._host.get(name, 'nothing')}"
+            for name in HOST_FIELDS
+            if recorded.get(name) != self._host.get(name)
+        ]
+
+    async def close(self) -> None:
+        """Stop all workers."""
+        for replica in list(self._workers):
+            await self._workers.pop(replica).stop()
+
+
+def _ending(worker: WorkerProcess, message: FromWorker | None, timeout_seconds: float) -> str:
+    if isinstance(message, WorkerFailed):
+        return f"failed: {message.message}"
+    return worker.ending or f"said nothing that can be read in {timeout_seconds} s"
