@@ -52,7 +52,7 @@ class ModelledTiming:
         if self._on_shape is not None:
             self._on_shape(shape)
         start_ns = max(launched.ts + overheads.dispatch_ns, self._free_ns[replica])
-        end_ns = start_ns + self._cost.step_ns(shape, replica, launched.step)
+        end_ns = start_ns + self._cost.step_ns(shape, replica, launched.step, start_ns)
         self._free_ns[replica] = end_ns + overheads.between_ns
         return StepTimes(start_ns, end_ns, end_ns + overheads.report_ns, 0)
 

@@ -55,6 +55,8 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"eventlm"}
     for expected in ("kernels/paged_attention.py", "policies/edf.py", "replay/verify.py", "core/core.py", "py.typed"):
         assert f"eventlm/{expected}" in names
+    models = {path.name for path in (REPOSITORY / "replay" / "cost_models").iterdir()}
+    assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost_models/")}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

@@ -97,7 +97,7 @@ def lower_first(text: str) -> str:
 
 def _file_values(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for section, table in _read_toml(path).items():
+    for section, table in read_toml(path, what="the configuration").items():
         if section not in sections():
             raise UsageError(f"{path}: {_unknown_top_level(section, table)}")
         if not isinstance(table, dict):
@@ -147,11 +147,12 @@ def _shown(option: Option, value: object) -> str:
     return REDACTED if option.is_secret else repr(value)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, *, what: str) -> dict[str, Any]:
+    """The tables of a file that is to hold `what`. Raises UsageError with file, line and column."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
-        raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         column = error.start - error.object.rfind(b"\n", 0, error.start)

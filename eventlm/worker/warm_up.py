@@ -113,10 +113,17 @@ def _measure(runner: ModelRunner, shape: Shape) -> StepSample:
     runner.execute(launch, StepPayload(new=new))
     duration_ns = time.perf_counter_ns() - start_ns
     _forget(runner, num_rows)
+    return sample_of(shape, duration_ns)
+
+
+def sample_of(shape: Shape, duration_ns: int) -> StepSample:
+    """A step of this shape, in the predictor's features."""
+    num_rows, num_tokens, context = shape
+    is_decode = num_tokens == 1
     return StepSample(
         prefill_tokens=0 if is_decode else num_rows * num_tokens,
         num_decodes=num_rows if is_decode else 0,
-        context_tokens=num_rows * length,
+        context_tokens=num_rows * (context + num_tokens),
         chunk_context=0 if is_decode else num_rows * num_tokens * (context + num_tokens // 2),
         duration_ns=duration_ns,
     )

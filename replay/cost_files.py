@@ -1,0 +1,98 @@
+"""Cost models by name, from TOML files and from recorded runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.config.load import lower_first, read_toml
+from eventlm.config.options import nearest
+from eventlm.config.toml_text import toml_value
+from eventlm.errors import UsageError
+from eventlm.replay.cost_fit import FittedCost, fit_cost
+from eventlm.replay.cost_model import CostModel, LinearCost
+from eventlm.replay.cost_roofline import RooflineCost
+from eventlm.replay.recorded_steps import StepCollector
+
+_FOLDER = Path(__file__).with_name("cost_models")
+_AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.S)
+_VALUES_A_LINE = 12
+
+OnProgress = Callable[[int, int], None]
+
+
+def built_in_cost_models() -> list[str]:
+    """Names of the models that come with eventlm, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def load_cost_model(text: str) -> CostModel:
+    """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run: see `fit_trace`.
+
+    Raises UsageError that names the file and the key, or what there is; and what LogReader raises.
+    """
+    names = built_in_cost_models()
+    if text in names:
+        return _from_toml(_FOLDER / f"{text}.toml")
+    path = Path(text)
+    if path.suffix == ".toml":
+        return _from_toml(path)
+    if path.exists():
+        return fit_trace(path).model
+    guess = nearest(text, names)
+    did_you_mean = f"; did you mean {guess}?" if guess else ""
+    raise UsageError(
+        f"no cost model {text!r}{did_you_mean}; built in are {', '.join(names)}; or give a "
+        "TOML file, or a recorded run to fit one to"
+    )
+
+
+def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> FittedCost:
+    """Fit to the steps of a trace or run folder, for workloads that came at other times than the run's own.
+
+    `on_progress` gets bytes read, and of how many. Raises UsageError, and what LogReader raises.
+    """
+    collector = StepCollector()
+    with LogReader(path) as log:
+        for line in log:
+            collector.apply(line.event())
+            if on_progress is not None and line.number % 4096 == 0:
+                on_progress(log.position, log.size_bytes)
+    if not collector.steps:
+        raise UsageError(f"{path}: no step was completed in it: there is nothing to fit a cost model to")
+    return fit_cost(collector.steps, follows_run=False)
+
+
+def cost_model_text(model: LinearCost | RooflineCost, *, comments: Iterable[str] = ()) -> str:
+    """The model as TOML that `load_cost_model` reads, under lines of comment."""
+    tables = msgspec.to_builtins(model)
+    lines = [*(f"# {comment}" for comment in comments), *_pairs(tables)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *_pairs(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(table: dict[str, object]) -> list[str]:
+    return [f"{key} = {_wrapped(value)}" for key, value in table.items() if not isinstance(value, dict)]
+
+
+def _wrapped(value: object) -> str:
+    if not isinstance(value, list) or len(value) <= _VALUES_A_LINE:
+        return toml_value(value)
+    rows = [value[first : first + _VALUES_A_LINE] for first in range(0, len(value), _VALUES_A_LINE)]
+    return "[\n" + "".join(f"    {', '.join(map(toml_value, row))},\n" for row in rows) + "]"
+
+
+def _from_toml(path: Path) -> CostModel:
+    table = read_toml(path, what="the cost model")
+    try:
+        return msgspec.convert(table, LinearCost | RooflineCost)
+    except msgspec.ValidationError as error:
+        found = _AT.match(str(error))
+        where = f"{path}, {found['where']}" if found and found["where"] else str(path)
+        raise UsageError(f"{where}: {lower_first(found['what'] if found else str(error))}") from None

@@ -1,0 +1,289 @@
+"""Fits a cost model to the steps of a recorded run.
+
+The durations are a linear function of the shape with coefficients that are not negative. Their squared errors are
+weighted by one over the prediction, as of a quantity whose variance grows with its mean (quasi-Poisson regression with
+the identity link): then the predicted durations of the run add up to the recorded ones, and queues feel sums, not
+medians. Directions that the steps do not tell apart stay where the predictor's defaults, made as fast as the run, have
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS
+from eventlm.errors import UsageError
+from eventlm.replay.cost_model import MILLION, LinearCost, Overheads
+from eventlm.replay.recorded_steps import RecordedStep
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
+
+#: The coefficients of `LinearCost` in the order of the features' columns.
+COEFFICIENTS = ("base_ps", "first_chunk_ps", "prefill_ps", "decode_ps", "context_ps", "chunk_context_ps")
+#: With fewer steps the coefficients are guesses.
+MIN_STEPS = 20
+NUM_FOLDS = 5
+#: Values that stand for the distribution of the ratios.
+MAX_RATIOS = 256
+#: A stretch of the run in which the machine has one speed, in mean steps, and how many mean steps of mean speed are
+#: added to what it did.
+WINDOW_STEPS = 20
+WINDOW_PRIOR_STEPS = 0.5
+MAX_WINDOWS = 4096
+#: How much a default counts, in recorded steps whose time it would decide alone; more where there are few of them.
+_PRIOR_WEIGHT = 0.01
+_PRIOR_WEIGHT_OF_FEW = 0.3
+_NUM_ROUNDS = 8
+
+
+class FitReport(Struct, frozen=True, kw_only=True):
+    """How well a fit predicts steps that it has not seen, in fractions of a step's duration.
+
+    Each fifth of the run in time is predicted by a fit on the others, without what is known of the time: neighbours
+    share the machine's mood. mean, median, p95: absolute relative errors. sum_bias: of the sum of all durations,
+    positive where too long is predicted. fold_bias: how far, in the mean, the sum of a fifth is off. mean_near: mean
+    where every fifth step is held out and the slowness of its stretch is known from the others in it.
+    num_left_out: first steps of workers. notes: what to know before trusting it.
+    """
+
+    num_steps: int
+    num_left_out: int = 0
+    mean: float = 0.0
+    median: float = 0.0
+    p95: float = 0.0
+    sum_bias: float = 0.0
+    fold_bias: float = 0.0
+    mean_near: float = 0.0
+    notes: list[str] = []
+
+
+class FittedCost(NamedTuple):
+    """A cost model and how good it is."""
+
+    model: LinearCost
+    report: FitReport
+
+
+class _Windows(NamedTuple):
+    """Stretches of the time axis, and in which of them each step begins: [steps]."""
+
+    start_ns: int
+    width_ns: int
+    places: Integers
+
+    @classmethod
+    def over(cls, steps: Sequence[RecordedStep]) -> _Windows:
+        import numpy as np
+
+        starts_ns = np.array([step.start_ns for step in steps])
+        first_ns, last_ns = int(starts_ns.min()), int(starts_ns.max())
+        mean_ns = sum(step.end_ns - step.start_ns for step in steps) // len(steps)
+        width_ns = max(WINDOW_STEPS * mean_ns, (last_ns - first_ns) // MAX_WINDOWS, 0) + 1
+        return cls(first_ns, width_ns, (starts_ns - first_ns) // width_ns)
+
+
+def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: int = 0) -> FittedCost:
+    """Fit coefficients, overheads and what the shape does not explain.
+
+    follows_run: the steps will be asked for on the run's own time axis, so each takes longer or shorter as the run's
+    own around that time did. On a machine that others use too this is most of what a shape leaves unexplained. It says
+    what another policy would have met on that machine in those minutes. It does not hold where the load comes at
+    other times (arrivals sped up, a closed loop, another workload), nor where it is the policy that slows the machine
+    down. Without it, each step draws from the recorded ratios of duration to prediction: independently, so slow
+    minutes do not exist.
+
+    The first step of each worker is left out if there are others: it pays for memory. Raises UsageError if there is
+    no step.
+    """
+    if not steps:
+        raise UsageError("no step was completed: there is nothing to fit a cost model on")
+    import numpy as np  # not at the top: commands that fit nothing need not wait for it
+
+    used = _without_first(steps)
+    features = _features(used)
+    durations = np.array([max(step.end_ns - step.start_ns, 1) for step in used], dtype=float) * 1000
+    coefficients = _solve(features, durations)
+    predicted = features @ coefficients
+    windows = _Windows.over(used)
+    slowness = _slowness(windows.places, durations, predicted)
+    model = LinearCost(
+        **dict(zip(COEFFICIENTS, _integers(coefficients), strict=True)),
+        ratios_ppm=[] if follows_run else _ratios(durations / predicted),
+        seed=seed,
+        slowness_ppm=[round(float(value) * MILLION) for value in slowness] if follows_run else [],
+        slowness_start_ns=windows.start_ns if follows_run else 0,
+        slowness_window_ns=windows.width_ns if follows_run else 1,
+        overheads=measure_overheads(steps),
+    )
+    report = _report(features, durations, windows.places, num_left_out=len(steps) - len(used))
+    return FittedCost(model, report)
+
+
+def measure_overheads(steps: Sequence[RecordedStep]) -> Overheads:
+    """Means, so that their sums are right. Dispatch: of launches to a worker that was idle; between: of those that
+    were there before the step before had ended; report: of all.
+    """
+    last: dict[tuple[int, int], RecordedStep] = {}
+    dispatch: list[int] = []
+    between: list[int] = []
+    for step in steps:
+        before = last.get((step.replica, step.epoch))
+        last[step.replica, step.epoch] = step
+        if before is None:
+            continue
+        if step.launched_ns >= before.end_ns:
+            dispatch.append(step.start_ns - step.launched_ns)
+        else:
+            between.append(step.start_ns - before.end_ns)
+    report = [step.completed_ns - step.end_ns for step in steps]
+    return Overheads(dispatch_ns=_mean(dispatch or between), between_ns=_mean(between), report_ns=_mean(report))
+
+
+def _mean(values: Sequence[int]) -> int:
+    return max(sum(values) // len(values), 0) if values else 0
+
+
+def _without_first(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
+    seen: set[tuple[int, int]] = set()
+    used = []
+    for step in steps:
+        if (step.replica, step.epoch) in seen:
+            used.append(step)
+        seen.add((step.replica, step.epoch))
+    return used or steps
+
+
+def _features(steps: Sequence[RecordedStep]) -> Floats:
+    """[steps, 6], in the order of COEFFICIENTS."""
+    import numpy as np
+
+    rows = []
+    for step in steps:
+        prefill_tokens, num_decodes, context_tokens, chunk_context, num_chunks = step.shape
+        rows.append((1, num_chunks > 0, prefill_tokens, num_decodes, context_tokens, chunk_context))
+    return np.array(rows, dtype=float)
+
+
+def _defaults() -> Floats:
+    """The predictor's, with a first chunk at a quarter of a step."""
+    import numpy as np
+
+    base, *others = DEFAULT_COEFFICIENTS
+    return np.array([base, base / 4, *others])
+
+
+def _solve(features: Floats, durations: Floats) -> Floats:
+    """Coefficients that are not negative: by weights from the prediction before, the most negative one left out first.
+
+    In units of the defaults, so that the columns are of comparable size.
+    """
+    import numpy as np
+
+    defaults = _defaults()
+    defaults = defaults * (durations.sum() / (features @ defaults).sum())
+    scaled = features * defaults
+    predicted = scaled.sum(axis=1)
+    found = np.ones(len(defaults))
+    for _ in range(_NUM_ROUNDS):
+        weights = 1 / np.sqrt(predicted * predicted.mean())
+        found = _non_negative(scaled * weights[:, None], durations * weights)
+        predicted = np.maximum(scaled @ found, 1e-3 * durations.mean())
+    # The defaults' little weight has bent the sum a little.
+    scale = float(durations.sum() / (scaled @ found).sum())
+    return np.asarray(defaults * found * scale)
+
+
+def _non_negative(rows: Floats, wanted: Floats) -> Floats:
+    """Least squares of `rows @ x = wanted`, drawn to x = 1 where nothing else is known."""
+    import numpy as np
+
+    count = rows.shape[1]
+    prior = _PRIOR_WEIGHT if len(rows) >= MIN_STEPS else _PRIOR_WEIGHT_OF_FEW
+    rows = np.vstack([rows, np.eye(count) * prior])
+    wanted = np.concatenate([wanted, np.full(count, prior)])
+    kept = list(range(count))
+    while True:
+        values, *_ = np.linalg.lstsq(rows[:, kept], wanted, rcond=None)
+        if (values >= 0).all():
+            break
+        del kept[int(values.argmin())]
+    found = np.zeros(count)
+    found[kept] = values
+    return found
+
+
+def _integers(coefficients: Floats) -> list[int]:
+    return [max(round(float(value)), 0) for value in coefficients]
+
+
+def _slowness(windows: Integers, durations: Floats, predicted: Floats) -> Floats:
+    """[windows], how much longer than predicted the steps of each took."""
+    import numpy as np
+
+    prior = WINDOW_PRIOR_STEPS * durations.mean()
+    return np.asarray((np.bincount(windows, durations) + prior) / (np.bincount(windows, predicted) + prior))
+
+
+def _ratios(ratios: Floats) -> list[int]:
+    """The sorted ratios as means of equally many, in ppm; their own mean is a million, so that sums stay right."""
+    import numpy as np
+
+    parts = np.array_split(np.sort(ratios), min(len(ratios), MAX_RATIOS))
+    means = np.array([part.mean() for part in parts])
+    means /= means.mean()
+    return [max(round(float(value) * MILLION), 1) for value in means]
+
+
+def _report(features: Floats, durations: Floats, windows: Integers, *, num_left_out: int) -> FitReport:
+    import numpy as np
+
+    count = len(durations)
+    notes = []
+    if count < MIN_STEPS:
+        notes.append(f"only {count} steps: how their durations depend on the shape is a guess, their sum is not")
+    elif (features == features[0]).all():
+        notes.append("all steps have one shape: how durations depend on it is a guess")
+    if count < NUM_FOLDS:
+        return FitReport(num_steps=count, num_left_out=num_left_out, notes=notes)
+    stretches = np.arange(count) * NUM_FOLDS // count
+    predicted = _held_out(features, durations, stretches)
+    near = np.arange(count) % NUM_FOLDS
+    predicted_near = _held_out(features, durations, near, windows)
+    errors = np.abs(predicted / durations - 1)
+    sums = np.bincount(stretches, predicted) / np.bincount(stretches, durations)
+    return FitReport(
+        num_steps=count,
+        num_left_out=num_left_out,
+        mean=float(errors.mean()),
+        median=float(np.median(errors)),
+        p95=float(np.percentile(errors, 95)),
+        sum_bias=float(predicted.sum() / durations.sum() - 1),
+        fold_bias=float(np.abs(sums - 1).mean()),
+        mean_near=float(np.abs(predicted_near / durations - 1).mean()),
+        notes=notes,
+    )
+
+
+def _held_out(features: Floats, durations: Floats, folds: Integers, windows: Integers | None = None) -> Floats:
+    """Each fold predicted by a fit on the others; given windows, with the slowness that the others had in them."""
+    import numpy as np
+
+    predicted = np.empty(len(durations))
+    for fold in range(NUM_FOLDS):
+        held, others = folds == fold, folds != fold
+        coefficients = _solve(features[others], durations[others])
+        predicted[held] = features[held] @ coefficients
+        if windows is not None:
+            # A window without any of the others has the mean slowness.
+            weights = np.where(others, 1.0, 0.0)
+            slowness = _slowness(windows, durations * weights, (features @ coefficients) * weights)
+            predicted[held] *= slowness[windows[held]]
+    return predicted
