@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from eventlm.cli import trace_grep, trace_ls, trace_stats
+from eventlm.cli import trace_diff, trace_grep, trace_ls, trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
@@ -36,11 +36,12 @@ examples:
   eventlm trace info                  the newest run of a server in numbers
   eventlm trace stats --plot DIR      its latencies and steps, with pictures
   eventlm trace grep --request 17     its lines about one request
+  eventlm trace diff A B              where two runs decided otherwise
   eventlm trace check runs/latest     every line against the hash chain
   eventlm trace repair runs/latest    cut off a half-written last line
 
 exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
-            13 written by another version"""
+            10 different, 13 written by another version"""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     info = actions.add_parser("info", help="the run in numbers", description="Print a trace's run in numbers.")
@@ -68,6 +69,13 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     trace_grep.configure(grep)
 
+    diff = actions.add_parser(
+        "diff",
+        help="two runs of one workload beside each other",
+        description="Compare two runs of one workload: their set-up, the first decision that differs, every request.",
+    )
+    trace_diff.configure(diff)
+
     check = actions.add_parser(
         "check",
         help="verify hashes, order and fields of every line",
@@ -84,7 +92,7 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
 
     for action in (info, stats, grep, check, repair):
         action.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
-    for action in (info, stats, grep, check):
+    for action in (info, stats, grep, diff, check):
         action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
 
 

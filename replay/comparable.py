@@ -1,0 +1,105 @@
+"""Decisions of two runs in a form in which they can be compared: requests by their pair, without positions and times.
+
+Each decision belongs to a stream, in which order means something: the launches, completions and preemptions of a
+replica, and what is decided of a request. Between streams it does not: whether a request was admitted shortly before or
+after a launch that it has no part in depends on when it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from eventlm.events import (
+    Admitted,
+    Closing,
+    Decision,
+    Emitted,
+    Finished,
+    Launched,
+    PluginFailed,
+    Preempted,
+    Rejected,
+    Routed,
+    TimerSet,
+)
+
+#: The number of a pair, or the seq of a request that has none, as text that says whose it is.
+Name = int | str
+
+
+class Comparable(NamedTuple):
+    """A decision's stream, and what must be the same at the same place of the stream."""
+
+    stream: Hashable
+    content: Hashable
+
+
+class Names:
+    """What the requests of one run are called in both."""
+
+    def __init__(self, side: str, numbers: Mapping[int, int]) -> None:
+        self.side = side
+        self._numbers = numbers
+        self._requests = {number: request for request, number in numbers.items()}
+
+    def request(self, number: int) -> int:
+        """The request of a pair."""
+        return self._requests[number]
+
+    def of(self, request: int) -> Name:
+        """The number of its pair, else what nothing of the other run is called."""
+        return self._numbers.get(request) or f"{request} of {self.side}"
+
+    def is_paired(self, request: int) -> bool:
+        """Whether the other run has it too."""
+        return request in self._numbers
+
+
+def comparable(event: Decision, names: Names) -> Comparable | None:
+    """None for what is decided of a request that only one of the runs has.
+
+    Of blocks only the number counts: which ones are free depends on who gave them back first. Epochs and step numbers
+    are positions.
+    """
+    match event:
+        case Launched():
+            return Comparable(("launch", event.replica), _launch(event, names))
+        case Emitted():
+            return Comparable(("emit", event.replica), (event.num_tokens, *event.dropped))
+        case Preempted():
+            by = (names.of(event.by[0]), event.by[1]) if event.by is not None else None
+            return Comparable(("preempt", event.replica), (names.of(event.request), event.index, event.reason, by))
+        case PluginFailed():
+            return Comparable("plug-in", event.error)
+        case Admitted() | Rejected() | Routed() | Closing() | Finished() | TimerSet():
+            if not names.is_paired(event.request):
+                return None
+            return Comparable(("request", names.of(event.request)), _of_request(event))
+    raise TypeError(f"no decision: {event}")
+
+
+def _launch(event: Launched, names: Names) -> Hashable:
+    return (
+        tuple((names.of(row[0]), *row[1:]) for row in event.decodes),
+        tuple((names.of(row[0]), *row[1:]) for row in event.chunks),
+        tuple(event.most),
+        tuple((row, place, len(blocks)) for row, place, blocks in event.blocks),
+        tuple((names.of(request), index) for request, index in event.forget),
+    )
+
+
+def _of_request(event: Admitted | Rejected | Routed | Closing | Finished | TimerSet) -> Hashable:
+    match event:
+        case Rejected():
+            return ("reject", event.reason)
+        case Routed():
+            return ("route", event.index, event.replica)
+        case Closing():
+            return ("closing", event.index, event.reason, event.position)
+        case Finished():
+            return ("finish", event.index, event.reason, event.position, event.cached_tokens)
+        case Admitted():
+            return "admit"
+        case TimerSet():
+            return "set_timer"

@@ -1,0 +1,85 @@
+"""Which request of one run is which of another's of the same workload. Positions in the log say nothing: they differ.
+
+A request is known by what it asks for and by the prompt blocks and the session that it shares with earlier ones. Block
+and session integers differ between runs, so each is named by the request that brought it first. Of several that are
+alike the first is paired with the first, and so on. What is left over is paired with less asked for: without blocks and
+session (a run that is cut short, a block whose name was forgotten), then without model and max_tokens too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Sequence
+
+from msgspec import Struct
+
+from eventlm.events import Arrived
+
+
+class Pairing(Struct, frozen=True, kw_only=True):
+    """Requests by the seq of their arrival. `pairs` are (of A, of B), in A's order."""
+
+    pairs: list[tuple[int, int]]
+    only_a: list[int]
+    only_b: list[int]
+
+
+class Profile(Struct, frozen=True):
+    """What a request is known by, the most telling first."""
+
+    request: int
+    keys: tuple[Hashable, ...]
+
+
+def pair_requests(a: Sequence[Arrived], b: Sequence[Arrived]) -> Pairing:
+    """Pair the arrivals of two runs, each in the order of its log."""
+    numbers: dict[Hashable, int] = {}
+    left_a, left_b = _profiles(a, numbers), _profiles(b, numbers)
+    partner: dict[int, int] = {}
+    for level in range(len(left_a[0].keys) if left_a else 0):
+        waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for profile in left_b:
+            waiting[profile.keys[level]].append(profile.request)
+        unpaired = []
+        for profile in left_a:
+            alike = waiting.get(profile.keys[level])
+            if alike:
+                partner[profile.request] = alike.popleft()
+            else:
+                unpaired.append(profile)
+        taken = set(partner.values())
+        left_a, left_b = unpaired, [profile for profile in left_b if profile.request not in taken]
+    return Pairing(
+        pairs=[(arrival.s, partner[arrival.s]) for arrival in a if arrival.s in partner],
+        only_a=[profile.request for profile in left_a],
+        only_b=[profile.request for profile in left_b],
+    )
+
+
+def _profiles(arrivals: Sequence[Arrived], numbers: dict[Hashable, int]) -> list[Profile]:
+    """`numbers` stand for requests in both runs: what each asks for, and which of those alike it is."""
+    num_alike: Counter[Hashable] = Counter()
+    #: Who brought a block first, at which place, and who began a session.
+    brought_by: dict[int, tuple[int, int]] = {}
+    began_by: dict[int, int] = {}
+    found = []
+    for arrival in arrivals:
+        body = (
+            arrival.kind,
+            arrival.n,
+            arrival.prompt_tokens,
+            arrival.priority,
+            arrival.service_class,
+        )
+        limits = (*body, arrival.model, arrival.max_tokens)
+        rank = num_alike[limits]
+        num_alike[limits] += 1
+        own = numbers.setdefault((limits, rank), len(numbers))
+        # What it brings itself has no name: which of those alike it is depends on the order of arrival.
+        shared = (tuple(map(brought_by.get, arrival.blocks)), began_by.get(arrival.session))
+        for place, block in enumerate(arrival.blocks):
+            brought_by.setdefault(block, (own, place))
+        if arrival.session:
+            began_by.setdefault(arrival.session, own)
+        found.append(Profile(arrival.s, ((limits, shared), limits, body)))
+    return found
