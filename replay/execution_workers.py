@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
+from eventlm._version import __version__
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.setup import describe_host
 from eventlm.control.worker_process import WorkerProcess
@@ -147,14 +148,15 @@ class WorkerProcesses:
             await worker.kill()
 
     def host_differences(self) -> list[str]:
-        """By field of the header's host; nothing before the first step."""
+        """By field of the header; nothing before the first step."""
         if not self._host:
             return []
-        recorded = self._header.host
+        recorded = {"eventlm": self._header.code_version} | self._header.host
+        here = {"eventlm": __version__} | self._host
         return [
-            f"{name}: recorded {recorded.get(name, 'nothing')}, here {self._host.get(name, 'nothing')}"
-            for name in HOST_FIELDS
-            if recorded.get(name) != self._host.get(name)
+            f"{name}: recorded {recorded.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
+            for name in ("eventlm", *HOST_FIELDS)
+            if recorded.get(name) != here.get(name)
         ]
 
     async def close(self) -> None:

@@ -18,9 +18,11 @@ from eventlm.control.engine import InferenceEngine
 from eventlm.errors import InvariantError
 from eventlm.events import Event, Gap
 from eventlm.replay.verify import verify
+from tests.bus.side_cars import facts_without_tokens
 from tests.bus.slow_disk import SECONDS, HandLoop, SlowDisk
 from tests.control.engines import expected_tokens, fake_setup, generate, request
-from tests.simulation import Simulation
+from tests.replay.executions import execute_fake
+from tests.simulation import DIGEST_KEY, Simulation
 
 
 @pytest.fixture
@@ -94,9 +96,11 @@ class Hesitant(ThreadedRecorder):
 def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk, tmp_path: Path) -> None:
     num_missing = num_clean_ends = 0
     for seed in range(12):
-        writer = LogWriter(tmp_path, f"{seed}", segment_bytes=0 if seed % 3 else 8192)
+        has_tokens = seed % 2 == 1
+        digest_key = DIGEST_KEY if has_tokens else b""
+        writer = LogWriter(tmp_path, f"{seed}", segment_bytes=0 if seed % 3 else 8192, digest_key=digest_key)
         recorder = threaded(writer, Hesitant, disk=disk, seed=seed)
-        simulation = Simulation(seed, recorder=recorder, check_every=0)
+        simulation = Simulation(seed, recorder=recorder, check_every=0, records_tokens=has_tokens)
         # It sees to it that everybody gets what is his, in order.
         simulation.run()
         assert isinstance(recorder, Hesitant)
@@ -105,6 +109,10 @@ def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk
         assert result.divergence is None, seed
         assert result.exit_code == (14 if result.num_missing else 0)
         num_missing += result.num_missing
+        if has_tokens:
+            # What is recorded has its tokens, and what comes before the first gap can be run again.
+            assert facts_without_tokens(writer.run_folder) == []
+            assert execute_fake(writer.run_folder).exit_code == result.exit_code
         if result.clean_end:
             num_clean_ends += 1
             assert writer.num_events + result.num_missing == simulation.driver.core.next_seq

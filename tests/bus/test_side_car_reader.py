@@ -1,0 +1,125 @@
+"""Reading a side-car in step with its trace: one bad line costs itself, and nothing is taken from a wrong file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eventlm.bus.side_car import OutputTokens, PromptTokens, SideCarStart, encode_line
+from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.errors import TraceCorruptError, TraceVersionError, UsageError
+from eventlm.events import Header
+from eventlm.events.codec import chain, close_line
+from eventlm.sampler_params import SamplerParams
+from tests.bus import traces
+
+START = SideCarStart(s=0, format=1, run="run", digest_key="0a0b")
+LINES = [
+    START,
+    PromptTokens(s=2, token_ids=[5, 6], params=SamplerParams()),
+    OutputTokens(s=5, tokens=[[7]]),
+    OutputTokens(s=9, tokens=[[8], []]),
+    PromptTokens(s=11, token_ids=[1], params=SamplerParams()),
+    OutputTokens(s=14, tokens=[[9]]),
+]
+
+
+def header(**changes: object) -> Header:
+    return traces.header(run="run", level="tokens", **changes)
+
+
+@pytest.fixture
+def lines() -> list[bytes]:
+    h, closed = "", []
+    for line in LINES:
+        body = encode_line(line)
+        h = chain(h, body)
+        closed.append(close_line(body, h))
+    return closed
+
+
+def write(folder: Path, lines: list[bytes], name: str = "tokens.jsonl") -> Path:
+    path = folder / name
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def found(path: Path) -> dict[int, object]:
+    """What is found for each `s`, and the damage."""
+    with SideCarReader(path) as reader:
+        return {
+            s: line
+            for s in range(20)
+            if (line := (reader.prompt(s) if s in (2, 11) else reader.outputs(s))) is not None
+        } | {-1: reader.damage}
+
+
+def test_every_fact_gets_its_line(tmp_path: Path, lines: list[bytes]) -> None:
+    path = write(tmp_path, lines)
+    assert found(path) == {line.s: line for line in LINES[1:]} | {-1: []}
+    with SideCarReader(path) as reader:
+        assert reader.digest_key == b"\x0a\x0b"
+        # Lines of facts that the trace does not have are passed over, and a line is of one kind.
+        assert reader.outputs(9) == LINES[3]
+        assert reader.outputs(11) is None
+        assert reader.prompt(11) == LINES[4]
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4, 5])
+def test_a_bad_line_costs_itself(tmp_path: Path, lines: list[bytes], place: int) -> None:
+    offset = sum(map(len, lines[:place]))
+    lines[place] = lines[place].replace(b"[", b"[ ", 1)
+    path = write(tmp_path, lines)
+    expected = {line.s: line for line in LINES[1:] if line is not LINES[place]}
+    assert found(path) == expected | {-1: [f"{path} is damaged at line {place + 1}, byte {offset}"]}
+
+
+def test_behind_a_lost_line_and_behind_one_without_a_hash_one_more_cannot_be_trusted(
+    tmp_path: Path, lines: list[bytes]
+) -> None:
+    expected = {line.s: line for line in LINES[1:] if line.s not in (5, 9)}
+    path = write(tmp_path, [*lines[:2], *lines[3:]])
+    assert found(path) == expected | {-1: [f"{path} is damaged at line 3, byte {sum(map(len, lines[:2]))}"]}
+    path = write(tmp_path, [*lines[:2], b"nothing\n", *lines[3:]])
+    assert {s for s in found(path) if s >= 0} == expected.keys()
+
+
+def test_a_torn_tail_is_no_damage(tmp_path: Path, lines: list[bytes]) -> None:
+    path = write(tmp_path, [*lines[:-1], lines[-1][:-9]])
+    assert found(path) == {line.s: line for line in LINES[1:-1]} | {-1: []}
+
+
+def test_the_file_that_begins_with_the_segment_is_the_one(tmp_path: Path, lines: list[bytes]) -> None:
+    trace = tmp_path / "copy-of-the-trace.jsonl"
+    path = write(tmp_path, lines)
+    assert find_side_car(trace, header()) == path
+    # A writer has died between naming the side-car and naming the trace: the present one is of a later segment.
+    older = path.rename(tmp_path / "tokens-000000000000.jsonl")
+    body = encode_line(SideCarStart(s=20, format=1, run="run", digest_key="0a0b", previous_h="0" * 16))
+    write(tmp_path, [close_line(body, chain("0" * 16, body))])
+    assert find_side_car(trace, header()) == older
+    assert find_side_car(trace, header(s=20)) == path
+    for other in (header(s=7), traces.header(run="other", level="tokens")):
+        with pytest.raises(UsageError, match="is missing"):
+            find_side_car(trace, other)
+    with pytest.raises(UsageError, match="record with --record-tokens"):
+        find_side_car(trace, traces.header(run="run"))
+
+
+def test_what_is_no_side_car_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
+    for content in (b"", b"hello\n", b"\xff" * 40 + b"\n", traces.lines([traces.header()])[0]):
+        write(tmp_path, [content])
+        with pytest.raises(TraceCorruptError, match="is not the first line of a side-car"):
+            find_side_car(tmp_path / "trace.jsonl", header())
+    path = write(tmp_path, [lines[0].replace(b"0a0b", b"0a0c"), *lines[1:]])
+    with pytest.raises(TraceCorruptError, match="the hash of its first line does not match"):
+        SideCarReader(path)
+    body = encode_line(SideCarStart(s=0, format=2, run="run", digest_key=""))
+    path = write(tmp_path, [close_line(body, chain("", body))])
+    with pytest.raises(TraceVersionError, match="has format 2; this eventlm reads 1"):
+        SideCarReader(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UsageError, match="cannot read the side-car"):
+        find_side_car(tmp_path / "trace.jsonl", header())

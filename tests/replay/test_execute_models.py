@@ -1,0 +1,74 @@
+"""Runs of real models, executed again in this machine's workers: every token the same."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlm.errors import UsageError
+from eventlm.models.pull import cached
+from eventlm.offline import LLM, SamplingParams
+from eventlm.replay.execute import execute
+from eventlm.replay.verify import verify
+from tests.checkpoints import make_checkpoint
+
+#: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds.
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+    {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "n": 3},
+    {"temperature": 0.8, "min_p": 0.05, "logprobs": 2, "stop": ["a", "the"]},
+    {"temperature": 0.0, "min_tokens": 4, "prompt_logprobs": 1},
+]
+
+
+def record(folder: Path, model: str | Path, *, num_requests: int, max_tokens: int, **options: Any) -> Path:
+    """Serve some prompts, half of which share a beginning, in a pool that is too small for all of them."""
+    rng = random.Random(4)
+    prompts = [
+        "Once upon a time there was a log. " * (place % 2) + "x y " * rng.randint(1, 9) for place in range(num_requests)
+    ]
+    params = [SamplingParams(max_tokens=max_tokens, **PARAMS[place % len(PARAMS)]) for place in range(num_requests)]
+    with LLM(model, record=folder, record_tokens=True, threads=1, **options) as llm:
+        llm.generate(prompts, params, use_tqdm=False)
+        assert llm.run_folder is not None
+        return Path(llm.run_folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """A run with preemptions."""
+    folder = tmp_path_factory.mktemp("runs")
+    sizes = {"max_model_len": 160, "num_blocks": 30, "block_size": 8, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    return record(folder, checkpoint, num_requests=20, max_tokens=24, predictor=[1000] * 5, **sizes)
+
+
+def test_a_checkpoint_gives_the_same_tokens_again(tiny: Path, checkpoint: Path) -> None:
+    assert '"t":"preempt"' in (tiny / "trace.jsonl").read_text()
+    result = execute(tiny, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_requests == 20
+    assert result.num_tokens > 250
+    assert verify(tiny).exit_code == 0
+
+
+def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path, dtype="bfloat16", seed=1)
+    with pytest.raises(UsageError, match="is not the one that ran: its fingerprint is"):
+        execute(tiny, model=str(other))
+
+
+def test_the_default_model_gives_the_same_tokens_again(tmp_path: Path) -> None:
+    options = {"max_model_len": 256, "num_blocks": 24, "predictor": [1000] * 5}
+    run = record(tmp_path, "smollm2", num_requests=10, max_tokens=12, **options)
+    result = execute(run, model=str(cached("smollm2")))
+    assert (result.exit_code, result.mismatches) == (0, [])
+    assert result.num_tokens > 60
