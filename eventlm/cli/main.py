@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "measure a server under load, or the engine by itself",
     "pull": "fetch a model into the cache and print its folder",
     "replay": "verify a recorded run: its facts must lead to its decisions",
+    "explain": "tell where the time of a request went",
     "trace": "find, look at, compare or repair recorded runs",
     "policies": "list the installed policies, batchers and routers",
     "version": "print versions of eventlm and what it runs on",

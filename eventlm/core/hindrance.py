@@ -1,0 +1,138 @@
+"""What keeps a sequence from being in a step: questions to the state behind a drain. They change nothing.
+
+The planner says who runs. This says of one that does not what it lacked, by the functions that the planner asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from eventlm.core.replica import Replica
+from eventlm.core.residency import measure
+from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.state import CoreState
+from eventlm.core.suspects import find_trial, is_tried_alone
+from eventlm.core.waiting_queue import Candidate
+from eventlm.events import Launched
+from eventlm.types import SequenceId
+
+#: From the one nearest to running to the one farthest from it, as far as several replicas could take the sequence.
+Cause = Literal[
+    "steps_in_flight",  # the pipeline is full with steps that were planned before it came
+    "batcher",  # the batcher gave its prefill no chunk
+    "token_budget",  # the latest step was full with more urgent rows
+    "head_of_line",  # a more urgent one does not fit and may not be passed over
+    "trial",  # a suspect is tried alone (see `eventlm.core.suspects`)
+    "blocks",  # the pool has too few for it
+    "sequence_limit",  # max_num_seqs sequences are resident
+    "worker",  # no worker is up
+    "paused",
+    "draining",  # preempted, and rows of it are still in flight
+    "grammar",  # its matcher is not built
+    "text_end",  # the edge has yet to look at its text
+]
+_NEARNESS: tuple[Cause, ...] = (
+    "steps_in_flight",
+    "batcher",
+    "token_budget",
+    "head_of_line",
+    "trial",
+    "blocks",
+    "sequence_limit",
+)
+
+
+class Hindrance(NamedTuple):
+    """Why a sequence is in no step. `replica` is the one that could take it first, -1 where none could.
+
+    num_lacking: blocks that it lacks. other: the more urgent one that does not fit, or the suspect that is tried.
+    """
+
+    cause: Cause
+    replica: int = -1
+    num_lacking: int = 0
+    other: SequenceId | None = None
+
+
+def find_hindrance(state: CoreState, sequence: Sequence, launches: Mapping[int, Launched]) -> Hindrance | None:
+    """Why a live sequence is in no step now; None if it is in one.
+
+    launches: by replica, its latest launch since the sequence has been waiting, or resident without a row.
+    """
+    if sequence.state is State.WAITING_FOR_GRAMMAR:
+        return Hindrance("grammar")
+    if sequence.state is State.CLOSING:
+        return Hindrance("text_end")
+    if sequence.in_flight:
+        return None if sequence.resident else Hindrance("draining", sequence.replica)
+    if state.paused:
+        return Hindrance("paused")
+    if sequence.resident:
+        return _left_out(state, state.replicas[sequence.replica], sequence, launches.get(sequence.replica))
+    takers = state.replicas if sequence.home < 0 else [state.replicas[sequence.home]]
+    takers = [replica for replica in takers if replica.up and sequence.ticket]
+    found = [_kept_waiting(state, replica, sequence, launches.get(replica.index)) for replica in takers]
+    return min(found, key=lambda each: (_NEARNESS.index(each.cause), each.replica), default=Hindrance("worker"))
+
+
+def _left_out(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> Hindrance:
+    """Why a resident has no row."""
+    trial = find_trial(state, replica)
+    if trial is not None:
+        return Hindrance("trial", replica.index, other=trial.id)
+    if launched is not None and launched.num_tokens >= state.config.max_num_batched_tokens:
+        return Hindrance("token_budget", replica.index)
+    was_asked = launched is not None or len(replica.in_flight) < state.config.max_steps_in_flight
+    if sequence.state is State.PREFILL and was_asked:
+        return Hindrance("batcher", replica.index)
+    return Hindrance("steps_in_flight", replica.index)
+
+
+def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> Hindrance:
+    """Why a replica has not admitted a sequence that waits in line for it."""
+    trial = find_trial(state, replica)
+    if trial is not None:
+        return Hindrance("trial", replica.index, other=trial.id)
+    if len(replica.running) >= state.config.max_num_seqs:
+        return Hindrance("sequence_limit", replica.index)
+    num_lacking = measure(state, replica, sequence).num_lacking
+    if num_lacking > 0:
+        return Hindrance("blocks", replica.index, num_lacking=num_lacking)
+    if launched is None and not state.policy.static:
+        # No round has read its key yet.
+        return Hindrance("steps_in_flight", replica.index)
+    head = waiting_head(state, replica)
+    blocked = None
+    if head is not None and head.sequence is not sequence and not _fits(state, replica, head.sequence):
+        blocked = Hindrance("head_of_line", replica.index, other=head.sequence.id)
+        if head.sequence.skips >= state.config.max_skips:
+            return blocked
+    if launched is None:
+        return Hindrance("steps_in_flight", replica.index)
+    if launched.num_tokens >= state.config.max_num_batched_tokens:
+        return Hindrance("token_budget", replica.index)
+    # It was looked at and did not fit, and by now it would, or too many before it did not fit.
+    return blocked or Hindrance("steps_in_flight", replica.index)
+
+
+def _fits(state: CoreState, replica: Replica, sequence: Sequence) -> bool:
+    return measure(state, replica, sequence).num_lacking <= 0 and not is_tried_alone(state, sequence)
+
+
+def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
+    """The most urgent of those that wait for a replica."""
+    heads = [head for head in (replica.queue.peek(), state.shared_queue.peek()) if head is not None]
+    return min(heads, key=lambda head: head.urgency, default=None)
+
+
+def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:
+    """By which it is ordered now: in line by the latest keys, resident by that of its admission or of its prefill."""
+    priority, key, request, index = sequence.urgency
+    if sequence.ticket:
+        if not state.policy.static:
+            return state.queue_of(sequence).candidate(sequence).urgency
+        key = sequence.key
+    elif sequence.state is State.PREFILL:
+        key = state.partial_keys.get(sequence.id, key)
+    return priority, key, request, index

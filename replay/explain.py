@@ -1,0 +1,308 @@
+"""Where the time of a request went: the core that served it runs again, and is asked behind every drain.
+
+`explain` follows some requests through a trace. The core is fed by the verifier, so an
+explanation is of what really happened, or there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from msgspec import Struct
+
+from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.core.plugin import SequenceView
+from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.state import CoreState
+from eventlm.errors import EventLMError, UsageError
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    Closing,
+    Decision,
+    Emitted,
+    Fact,
+    Finished,
+    Launched,
+    Preempted,
+    Rejected,
+    StepCompleted,
+)
+from eventlm.events.codec import FACT_TAGS
+from eventlm.replay.explain_result import Explanation, Order
+from eventlm.replay.explain_timeline import Timeline, order_of
+from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.verify import Found, Verifier
+from eventlm.types import SequenceId
+from eventlm.wording import counted
+
+OnProgress = Callable[[int, int], None]
+_LINES_PER_PROGRESS = 1024
+
+
+class DivergenceError(EventLMError):
+    """The trace is not what this code decides. `exit_code` is that of the divergence."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Explained(Struct, frozen=True, kw_only=True):
+    """What was asked for, in that order; and what a user should know of the trace."""
+
+    path: str
+    explanations: list[Explanation]
+    warnings: list[str]
+
+
+class Explainer:
+    """Takes a trace's lines in order, from the first, and follows the wanted requests.
+
+    wanted: by request, the indices of its samples; None: all of them. Raises Found where the trace diverges.
+    """
+
+    def __init__(self, verifier: Verifier, wanted: Mapping[int, list[int] | None]) -> None:
+        self.found: dict[SequenceId, Explanation] = {}
+        #: What stands in the log where a wanted request was looked for.
+        self.tags: dict[int, str] = {}
+        self._verifier = verifier
+        self._core = verifier.core
+        self._wanted = wanted
+        self._arrivals: dict[int, Arrived] = {}
+        self._live: dict[SequenceId, Timeline] = {}
+        self._last_s, self._last_tag = -1, "header"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all wanted have ended, and all that was decided up to there is verified."""
+        has_come = self._last_s >= max(self._wanted, default=-1) and self._last_tag not in ("header", "gap")
+        return has_come and not self._live and not self._arrivals and not self._verifier.expected
+
+    def feed(self, line: LogLine) -> None:
+        """Check one line, and look at the core behind it."""
+        self._verifier.feed(line)
+        self._last_s, self._last_tag = line.s, line.tag
+        if line.s in self._wanted:
+            self.tags[line.s] = line.tag
+        if self._verifier.core is not self._core:
+            self._core = self._verifier.core
+            self._resume(self._core.state)
+        elif line.tag in FACT_TAGS and (self._live or self._arrivals or line.s in self._wanted):
+            fact = line.event()
+            assert isinstance(fact, Fact)
+            self._take(fact, list(self._verifier.expected))
+
+    def end(self) -> None:
+        """The log is over."""
+        now_ns = self._core.state.now_ns
+        for identity, timeline in self._live.items():
+            self.found[identity] = timeline.cut(now_ns, "unfinished")
+        self._live.clear()
+
+    def _take(self, fact: Fact, decisions: Iterable[Decision]) -> None:
+        state = self._core.state
+        if isinstance(fact, Arrived) and fact.s in self._wanted:
+            self._arrivals[fact.s] = fact
+        for timeline in self._live.values():
+            timeline.check_worker(state, fact.ts)
+        for decision in decisions:
+            if isinstance(decision, Emitted) and isinstance(fact, StepCompleted):
+                # Without it the fact was of an older worker, and meant nothing.
+                for timeline in self._live.values():
+                    timeline.complete(fact)
+            self._note(state, decision)
+        if fact.p:
+            for timeline in self._live.values():
+                timeline.settle(state)
+
+    def _note(self, state: CoreState, decision: Decision) -> None:
+        """What a decision means to those that are followed."""
+        if isinstance(decision, Launched):
+            for timeline in self._live.values():
+                timeline.launch(decision)
+        elif isinstance(decision, Admitted):
+            self._admit(state, decision)
+        elif isinstance(decision, Rejected):
+            self._reject(state, decision)
+        elif isinstance(decision, Preempted | Closing | Finished):
+            identity = SequenceId(decision.request, decision.index)
+            followed = self._live.get(identity)
+            if followed is None:
+                return
+            if isinstance(decision, Preempted):
+                followed.preempt(decision, _order_of(state, decision, followed.urgency))
+            elif isinstance(decision, Closing):
+                followed.close(decision.ts)
+            else:
+                self.found[identity] = followed.finish(decision)
+                del self._live[identity]
+
+    def _admit(self, state: CoreState, decision: Admitted) -> None:
+        if self._arrivals.pop(decision.request, None) is None:
+            return
+        for index in self._indices(state, decision.request):
+            # It cannot have ended: the decisions of its own arrival come first.
+            timeline = Timeline(state.requests[decision.request].sequences[index], state.policy_name)
+            timeline.arrive()
+            self._live[timeline.sequence.id] = timeline
+
+    def _indices(self, state: CoreState, request: int) -> list[int]:
+        n = state.requests[request].arrival.n
+        indices = self._wanted[request]
+        return list(range(n)) if indices is None else [index for index in indices if index < n]
+
+    def _reject(self, state: CoreState, decision: Rejected) -> None:
+        arrival = self._arrivals.pop(decision.request, None)
+        if arrival is not None:
+            self.found[SequenceId(arrival.s, 0)] = _rejection(state, arrival, decision)
+
+    def _resume(self, state: CoreState) -> None:
+        """The log begins, or goes on, with a snapshot."""
+        flying = _launches_in_flight(state)
+        self._arrivals.clear()
+        for identity, timeline in list(self._live.items()):
+            if _find(state, identity) is None:
+                self.found[identity] = timeline.cut(timeline.cursor_ns, "unknown")
+                del self._live[identity]
+        for request in self._wanted:
+            for index in self._indices(state, request) if request in state.requests else []:
+                identity = SequenceId(request, index)
+                sequence = _find(state, identity)
+                if sequence is not None:
+                    timeline = self._live.setdefault(identity, Timeline(sequence, state.policy_name))
+                    timeline.resume(sequence, state.now_ns, flying)
+                    timeline.settle(state)
+
+
+def _order_of(state: CoreState, decision: Preempted, urgency: Urgency) -> Order | None:
+    """That one of an urgency was preempted for a more urgent one; both as they were at their admissions."""
+    by = None if decision.by is None else _find(state, SequenceId(*decision.by))
+    return None if by is None else order_of(state, by, by.urgency, urgency)
+
+
+def _find(state: CoreState, identity: SequenceId) -> Sequence | None:
+    """A sequence that has not ended."""
+    request = state.requests.get(identity.request)
+    sequence = None if request is None else request.sequences[identity.index]
+    return None if sequence is None or sequence.state is State.FINISHED else sequence
+
+
+def _launches_in_flight(state: CoreState) -> list[Launched]:
+    """What is known of the launches in flight where a snapshot stands for them: all but when they were."""
+    return [
+        Launched(
+            s=step.launch_seq,
+            ts=state.now_ns,
+            replica=replica.index,
+            epoch=replica.epoch,
+            step=step.step,
+            decodes=[(s.request, s.index, s.num_tokens, 0) for s in step.decodes],
+            chunks=[
+                (row.sequence.request, row.sequence.index, row.start, row.end - row.start, 0) for row in step.chunks
+            ],
+            num_tokens=len(step.decodes) + sum(row.end - row.start for row in step.chunks),
+            predicted_ns=0,
+        )
+        for replica in state.replicas
+        for step in replica.in_flight
+    ]
+
+
+def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explanation:
+    """Of a request that was turned away as it arrived."""
+    config = state.config
+    if decision.reason == "context_length":
+        note = f"prompt and max_tokens are {arrival.prompt_tokens + arrival.max_tokens:,} tokens"
+        note += f", the context is {config.max_model_len:,}"
+    else:
+        free = sum(config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
+        note = f"{counted(state.num_waiting + state.num_closing, 'sequence')} waited, {free:,} slots were free"
+        note += f", and max_queue_len is {config.max_queue_len:,}"
+    group = (
+        f" (it came in a group of {arrival.group_size:,}, which is rejected as one)" if arrival.group_size > 1 else ""
+    )
+    timeline = Timeline(Sequence(arrival, 0, SequenceView.of(arrival, 0, 0)), state.policy_name)
+    timeline.arrive()
+    timeline.notes.append(note + group)
+    return timeline.cut(decision.ts, f"rejected: {decision.reason}")
+
+
+def explain(
+    path: Path | str,
+    requests: Seq[tuple[int, int | None]],
+    *,
+    trust_local_plugins: bool = False,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Explained:
+    """Explain (request, index) or, with index None, all samples of a request; each as far as the trace goes.
+
+    Raises UsageError for one that the trace does not have, DivergenceError where the trace is not what this code
+    decides, and as LogReader and `rebuild` do.
+    """
+    with LogReader(path, strict=strict) as reader:
+        rebuilt = rebuild(reader.header, Changes(trust_local_plugins=trust_local_plugins))
+        explainer = Explainer(Verifier(rebuilt, reader.header), _by_request(requests))
+        line: LogLine | None = None
+        is_done = False
+        try:
+            for line in reader:
+                explainer.feed(line)
+                is_done = explainer.is_done
+                if is_done:
+                    break
+                if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
+                    on_progress(reader.position, reader.size_bytes)
+        except Found as found:
+            assert line is not None
+            raise _diverged(reader.path, line, found, rebuilt.drift) from found
+        explainer.end()
+        warnings = [*rebuilt.drift, *([] if is_done else reader.warnings())]
+        explanations = [each for wanted in requests for each in _found(explainer, reader, *wanted)]
+        return Explained(path=reader.path, explanations=explanations, warnings=warnings)
+
+
+def _by_request(requests: Seq[tuple[int, int | None]]) -> dict[int, list[int] | None]:
+    wanted: dict[int, list[int] | None] = {}
+    for request, index in requests:
+        indices = wanted.setdefault(request, [])
+        if index is None or indices is None:
+            wanted[request] = None
+        else:
+            indices.append(index)
+    return wanted
+
+
+def _diverged(path: str, line: LogLine, found: Found, drift: list[str]) -> DivergenceError:
+    because = f" ({'; '.join(drift)})" if drift else ""
+    return DivergenceError(
+        f"{path} is not what this version decides: at event {line.s} {found.what}{because}; what it explained would "
+        f"not be what happened, `eventlm replay {path}` tells more",
+        found.code.value.exit_code,
+    )
+
+
+def _found(explainer: Explainer, reader: LogReader, request: int, index: int | None) -> list[Explanation]:
+    """The explanations of one that was asked for, or what is wrong with the question."""
+    samples = [explanation for (seq, _), explanation in sorted(explainer.found.items()) if seq == request]
+    chosen = [each for each in samples if index is None or each.index == index]
+    if chosen:
+        return chosen
+    tag = explainer.tags.get(request)
+    if samples or (tag == "arrive" and index is not None):
+        raise UsageError(f"{reader.path} has no sequence {request}.{index}: request {request} has fewer samples")
+    how = f"`eventlm explain {reader.path} --slowest 10` lists some"
+    if tag is not None:
+        raise UsageError(
+            f"event {request} of {reader.path} is no request but `{tag}`; a request's number is that of its `arrive` "
+            f"event: {how}"
+        )
+    first, last = reader.header.s, reader.header.s + reader.num_lines - 1
+    if request < first:
+        raise UsageError(f"request {request} ended before {reader.path} begins, with event {first}; {how}")
+    if request > last:
+        raise UsageError(f"{reader.path} has no request {request}, its events are {first} to {last}; {how}")
+    raise UsageError(f"request {request} came and ended in a gap of {reader.path}, where nothing was recorded; {how}")
