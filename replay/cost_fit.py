@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.errors import UsageError
@@ -33,9 +33,10 @@ MIN_STEPS = 20
 NUM_FOLDS = 5
 #: Values that stand for the distribution of the ratios.
 MAX_RATIOS = 256
-#: A stretch of the run in which the machine has one speed, in mean steps, and how many mean steps of mean speed are
-#: added to what it did.
-WINDOW_STEPS = 20
+#: Lengths, in mean steps, of the stretches of the run in which the machine has one speed, longest first; the one that
+#: predicts held-out steps best is taken.
+WINDOW_STEPS = (160, 80, 40, 20, 10, 5)
+#: So many mean steps of mean speed are added to what the machine did in a stretch.
 WINDOW_PRIOR_STEPS = 0.5
 MAX_WINDOWS = 4096
 #: How much a default counts, in recorded steps whose time it would decide alone; more where there are few of them.
@@ -50,7 +51,8 @@ class FitReport(Struct, frozen=True, kw_only=True):
     Each fifth of the run in time is predicted by a fit on the others, without what is known of the time: neighbours
     share the machine's mood. mean, median, p95: absolute relative errors. sum_bias: of the sum of all durations,
     positive where too long is predicted. fold_bias: how far, in the mean, the sum of a fifth is off. mean_near: mean
-    where every fifth step is held out and the slowness of its stretch is known from the others in it.
+    where every fifth step is held out and the slowness of its stretch is known from the others in it. Where it is far
+    below `mean`, it is the machine that was uneven, not the shapes.
     num_left_out: first steps of workers. notes: what to know before trusting it.
     """
 
@@ -80,13 +82,13 @@ class _Windows(NamedTuple):
     places: Integers
 
     @classmethod
-    def over(cls, steps: Sequence[RecordedStep]) -> _Windows:
+    def over(cls, steps: Sequence[RecordedStep], num_mean_steps: int) -> _Windows:
         import numpy as np
 
         starts_ns = np.array([step.start_ns for step in steps])
         first_ns, last_ns = int(starts_ns.min()), int(starts_ns.max())
         mean_ns = sum(step.end_ns - step.start_ns for step in steps) // len(steps)
-        width_ns = max(WINDOW_STEPS * mean_ns, (last_ns - first_ns) // MAX_WINDOWS, 0) + 1
+        width_ns = max(num_mean_steps * mean_ns, (last_ns - first_ns) // MAX_WINDOWS, 0) + 1
         return cls(first_ns, width_ns, (starts_ns - first_ns) // width_ns)
 
 
@@ -112,19 +114,21 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
     durations = np.array([max(step.end_ns - step.start_ns, 1) for step in used], dtype=float) * 1000
     coefficients = _solve(features, durations)
     predicted = features @ coefficients
-    windows = _Windows.over(used)
-    slowness = _slowness(windows.places, durations, predicted)
-    model = LinearCost(
-        **dict(zip(COEFFICIENTS, _integers(coefficients), strict=True)),
-        ratios_ppm=[] if follows_run else _ratios(durations / predicted),
-        seed=seed,
-        slowness_ppm=[round(float(value) * MILLION) for value in slowness] if follows_run else [],
-        slowness_start_ns=windows.start_ns if follows_run else 0,
-        slowness_window_ns=windows.width_ns if follows_run else 1,
-        overheads=measure_overheads(steps),
-    )
-    report = _report(features, durations, windows.places, num_left_out=len(steps) - len(used))
-    return FittedCost(model, report)
+    windows, mean_near = _best_windows(used, features, durations)
+    named = dict(zip(COEFFICIENTS, _integers(coefficients), strict=True))
+    model = structs.replace(LinearCost(base_ps=0), seed=seed, overheads=measure_overheads(steps), **named)
+    if not follows_run:
+        model = structs.replace(model, ratios_ppm=_ratios(durations / predicted))
+    elif windows is not None:
+        slowness = _slowness(windows.places, durations, predicted)
+        model = structs.replace(
+            model,
+            slowness_ppm=[round(float(value) * MILLION) for value in slowness],
+            slowness_start_ns=windows.start_ns,
+            slowness_window_ns=windows.width_ns,
+        )
+    report = _report(features, durations, num_left_out=len(steps) - len(used))
+    return FittedCost(model, structs.replace(report, mean_near=mean_near))
 
 
 def measure_overheads(steps: Sequence[RecordedStep]) -> Overheads:
@@ -206,12 +210,11 @@ def _non_negative(rows: Floats, wanted: Floats) -> Floats:
     import numpy as np
 
     count = rows.shape[1]
-    prior = _PRIOR_WEIGHT if len(rows) >= MIN_STEPS else _PRIOR_WEIGHT_OF_FEW
-    rows = np.vstack([rows, np.eye(count) * prior])
-    wanted = np.concatenate([wanted, np.full(count, prior)])
+    prior = (_PRIOR_WEIGHT if len(rows) >= MIN_STEPS else _PRIOR_WEIGHT_OF_FEW) ** 2
+    products, sides = rows.T @ rows + prior * np.eye(count), rows.T @ wanted + prior
     kept = list(range(count))
     while True:
-        values, *_ = np.linalg.lstsq(rows[:, kept], wanted, rcond=None)
+        values = np.linalg.solve(products[np.ix_(kept, kept)], sides[kept])
         if (values >= 0).all():
             break
         del kept[int(values.argmin())]
@@ -242,7 +245,37 @@ def _ratios(ratios: Floats) -> list[int]:
     return [max(round(float(value) * MILLION), 1) for value in means]
 
 
-def _report(features: Floats, durations: Floats, windows: Integers, *, num_left_out: int) -> FitReport:
+def _best_windows(steps: Sequence[RecordedStep], features: Floats, durations: Floats) -> tuple[_Windows | None, float]:
+    """The windows whose slowness, known from four steps of five, predicts the fifth best, and the mean error then.
+
+    None if the machine's speed did not change so that it would help.
+    """
+    import numpy as np
+
+    if len(steps) < MIN_STEPS:
+        return None, 0.0
+    folds = np.arange(len(steps)) % NUM_FOLDS
+    predicted = [features @ _solve(features[folds != fold], durations[folds != fold]) for fold in range(NUM_FOLDS)]
+
+    def mean_error(places: Integers) -> float:
+        errors = []
+        for fold, of_all in enumerate(predicted):
+            held = folds == fold
+            known = np.where(held, 0.0, 1.0)
+            slowness = _slowness(places, durations * known, of_all * known)
+            errors.append(np.abs(of_all[held] * slowness[places[held]] / durations[held] - 1))
+        return float(np.concatenate(errors).mean())
+
+    best, least = None, mean_error(np.zeros(len(steps), dtype=np.int64))
+    for num_mean_steps in WINDOW_STEPS:
+        windows = _Windows.over(steps, num_mean_steps)
+        error = mean_error(windows.places)
+        if error < least:
+            best, least = windows, error
+    return best, least
+
+
+def _report(features: Floats, durations: Floats, *, num_left_out: int) -> FitReport:
     import numpy as np
 
     count = len(durations)
@@ -253,12 +286,13 @@ def _report(features: Floats, durations: Floats, windows: Integers, *, num_left_
         notes.append("all steps have one shape: how durations depend on it is a guess")
     if count < NUM_FOLDS:
         return FitReport(num_steps=count, num_left_out=num_left_out, notes=notes)
-    stretches = np.arange(count) * NUM_FOLDS // count
-    predicted = _held_out(features, durations, stretches)
-    near = np.arange(count) % NUM_FOLDS
-    predicted_near = _held_out(features, durations, near, windows)
+    folds = np.arange(count) * NUM_FOLDS // count
+    predicted = np.empty(count)
+    for fold in range(NUM_FOLDS):
+        others = folds != fold
+        predicted[~others] = features[~others] @ _solve(features[others], durations[others])
     errors = np.abs(predicted / durations - 1)
-    sums = np.bincount(stretches, predicted) / np.bincount(stretches, durations)
+    sums = np.bincount(folds, predicted) / np.bincount(folds, durations)
     return FitReport(
         num_steps=count,
         num_left_out=num_left_out,
@@ -267,23 +301,5 @@ def _report(features: Floats, durations: Floats, windows: Integers, *, num_left_
         p95=float(np.percentile(errors, 95)),
         sum_bias=float(predicted.sum() / durations.sum() - 1),
         fold_bias=float(np.abs(sums - 1).mean()),
-        mean_near=float(np.abs(predicted_near / durations - 1).mean()),
         notes=notes,
     )
-
-
-def _held_out(features: Floats, durations: Floats, folds: Integers, windows: Integers | None = None) -> Floats:
-    """Each fold predicted by a fit on the others; given windows, with the slowness that the others had in them."""
-    import numpy as np
-
-    predicted = np.empty(len(durations))
-    for fold in range(NUM_FOLDS):
-        held, others = folds == fold, folds != fold
-        coefficients = _solve(features[others], durations[others])
-        predicted[held] = features[held] @ coefficients
-        if windows is not None:
-            # A window without any of the others has the mean slowness.
-            weights = np.where(others, 1.0, 0.0)
-            slowness = _slowness(windows, durations * weights, (features @ coefficients) * weights)
-            predicted[held] *= slowness[windows[held]]
-    return predicted
