@@ -35,7 +35,9 @@ METRICS = {
     "output_tokens": "output_tokens",
 }
 #: Fields of a header that differ between any two runs, or say what another says.
-_OF_EVERY_RUN = ("t", "s", "ts", "c", "run", "unix_start_ns", "seeds", "previous_h", "config_hash")
+_OF_EVERY_RUN = frozenset(
+    {"s", "ts", "c", "run", "unix_start_ns", "previous_h", "config_hash", "config.record.record", "t", "seeds"}
+)
 
 OnProgress = Callable[[int, int], None]
 _LINES_PER_PROGRESS = 4096
@@ -204,28 +206,37 @@ def _metrics(sequences: list[SequenceDelta]) -> list[MetricDelta]:
 def header_differences(a: Header, b: Header) -> list[FieldDifference]:
     """What two headers say differently: configuration, plug-ins, predictor, host, versions."""
     fields_a, fields_b = _fields(a), _fields(b)
+    sources_a, sources_b = _sources(a), _sources(b)
+    fields_a |= {name: source for name, source in sources_a.items() if name in sources_b}
+    fields_b |= {name: source for name, source in sources_b.items() if name in sources_a}
     names = [*fields_a, *(name for name in fields_b if name not in fields_a)]
     return [
         FieldDifference(name=name, a=fields_a.get(name), b=fields_b.get(name))
         for name in names
-        if fields_a.get(name) != fields_b.get(name)
+        if fields_a.get(name) != fields_b.get(name) and name not in _OF_EVERY_RUN
     ]
 
 
 def _fields(header: Header) -> dict[str, Any]:
-    """By dotted names. Of plug-ins those that ran from the start by their kind, and all by kind and name."""
-    fields = {name: value for name, value in msgspec.to_builtins(header).items() if name not in _OF_EVERY_RUN}
-    del fields["plugins"]
+    """By dotted names; the plug-ins that ran from the start by their kind."""
     plugins: dict[str, Any] = {}
     for record in header.plugins:
-        spec = format_plugin_spec({"type": record.name} | record.parameters)
-        plugins.setdefault(record.kind, spec)
-        plugins[f"{record.kind} {record.name}"] = " ".join(filter(None, [spec, record.version, record.source_hash]))
+        plugins.setdefault(record.kind, format_plugin_spec({"type": record.name} | record.parameters))
+    fields = {name: value for name, value in msgspec.to_builtins(header).items() if name != "plugins"}
     return plugins | dict(_flattened(fields, ""))
+
+
+def _sources(header: Header) -> dict[str, Any]:
+    """Which code each installed plug-in is."""
+    return {
+        f"source of {record.kind} {record.name}": f"{record.version} {record.source_hash}" for record in header.plugins
+    }
 
 
 def _flattened(value: Any, name: str) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         return [(name, value)]
+    if name in _OF_EVERY_RUN:
+        return []
     prefix = f"{name}." if name else ""
     return [pair for key, inner in value.items() for pair in _flattened(inner, f"{prefix}{key}")]

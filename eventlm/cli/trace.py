@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from eventlm.cli import trace_diff, trace_grep, trace_ls, trace_stats
+from eventlm.cli import trace_diff, trace_export, trace_grep, trace_ls, trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
@@ -37,6 +37,7 @@ examples:
   eventlm trace stats --plot DIR      its latencies and steps, with pictures
   eventlm trace grep --request 17     its lines about one request
   eventlm trace diff A B              where two runs decided otherwise
+  eventlm trace export --to csv -o D  requests and steps as tables
   eventlm trace check runs/latest     every line against the hash chain
   eventlm trace repair runs/latest    cut off a half-written last line
 
@@ -76,6 +77,13 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     trace_diff.configure(diff)
 
+    export = actions.add_parser(
+        "export",
+        help="requests and steps as CSV or parquet",
+        description="Write the requests and the steps of a trace as two tables, for notebooks and databases.",
+    )
+    trace_export.configure(export)
+
     check = actions.add_parser(
         "check",
         help="verify hashes, order and fields of every line",
@@ -90,9 +98,9 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     repair.set_defaults(run=run_repair)
 
-    for action in (info, stats, grep, check, repair):
+    for action in (info, stats, grep, export, check, repair):
         action.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
-    for action in (info, stats, grep, diff, check):
+    for action in (info, stats, grep, diff, export, check):
         action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
 
 

@@ -85,6 +85,8 @@ def render(found: TraceDiff, *, metric: str, num_most: int) -> Iterator[str]:
         yield from _rest(len(found.header))
     yield ""
     yield _pairs(found)
+    if 2 * found.num_pairs < min(len(found.a.arrivals), len(found.b.arrivals)):
+        yield "fewer than half of the requests are alike: these are hardly runs of one workload"
     for side, requests in (("A", found.only_a), ("B", found.only_b)):
         if requests:
             rest = ", ..." if len(requests) > _MAX_LISTED else ""
