@@ -30,13 +30,14 @@ _PS_PER_SECOND = 10**12
 class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU's peaks by its data sheet, and how many of them hold the model (tensor parallel).
 
-    flops_per_s: dense, in the type of the weights. all_reduce: between these GPUs, the time of a small one and what is
-    added for its bytes.
+    flops_per_s: dense, in the type of the weights. memory_bytes: of one GPU, 0: not said. all_reduce: between these
+    GPUs, the time of a small one and what is added for its bytes.
     """
 
     name: str
     flops_per_s: Positive
     memory_bytes_per_s: Positive
+    memory_bytes: NotNegative = 0
     num_gpus: Positive = 1
     all_reduce_ns: NotNegative = 0
     all_reduce_bytes_per_s: NotNegative = 0

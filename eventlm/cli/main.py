@@ -22,6 +22,7 @@ COMMANDS = {
     "pull": "fetch a model into the cache and print its folder",
     "replay": "verify a recorded run: its facts must lead to its decisions",
     "explain": "tell where the time of a request went",
+    "simulate": "run a workload through the scheduler, with a cost model for a worker",
     "trace": "find, look at, compare or repair recorded runs",
     "policies": "list the installed policies, batchers and routers",
     "version": "print versions of eventlm and what it runs on",

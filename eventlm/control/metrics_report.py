@@ -12,7 +12,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import MetricsSnapshot
 from eventlm.control.metrics_rows import COMPLETED, Gauges, RequestRow, StepRow
-from eventlm.events import Header
+from eventlm.events import Event, Header
 
 QUANTILES = (50, 90, 95, 99)
 #: Taken of sequences that ran to their end.
@@ -121,34 +121,54 @@ class _Keeper:
                 series.gauges.append(of_replica)
 
 
-def trace_stats(path: Path | str, *, strict: bool = False, on_progress: OnProgress | None = None) -> TraceStats:
-    """Read a whole trace. Raises as LogReader does."""
-    keeper = _Keeper()
-    store = MetricsStore(sink=keeper)
-    with LogReader(path, strict=strict) as reader:
-        keeper.series = [Series() for _ in range(reader.header.core.num_replicas)]
-        now_ns = reader.header.ts
-        for line in reader:
-            event = line.event()
-            if event.ts != now_ns:
-                keeper.sample(now_ns, store.gauges)
-                now_ns = event.ts
-            store.apply(event)
-            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                on_progress(reader.position, reader.size_bytes)
-        keeper.sample(now_ns, store.gauges)
-        snapshot = store.snapshot()
+class StatsCollector:
+    """`see` every event of a run in order, the header first; then `stats`."""
+
+    def __init__(self) -> None:
+        self._keeper = _Keeper()
+        self._store = MetricsStore(sink=self._keeper)
+        self._header: Header | None = None
+        self._now_ns = 0
+
+    def see(self, event: Event) -> None:
+        """Take in the next event."""
+        if self._header is None and isinstance(event, Header):
+            self._header, self._now_ns = event, event.ts
+            self._keeper.series = [Series() for _ in range(event.core.num_replicas)]
+        if event.ts != self._now_ns:
+            self._keeper.sample(self._now_ns, self._store.gauges)
+            self._now_ns = event.ts
+        self._store.apply(event)
+
+    def stats(self, *, path: str, num_bytes: int, warnings: list[str]) -> TraceStats:
+        """What they add up to, behind the last of them. Raises ValueError where nothing was seen."""
+        keeper = self._keeper
+        if self._header is None:
+            raise ValueError("there was no header")
+        keeper.sample(self._now_ns, self._store.gauges)
+        snapshot = self._store.snapshot()
         return TraceStats(
-            path=reader.path,
-            header=reader.header,
-            num_bytes=reader.position,
-            warnings=reader.warnings(),
+            path=path,
+            header=self._header,
+            num_bytes=num_bytes,
+            warnings=warnings,
             snapshot=snapshot,
             finish_reasons=_by_number(keeper.finish_reasons),
             reject_reasons=_by_number(_sum(replica.reject_reasons for replica in snapshot.replicas)),
             values=keeper.values,
             series=keeper.series,
         )
+
+
+def trace_stats(path: Path | str, *, strict: bool = False, on_progress: OnProgress | None = None) -> TraceStats:
+    """Read a whole trace. Raises as LogReader does."""
+    collector = StatsCollector()
+    with LogReader(path, strict=strict) as reader:
+        for line in reader:
+            collector.see(line.event())
+            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
+                on_progress(reader.position, reader.size_bytes)
+        return collector.stats(path=reader.path, num_bytes=reader.position, warnings=reader.warnings())
 
 
 def distribution(values: Mapping[int, int]) -> Distribution:

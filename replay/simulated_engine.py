@@ -1,0 +1,111 @@
+"""The engine of a simulation: a configuration, and what it leaves open taken from the cost model and the workload."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import NamedTuple
+
+from eventlm.config import Config
+from eventlm.control.setup import EngineSetup, make_setup
+from eventlm.errors import UsageError
+from eventlm.replay.cost_model import CostModel
+from eventlm.replay.cost_predictor import predictor_for
+from eventlm.replay.cost_roofline import RooflineCost
+from eventlm.replay.workload import Workload
+from eventlm.types import ceil_div
+
+#: Part of a GPU's memory that weights and KV blocks may take; the rest is for activations.
+MEMORY_SHARE_PPM = 900_000
+
+
+class SimulatedEngine(NamedTuple):
+    """What `eventlm.replay.simulate.simulate` needs beside workload and cost model. notes: what was chosen, and why."""
+
+    setup: EngineSetup
+    predictor: list[int]
+    notes: list[str]
+
+
+def build_engine(
+    config: Config, workload: Workload, cost: CostModel, *, model_name: str = "simulated", recorded_blocks: int = 0
+) -> SimulatedEngine:
+    """Resolve a configuration as an engine's start does.
+
+    Without num_blocks in it there are `recorded_blocks`, or as many as the machine of the cost model has room for, or
+    else more than the workload can fill. Without max_model_len the context is as long as the longest request needs, as
+    far as the blocks reach. Raises UsageError for what makes no sense.
+    """
+    if not workload.requests:
+        raise UsageError(f"{workload.source}: there is no request in this workload")
+    notes: list[str] = []
+    block_size = config.cache.block_size
+    num_blocks = config.cache.num_blocks
+    if num_blocks:
+        if num_blocks < 2:
+            raise UsageError(f"--num-blocks {num_blocks}: at least 2 are needed")
+    elif recorded_blocks:
+        num_blocks = recorded_blocks
+        notes.append(f"{num_blocks:,} KV blocks, as recorded")
+    elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
+        num_blocks = machine_blocks(cost, block_size)
+        machine = cost.machine
+        name = f"{machine.num_gpus} x {machine.name}" if machine.num_gpus > 1 else machine.name
+        notes.append(f"{num_blocks:,} KV blocks: what {name} holds beside the weights of {cost.model.name}")
+    else:
+        num_blocks = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
+        notes.append(f"{num_blocks:,} KV blocks, more than the workload can fill; --num-blocks makes them scarce")
+    max_model_len = _context(config, workload, num_blocks, notes)
+    return SimulatedEngine(
+        setup=make_setup(
+            config, model="simulated", model_name=model_name, num_blocks=num_blocks, max_model_len=max_model_len
+        ),
+        predictor=config.scheduler.predictor
+        or predictor_for(
+            cost,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_seqs=config.scheduler.max_num_seqs,
+        ),
+        notes=notes,
+    )
+
+
+def machine_blocks(cost: RooflineCost, block_size: int) -> int:
+    """KV blocks that a machine holds beside the weights. Raises UsageError if it does not hold even those."""
+    machine, model = cost.machine, cost.model
+    weights_bytes = (model.layer_weights + 2 * model.vocab_size * model.hidden_size) * model.bytes_per_weight
+    token_values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+    free_bytes = machine.memory_bytes * machine.num_gpus * MEMORY_SHARE_PPM // 1_000_000 - weights_bytes
+    num_blocks = free_bytes // (token_values * model.bytes_per_cache_value * block_size)
+    if num_blocks < 2:
+        raise UsageError(
+            f"{model.name} takes {weights_bytes / 1e9:.0f} GB, which leaves no room for KV blocks on "
+            f"{machine.num_gpus} x {machine.name}; more GPUs, or --num-blocks"
+        )
+    return num_blocks
+
+
+def ample_blocks(workload: Workload, block_size: int, max_num_seqs: int) -> int:
+    """KV blocks for the longest sequences that can run at once."""
+    lengths = (
+        ceil_div(request.arrival.prompt_tokens + request.arrival.max_tokens, block_size)
+        for request in workload.requests
+        for _ in range(request.arrival.n)
+    )
+    return sum(nlargest(max_num_seqs, lengths)) + max_num_seqs + 1
+
+
+def _context(config: Config, workload: Workload, num_blocks: int, notes: list[str]) -> int:
+    """The longest context, cut to what the blocks hold."""
+    asked = config.model.max_model_len
+    holds = (num_blocks - 1) * config.cache.block_size
+    if asked > holds:
+        raise UsageError(
+            f"--max-model-len {asked}: {num_blocks:,} blocks of {config.cache.block_size} tokens hold {holds:,}; lower "
+            "it or raise --num-blocks"
+        )
+    if asked:
+        return asked
+    longest = max(request.arrival.prompt_tokens + request.arrival.max_tokens for request in workload.requests)
+    if longest > holds:
+        notes.append(f"the context is cut to {holds:,} tokens, which is what the KV blocks hold")
+    return min(longest, holds)
