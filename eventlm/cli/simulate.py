@@ -29,15 +29,15 @@ server would decide; how long a step takes is the cost model's word.
 
 A WORKLOAD is a workload file, such as `eventlm trace import` makes of a public trace, or a recorded run, whose
 requests are then sent again: at their times, turns of a conversation after the end of the one before."""
-    parser.usage = "eventlm simulate WORKLOAD --cost-model NAME|FILE|TRACE [--policy SPEC] [flags]"
+    parser.usage = "eventlm simulate WORKLOAD --cost-model MODEL [--policy SPEC] [flags]"
     parser.epilog = """\
 examples:
   eventlm simulate W.jsonl --cost-model h200-llama3-8b
-  eventlm simulate W.jsonl --cost-model h200-llama3-8b --policy lrs --batcher space_sharing \\
-    --slo ttft=2000,tpot=50
-  eventlm simulate runs/latest --cost-model runs/latest --replicas 2 --speed-up-arrivals 2
-  eventlm simulate W.jsonl --cost-model a100-llama3-8b --num-blocks 4000 --record sims
-  eventlm replay sims/latest          (a simulated run is a trace like any other)
+  eventlm simulate W.jsonl --cost-model h200-llama3-8b --policy lrs \
+    --batcher space_sharing --slo ttft=2000,tpot=50
+  eventlm simulate runs/latest --cost-model runs/latest --replicas 2
+  eventlm simulate W.jsonl --cost-model a100-llama3-8b --record sims
+  eventlm replay sims/latest      (a simulated run is a trace like any other)
 
 Requests longer than the context are rejected and counted. Latencies are of sequences that ran to their end."""
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
