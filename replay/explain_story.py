@@ -96,8 +96,8 @@ def by_key(order: Order) -> str:
     if order.policy == "edf":
         return f"its deadline was {milliseconds(own_key - key)} earlier"
     if order.policy == "lrs":
-        share, own_share = (value / (1 << FRACTION_BITS) for value in (key, own_key))
-        return f"it had {share:.1%} of its deadline to spare against {own_share:.1%}"
+        slack, own_slack = (value / (1 << FRACTION_BITS) for value in (key, own_key))
+        return f"its slack was {slack:,.2f} of its deadline against {own_slack:,.2f}, and smaller goes first"
     return f"its key under {order.policy} was {key:,} against {own_key:,}, and smaller goes first"
 
 
@@ -277,9 +277,14 @@ def _behind(explanation: Explanation, group: list[Interval]) -> str:
     identities = [identity for interval in group for identity in [*interval.held_by, *interval.admitted]]
     names = _names(explanation, identities)
     others = [identity.request for identity in identities if identity.request != explanation.request]
-    if not others or len(others) < len(identities) or max(others) > explanation.request:
+    if not others or len(others) < len(identities):
         return names
-    return f"{names} that had arrived before it"
+    num_later = len({request for request in others if request > explanation.request})
+    if not num_later:
+        return f"{names} that had arrived before it"
+    if num_later == len(set(others)):
+        return f"{names} that arrived after it"
+    return f"{names}, {num_later:,} of them later arrivals"
 
 
 def _names(explanation: Explanation, identities: Iterable[SequenceId]) -> str:

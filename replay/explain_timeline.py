@@ -64,6 +64,8 @@ class Timeline:
         #: Of its latest admission before the drain that is being read.
         self.urgency = sequence.urgency
         self.notes: list[str] = []
+        #: Something of it is in the log.
+        self._is_seen = False
         self._intervals: list[Interval] = []
         self._steps: list[StepShare] = []
         self._preemptions: list[Preemption] = []
@@ -78,7 +80,8 @@ class Timeline:
         self._launches: dict[int, Launched] = {}
 
     def arrive(self) -> None:
-        """Its request has been stamped and admitted."""
+        """Its request has been stamped."""
+        self._is_seen = True
         arrival = self.sequence.arrival
         if arrival.ready_ns:
             self._emit(min(arrival.ready_ns, arrival.ts), "edge", "tokenizing")
@@ -88,10 +91,8 @@ class Timeline:
 
     def resume(self, sequence: Sequence, now_ns: int, in_flight: list[Launched]) -> None:
         """The log goes on behind what it does not have; `in_flight` are launches of all replicas that lie in there."""
-        if self._intervals:
-            self.notes.append("events of its life were not recorded")
-        else:
-            self.notes.append("it arrived before the log begins")
+        self.notes.append("events of its life were not recorded" if self._is_seen else "its arrival is not in the log")
+        self._is_seen = True
         self._close_wait(self.cursor_ns)
         self._emit(now_ns, "unseen", "not_recorded")
         self.sequence = sequence

@@ -46,6 +46,9 @@ class Colour(NamedTuple):
     colour: str
 
 
+MIXED = Colour("decoding beside prompts of others", "#2f7fae")
+
+
 def plot(explanations: Sequence[Explanation], path: str) -> None:
     """Write the picture. Raises UsageError if the file cannot be written."""
     # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
@@ -98,8 +101,11 @@ def _bars(axes: Axes, explanations: Sequence[Explanation]) -> None:
 def _merged(explanation: Explanation) -> Iterator[tuple[Colour, int, int]]:
     """Neighbours of one colour as one."""
     current: tuple[Colour, int, int] | None = None
+    mixed = {(step.replica, step.step) for step in explanation.steps if step.num_chunk_tokens}
     for interval in explanation.intervals:
         colour = _colour(interval)
+        if interval.phase == "decode" and interval.cause == "step" and (interval.replica, interval.steps[0]) in mixed:
+            colour = MIXED
         if current is not None and current[0] == colour:
             current = (colour, current[1], interval.end_ns)
             continue

@@ -29,6 +29,7 @@ from eventlm.events import (
 from eventlm.replay.explain import DivergenceError, Explained, explain
 from eventlm.replay.explain_result import Explanation, parts
 from eventlm.replay.explain_story import tell
+from tests.bus.slow_disk import SlowDisk
 from tests.replay.golden import BROKEN, FOLDER, GOLDEN
 from tests.replay.traces import CALM, record, small_machine, tampered
 from tests.replay.workload_runs import SEGMENT_BYTES
@@ -274,7 +275,7 @@ def test_a_later_segment_tells_the_same_of_what_it_has(logs: list[Path]) -> None
                 full = whole[part.request, part.index]
                 assert part.start_ns == full.start_ns
                 if part.arrived_ns < first_ns:
-                    assert part.notes == ["it arrived before the log begins"]
+                    assert part.notes == ["its arrival is not in the log"]
                     assert part.intervals[0].cause == "not_recorded"
                 if part.outcome == full.outcome:
                     assert part.end_ns == full.end_ns
@@ -330,6 +331,44 @@ def test_up_to_the_end_of_a_log_that_was_cut(calm: Path, tmp_path: Path) -> None
     known = {(each.start_ns, each.phase, each.cause) for each in whole.intervals}
     assert {(each.start_ns, each.phase, each.cause) for each in part.intervals[:-1]} <= known
     assert any("no clean end" in warning for warning in found.warnings)
+
+
+def test_a_gap_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SlowDisk(monkeypatch)
+    clock = [1000.0]
+    monkeypatch.setattr("eventlm.bus.log_writer.time.monotonic", lambda: clock[0])
+    outcomes: Counter[str] = Counter()
+    num_unseen = 0
+    for seed in range(8):
+        with LogWriter(tmp_path, f"{seed}") as writer:
+            simulation = Simulation(seed, writer=writer, check_every=0)
+
+            def fill_disk(event: Event) -> None:
+                """For sixty events."""
+                if event.s in (150, 210):
+                    disk.num_full = (1 << 30) * (event.s == 150)
+                    clock[0] += 100
+
+            simulation.driver.bus.attach(fill_disk)
+            simulation.run()
+        log = read(writer.run_folder)
+        with LogReader(writer.run_folder) as reader:
+            assert [*reader][-1].tag == "end"
+            (gap,) = reader.gaps
+        found = explain(log.path, log.requests)
+        gap_ends_ns = next(event.ts for event in log.events if event.s > gap.last)
+        for explanation in found.explanations:
+            check_sums(explanation)
+            outcomes[explanation.outcome] += 1
+            unseen = [each for each in explanation.intervals if each.phase == "unseen"]
+            num_unseen += len(unseen)
+            assert [each.end_ns for each in unseen] in ([], [gap_ends_ns])
+            if unseen and log.events[0].s < explanation.request < gap.first:
+                assert explanation.notes == ["events of its life were not recorded"]
+            elif unseen:
+                assert explanation.notes == ["its arrival is not in the log"]
+    assert outcomes["unknown"] >= 3
+    assert num_unseen >= OFTEN
 
 
 def test_who_is_not_there(calm: Path) -> None:

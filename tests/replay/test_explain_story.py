@@ -170,7 +170,7 @@ def test_a_rejected_one_and_one_that_is_partly_in_the_log() -> None:
         ("fcfs", (0, 5), (0, 1_000_005), "it arrived 1.00 ms earlier"),
         ("fcfs", (0, 5), (0, 5), "under fcfs both are equal, and it came first"),
         ("edf", (0, 5), (0, 250_000_005), "its deadline was 250.0 ms earlier"),
-        ("lrs", (0, 1 << 18), (0, 1 << 19), "it had 25.0% of its deadline to spare against 50.0%"),
+        ("lrs", (0, 1 << 18), (0, 1 << 19), "its slack was 0.25 of its deadline against 0.50, and smaller goes first"),
         ("mine:Own", (0, -4), (0, 1000), "its key under mine:Own was -4 against 1,000, and smaller goes first"),
     ],
 )
@@ -196,6 +196,8 @@ def test_other_reasons_in_words() -> None:
     assert "behind request 7, which was more urgent, did not fit" in waited("head_of_line", other=SequenceId(7, 0))
     assert "while request 7 was tried alone" in waited("trial", other=SequenceId(7, 0))
     assert "until it could be tried alone" in waited("trial", other=SequenceId(1043, 0))
+    assert "behind requests 7 and 2000, 1 of them later arrivals (the" in waited("sequence_limit", held_by=ids(7, 2000))
+    assert "behind request 2000 that arrived after it (the" in waited("sequence_limit", held_by=ids(2000))
     own_sample = waited("sequence_limit", limit=1, held_by=[SequenceId(1043, 1)])
     assert "behind another sample of its own (the sequence limit of 1 was reached)" in own_sample
 
