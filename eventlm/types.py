@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Context, Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
@@ -41,6 +42,7 @@ class SequenceId(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
+@lru_cache(maxsize=1024, typed=True)
 def parts_per_million(value: float | str) -> int:
     """`value` as an integer number of millionths, exactly as its shortest decimal form reads.
 

@@ -19,11 +19,5 @@ class Dynamic(Batcher, frozen=True, kw_only=True):
 
     def chunk_tokens(self, load: StepLoad, sequence: SequenceView, max_tokens: int, predictor: Predictor) -> int:
         target_ns = milliseconds_to_ns(self.target_ms)
-        fits, too_long = 0, max_tokens + 1
-        while too_long - fits > 1:
-            tokens = (fits + too_long) // 2
-            if load.predicted_ns(predictor, sequence.done_tokens, tokens) <= target_ns:
-                fits = tokens
-            else:
-                too_long = tokens
+        fits = load.largest_chunk(predictor, target_ns, sequence.done_tokens, max_tokens)
         return min(max(fits, self.min_chunk_tokens), max_tokens)

@@ -10,18 +10,22 @@ from eventlm.events import Arrived, Emitted, Event, Finished, Launched, PolicySw
 
 Row = tuple[int, int]
 
+#: Policies without a margin on their keys.
+NEVER_EVICT = ("fcfs", "lpm")
+
 
 class EvictionBounds:
     """Counts along; `watch` raises AssertionError at the event that breaks a bound.
 
     Evictions at admission: at most `max_evictions` of a sequence between two of its tokens, so at most
-    `max_evictions` x (its tokens + 1) in all; and with fcfs as the only policy so far, none within one priority.
+    `max_evictions` x (its tokens + 1) in all; and with fcfs and lpm as the only policies so far, none within one
+    priority.
     Memory: who has residents preempted gets at least as many blocks in the step being formed, or is preempted itself.
     """
 
     def __init__(self, config: CoreConfig, policies: list[dict[str, Any]]) -> None:
         self._max_evictions = config.max_evictions
-        self._is_fcfs = policies[0]["type"] == "fcfs"
+        self._never_evicts = policies[0]["type"] in NEVER_EVICT
         self._priorities: dict[int, int] = {}
         self._evictions: Counter[Row] = Counter()
         self._rows: dict[tuple[int, int, int], list[Row]] = {}
@@ -35,7 +39,7 @@ class EvictionBounds:
             case Arrived():
                 self._priorities[event.s] = event.priority
             case PolicySwapped():
-                self._is_fcfs = self._is_fcfs and event.name == "fcfs"
+                self._never_evicts = self._never_evicts and event.name in NEVER_EVICT
             case Preempted():
                 self._preempted(event)
             case Launched():
@@ -57,8 +61,8 @@ class EvictionBounds:
             assert event.by is not None
             self._evictions[victim] += 1
             assert self._evictions[victim] <= self._max_evictions, f"event {event.s} is an eviction too many"
-            if self._is_fcfs:
-                assert self._priorities[event.by[0]] < self._priorities[victim[0]], "fcfs never evicts"
+            if self._never_evicts:
+                assert self._priorities[event.by[0]] < self._priorities[victim[0]], "a policy without a margin evicted"
         elif event.reason == "memory" and event.by is not None:
             self._asked[(event.replica, event.by)] += 1
         elif event.reason == "memory":

@@ -20,8 +20,8 @@ from eventlm.events import Header
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 
-POLICIES = ("fcfs", "edf", "lrs")
-BATCHERS = ("fixed", "dynamic")
+POLICIES = ("fcfs", "edf", "lrs", "lpm")
+BATCHERS = ("fixed", "dynamic", "space_sharing")
 ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity")
 MILLISECOND = 1_000_000
 #: Ends that cut a sequence short.
@@ -62,7 +62,7 @@ class Chaos(NamedTuple):
 
 
 def draw_machine(rng: random.Random, seed: int) -> Machine:
-    """A small machine. Every policy x batcher x router comes up in 24 consecutive seeds."""
+    """A small machine. Every policy x batcher x router comes up in 48 consecutive seeds."""
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.choice([9, 14, 24, 60, 200])
     core = CoreConfig(
@@ -102,6 +102,7 @@ def draw_large_machine(rng: random.Random, seed: int) -> Machine:
         max_tokens_per_row=rng.choice([1, 1, 2, 4]),
         max_skips=rng.choice([0, 4, 8]),
         max_evictions=rng.choice([0, 2, 3]),
+        max_losses=rng.choice([3, 4, 5]),
     )
     return _with_plugins(rng, seed, core)
 
@@ -111,18 +112,21 @@ def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
         {"type": "fcfs"},
         {"type": "edf", "evict_margin_ms": rng.choice([0, 5, 10_000]), "min_deadline_ms": rng.choice([1, 50])},
         {"type": "lrs", "evict_margin": rng.choice([0, 0.5, 8]), "min_deadline_ms": rng.choice([1, 50])},
+        {"type": "lpm", "ageing_tokens_per_s": rng.choice([1, 250, 10_000])},
     ]
-    first = seed % 3
+    first = seed % 4
     policies = policies[first:] + policies[:first]
-    batcher: dict[str, Any] = {"type": BATCHERS[seed // 3 % 2]}
-    if batcher["type"] == "dynamic":
+    batcher: dict[str, Any] = {"type": BATCHERS[seed // 4 % 3]}
+    if batcher["type"] != "fixed":
         batcher |= {"target_ms": rng.choice([1, 4, 20]), "min_chunk_tokens": rng.choice([1, 4])}
+    if batcher["type"] == "space_sharing":
+        batcher |= {"min_long_steps": rng.choice([0, 1, 3]), "max_share": rng.choice([0.5, 0.9])}
     fake = FakeParameters(
         end_ppm=rng.choice([0, 30_000, 200_000]),
         late_ppm=rng.choice([0, 50_000]),
         die_ppm=rng.choice([0, 0, 4_000]),
     )
-    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 6 % len(ROUTERS)]}, fake)
+    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
 
 
 def make_core(machine: Machine) -> tuple[Header, Core]:

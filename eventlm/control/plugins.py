@@ -42,10 +42,12 @@ BUILT_IN: dict[PluginKind, dict[str, str]] = {
         "fcfs": "eventlm.policies.fcfs:Fcfs",
         "edf": "eventlm.policies.edf:Edf",
         "lrs": "eventlm.policies.lrs:Lrs",
+        "lpm": "eventlm.policies.lpm:Lpm",
     },
     "batcher": {
         "fixed": "eventlm.policies.fixed:Fixed",
         "dynamic": "eventlm.policies.dynamic:Dynamic",
+        "space_sharing": "eventlm.policies.space_sharing:SpaceSharing",
     },
     "router": {
         "round_robin": "eventlm.policies.round_robin:RoundRobin",

@@ -29,6 +29,16 @@ class Node(NamedTuple):
     parent: int
 
 
+class Path(NamedTuple):
+    """Blocks of the tree that spell the first names of a sequence: how many, and the last of them."""
+
+    num_blocks: int
+    last: Node | None
+
+
+NO_PATH = Path(0, None)
+
+
 class PoolSnapshot(Struct, frozen=True, kw_only=True):
     """A pool without its references, which follow from the tables that hold its blocks."""
 
@@ -75,6 +85,25 @@ class BlockPool:
             blocks.append(node.block)
             parent = name
         return blocks
+
+    def follow(self, names: list[int], max_blocks: int, known: Path) -> Path:
+        """As `lookup`, for whom only the length matters: it goes on from the path `known` from an earlier time.
+
+        That path is still whole if its last node is: a node is one object as long as it is in the tree, and whatever
+        leads to it stays as long.
+        """
+        tree = self.tree
+        place, last = known
+        if last is not None and tree.get(names[place - 1]) is not last:
+            place, last = NO_PATH
+        parent = names[place - 1] if place else ROOT
+        while place < max_blocks:
+            node = tree.get(names[place])
+            if node is None or node.parent != parent:
+                break
+            last, parent = node, names[place]
+            place += 1
+        return Path(place, last)
 
     def num_idle_among(self, blocks: list[int]) -> int:
         """How many of `blocks` are idle, so that holding them leaves fewer for allocations."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from eventlm.core.predictor import Predictor
+from eventlm.core.predictor import PICOSECONDS_PER_NANOSECOND, Predictor
 from eventlm.events import Arrived
 from eventlm.types import parts_per_million
 
@@ -25,7 +25,9 @@ class SequenceView(Struct, kw_only=True, eq=False):
 
     Times are nanoseconds since the run started; `deadline_ns` counts from the arrival and is 0 if the request has
     none. `prompt_tokens` includes, after a preemption, the kept output; `done_tokens` of them are done or under way.
-    `prefill_ns` is the predicted time of the whole prompt, `remaining_ns` of what is left.
+    `cached_tokens` of a partial prefill were found in the cache when it was first admitted and since; of a waiting
+    sequence they can be hit now, and are 0 under a policy that does not say `reads_prefixes`. `prefill_ns` is the
+    predicted time of the whole prompt, `remaining_ns` of what is left.
     """
 
     request: int
@@ -68,14 +70,24 @@ class SequenceView(Struct, kw_only=True, eq=False):
             return self.deadline_ns
         return max(multiplier_ppm * self.prefill_ns // 1_000_000, min_deadline_ns)
 
-    def slack_ns(self, now_ns: int) -> int:
-        """Time to spare if its prefill started now; negative if the deadline will be missed."""
-        return self.arrival_ns + self.relative_deadline_ns() - now_ns - self.remaining_ns
+    def slack_ns(
+        self,
+        now_ns: int,
+        multiplier_ppm: int = DEFAULT_DEADLINE_MULTIPLIER_PPM,
+        min_deadline_ns: int = DEFAULT_MIN_DEADLINE_NS,
+    ) -> int:
+        """Time to spare if its prefill went on alone from now; negative if the deadline will be missed."""
+        return self.arrival_ns + self.relative_deadline_ns(multiplier_ppm, min_deadline_ns) - now_ns - self.remaining_ns
 
 
 class StepLoad(Struct, eq=False):
-    """What the step being formed holds so far, in the predictor's features."""
+    """What the step being formed holds so far, in the predictor's features.
 
+    `now_ns` is the time of the plan, `budget_tokens` the most tokens that the step may hold (0: not said).
+    """
+
+    now_ns: int = 0
+    budget_tokens: int = 0
     num_tokens: int = 0
     num_decodes: int = 0
     prefill_tokens: int = 0
@@ -97,6 +109,17 @@ class StepLoad(Struct, eq=False):
             context_tokens=self.context_tokens + start + num_tokens,
             chunk_context=self.chunk_context + num_tokens * (start + num_tokens // 2),
         )
+
+    def largest_chunk(self, predictor: Predictor, target_ns: int, start: int, max_tokens: int) -> int:
+        """Most tokens behind `start`, from 0 to `max_tokens`, with which the step is predicted to take at most
+        `target_ns`.
+        """
+        taken_ps = predictor.step_ps(
+            self.prefill_tokens, self.num_decodes, self.context_tokens + start, self.chunk_context
+        )
+        # A predicted time is rounded down to whole nanoseconds.
+        spare_ps = (target_ns + 1) * PICOSECONDS_PER_NANOSECOND - 1 - taken_ps
+        return predictor.tokens_within(spare_ps, start, max_tokens)
 
 
 class RequestView(Struct, frozen=True):
@@ -127,10 +150,13 @@ class ReplicaView(Struct, frozen=True):
 class Policy(Struct, frozen=True, kw_only=True):
     """Orders sequences: a smaller key is more urgent, within one `priority`; ties go to the earlier arrival.
 
-    `static` says that a sequence's key never changes; then it is asked for once.
+    `static` says that a sequence's key never changes; then it is asked for once. `reads_prefixes` asks for the
+    `cached_tokens` of waiting sequences, on their replica or, where any may take them, the best one; that costs a look
+    into the caches for each of them in each round. A static policy has no rounds, so it gets none.
     """
 
     static: ClassVar[bool] = False
+    reads_prefixes: ClassVar[bool] = False
     version: ClassVar[str] = "1"
 
     def keys(self, sequences: Seq[SequenceView], now_ns: int) -> list[int]:

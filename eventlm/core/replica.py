@@ -11,7 +11,7 @@ from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
-from eventlm.core.block_pool import ROOT, BlockPool
+from eventlm.core.block_pool import NO_PATH, ROOT, BlockPool, Path
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.types import SequenceId
@@ -54,6 +54,8 @@ class Replica:
         self.forget: list[SequenceId] = []
         #: Tokens that the residents had when they were admitted.
         self.admitted_tokens = 0
+        #: What `read_hits` found when it was last asked, so that it need not begin at the root again.
+        self._paths: dict[SequenceId, Path] = {}
 
     def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.
@@ -106,6 +108,17 @@ class Replica:
             place += 1
             sequence.num_tree_blocks = place
             sequence.launched_tokens = place * block_size
+
+    def read_hits(self, waiting: list[Sequence], block_size: int) -> None:
+        """Raise the `cached_tokens` of waiting sequences to what they could hit here now."""
+        known, self._paths = self._paths, {}
+        for sequence in waiting:
+            if sequence.arrival.skip_cache_read:
+                continue
+            path = known.get(sequence.id, NO_PATH)
+            path = self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), path)
+            self._paths[sequence.id] = path
+            sequence.view.cached_tokens = max(sequence.view.cached_tokens, path.num_blocks * block_size)
 
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""

@@ -95,6 +95,8 @@ def _read_keys(state: CoreState) -> None:
     """One call of a policy that is not static, over all that wait and all partial prefills."""
     if state.policy.static:
         return
+    if state.policy.reads_prefixes:
+        _read_prefixes(state)
     waiting = [sequence for queue in state.queues for sequence in queue.members]
     partials = [sequence for replica in state.replicas for sequence in replica.partials()]
     keys, state.round_generation = ask_policy(state, [sequence.view for sequence in waiting + partials])
@@ -103,6 +105,16 @@ def _read_keys(state: CoreState) -> None:
         queue.order_by(keys[place : place + len(queue)])
         place += len(queue)
     state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[place:], strict=True)}
+
+
+def _read_prefixes(state: CoreState) -> None:
+    """What each waiting sequence could hit now: at home, or the most that any replica has."""
+    for queue in state.queues:
+        for sequence in queue.members:
+            sequence.view.cached_tokens = 0
+    for replica in state.replicas:
+        if replica.up:
+            replica.read_hits(replica.queue.members + state.shared_queue.members, state.config.block_size)
 
 
 def swap_policy(state: CoreState, fact: PolicySwapped) -> None:

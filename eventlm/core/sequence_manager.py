@@ -87,6 +87,7 @@ def enqueue(state: CoreState, sequence: Sequence) -> None:
     view = sequence.view
     view.prompt_tokens = sequence.num_tokens
     view.output_tokens = sequence.num_output_tokens
+    view.cached_tokens = 0
     view.remaining_ns = state.predictor.prefill_ns(sequence.num_tokens, 0, state.config.max_num_batched_tokens)
     if state.policy.static and sequence.key_generation != state.policy_generation:
         keys, sequence.key_generation = ask_policy(state, [view])

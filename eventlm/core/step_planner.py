@@ -26,8 +26,8 @@ from eventlm.types import ceil_div
 class StepPlan:
     """The step being formed, row by row, in the shape of its launch event."""
 
-    def __init__(self) -> None:
-        self.load = StepLoad()
+    def __init__(self, state: CoreState) -> None:
+        self.load = StepLoad(now_ns=state.now_ns, budget_tokens=state.config.max_num_batched_tokens)
         self.decoding: list[Sequence] = []
         self.decodes: list[tuple[int, int, int, int]] = []
         self.chunk_rows: list[ChunkRow] = []
@@ -38,7 +38,7 @@ class StepPlan:
 
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    plan = StepPlan()
+    plan = StepPlan(state)
     head = None
     trial = find_trial(state, replica)
     if trial is None:

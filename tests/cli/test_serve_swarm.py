@@ -12,6 +12,7 @@ import pytest
 from eventlm.events import Preempted, WorkerLost
 from eventlm.worker.fake import WORDS
 from tests.serving import PATIENCE_SECONDS, fake_text
+from tests.workload import BATCHERS, POLICIES
 
 from .conftest import StartServer
 
@@ -22,9 +23,9 @@ def random_flags(rng: random.Random) -> dict[str, int | str]:
     die_ppm = rng.choice([0, 2000, 10_000])
     return {
         "replicas": rng.choice([1, 2, 3]),
-        "policy": rng.choice(["fcfs", "edf", "lrs"]),
+        "policy": rng.choice(POLICIES),
         "router": rng.choice(["pull", "round_robin", "least_loaded", "prefix_affinity"]),
-        "batcher": rng.choice(["fixed", "dynamic"]),
+        "batcher": rng.choice(BATCHERS),
         "num-blocks": rng.choice([50, 80, 200]),
         "max-num-seqs": 16,
         "max-num-batched-tokens": rng.choice([32, 128]),

@@ -184,7 +184,7 @@ def test_an_entry_point_is_of_the_kind_of_its_base(here: Path) -> None:
     assert resolved("policy", "short:weight=2").record.reference == "shortest:ShortestFirst"
     assert "versioned is a router, not a policy" in error_of("policy", "versioned")
     message = error_of("policy", "shrt")
-    assert "did you mean short?; installed: fcfs, edf, lrs, short;" in message
+    assert "did you mean short?; installed: fcfs, edf, lrs, lpm, short;" in message
 
 
 def test_a_name_that_two_distributions_claim_is_ambiguous(here: Path) -> None:
@@ -213,7 +213,8 @@ def test_the_hash_is_of_the_text_and_not_of_its_line_ends(here: Path) -> None:
 def test_the_list_has_everything_and_a_broken_one_says_why(here: Path) -> None:
     install(here, "short = shortest:ShortestFirst\nbroken = nowhere:Class\nodd = shortest:NotAPolicy")
     infos = {info.name: info for info in list_plugins()}
-    assert set(infos) >= {"fcfs", "edf", "lrs", "fixed", "dynamic", "pull", "short", "broken", "odd"}
+    built_in = {"fcfs", "edf", "lrs", "lpm", "fixed", "dynamic", "space_sharing", "pull"}
+    assert set(infos) >= {*built_in, "short", "broken", "odd"}
     assert infos["edf"].parameters.startswith("multiplier=1.5, ")
     short = infos["short"]
     assert (short.kind, short.parameters, short.origin) == (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from eventlm.core.block_pool import ROOT, BlockPool
+from eventlm.core.block_pool import NO_PATH, ROOT, BlockPool
 
 
 class User:
@@ -72,6 +72,37 @@ def test_random_use_keeps_every_invariant(seed: int) -> None:
     for user in users:
         pool.release_all(user.table)
     assert pool.num_available == pool.num_blocks
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_known_path_is_followed_to_where_a_lookup_ends(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(rng.choice([4, 9, 20]))
+    users: list[User] = []
+    watched = [path(rng) for _ in range(12)]
+    # A name whose parent's was lost comes back under another one.
+    watched += [[names[0] + 1000, *names[1:]] for names in watched]
+    known = [NO_PATH] * len(watched)
+    lengths = set()
+    for _ in range(400):
+        action = rng.random()
+        if action < 0.3:
+            names = rng.choice(watched)
+            user = admit(pool, names, len(names))
+            users += [user] if user is not None else []
+        elif action < 0.7 and users:
+            publish(pool, rng.choice(users))
+        elif action < 0.99 and users:
+            pool.release_all(users.pop(rng.randrange(len(users))).table)
+        elif action >= 0.99:
+            pool.reset()
+            users.clear()
+        for place in rng.sample(range(len(watched)), 6):
+            names = watched[place]
+            known[place] = pool.follow(names, len(names), known[place])
+            assert known[place].num_blocks == len(pool.lookup(names, len(names)))
+            lengths.add(known[place].num_blocks)
+    assert len(lengths) > 2
 
 
 def fill(pool: BlockPool, names: list[int]) -> User:

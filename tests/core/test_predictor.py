@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.errors import UsageError
@@ -41,6 +43,22 @@ def test_huge_prompts_keep_their_last_nanosecond() -> None:
 
 def test_coefficients_come_back_as_they_went_in() -> None:
     assert Predictor.from_coefficients(list(DEFAULT_COEFFICIENTS)).coefficients() == list(DEFAULT_COEFFICIENTS)
+
+
+@given(
+    coefficients=st.lists(st.sampled_from([0, 1, 7, 1000, 50_000]), min_size=5, max_size=5),
+    spare_ps=st.integers(-10, 10**6),
+    start=st.integers(0, 100),
+)
+def test_the_largest_chunk_is_that_of_trying_every_size(coefficients: list[int], spare_ps: int, start: int) -> None:
+    predictor = Predictor.from_coefficients(coefficients)
+
+    def added_ps(num_tokens: int) -> int:
+        load = (num_tokens, 0, num_tokens, num_tokens * (start + num_tokens // 2))
+        return predictor.step_ps(*load) - predictor.base
+
+    wanted = max([n for n in range(201) if added_ps(n) <= spare_ps], default=0)
+    assert predictor.tokens_within(spare_ps, start, 200) == wanted
 
 
 @pytest.mark.parametrize("coefficients", [[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, -5]])

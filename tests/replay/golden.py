@@ -47,6 +47,16 @@ GOLDEN = {
         22,
         8,
     ),
+    # Long prompts that share a prefix and give way; two replicas with one queue.
+    "lpm_space_sharing": Golden(
+        small_machine({"type": "lpm"}, num_replicas=2, max_num_seqs=3)._replace(
+            batcher={"type": "space_sharing", "target_ms": 3, "min_chunk_tokens": 1, "min_long_steps": 0},
+            router={"type": "pull"},
+        ),
+        CALM,
+        5,
+        10,
+    ),
 }
 #: The first of them with a launch that gives a block to a sequence that does not own it.
 BROKEN = "broken_block"

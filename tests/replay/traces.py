@@ -15,7 +15,7 @@ from eventlm.replay.divergence import Divergence
 from eventlm.replay.verify import VerifyResult
 from eventlm.worker.fake import FakeParameters
 from tests.simulation import Simulation
-from tests.workload import Chaos, Machine
+from tests.workload import POLICIES, Chaos, Machine
 
 #: A trace as JSON objects without their hashes.
 Objects = list[dict[str, Any]]
@@ -33,7 +33,7 @@ def small_machine(policy: dict[str, Any], **limits: int) -> Machine:
         "max_num_batched_tokens": 16,
     }
     core = CoreConfig(models=["fake"], **(fields | limits))  # type: ignore[arg-type]
-    others = [{"type": name} for name in ("fcfs", "edf", "lrs") if name != policy["type"]]
+    others = [{"type": name} for name in POLICIES if name != policy["type"]]
     return Machine(core, [policy, *others], {"type": "fixed"}, {"type": "round_robin"}, FakeParameters())
 
 
