@@ -13,6 +13,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.bus.run_folder import TRACE_NAME, closed_segments
+from eventlm.bus.segment_reader import SegmentReader
 from eventlm.core.plugin import SequenceView
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
@@ -25,6 +27,7 @@ from eventlm.events import (
     Emitted,
     Fact,
     Finished,
+    Header,
     Launched,
     Preempted,
     Rejected,
@@ -73,18 +76,19 @@ class Explainer:
         self._wanted = wanted
         self._arrivals: dict[int, Arrived] = {}
         self._live: dict[SequenceId, Timeline] = {}
-        self._last_s, self._last_tag = -1, "header"
+        #: The latest line.
+        self.last_s, self._last_tag = -1, "header"
 
     @property
     def is_done(self) -> bool:
         """Whether all wanted have ended, and all that was decided up to there is verified."""
-        has_come = self._last_s >= max(self._wanted, default=-1) and self._last_tag not in ("header", "gap")
+        has_come = self.last_s >= max(self._wanted, default=-1) and self._last_tag not in ("header", "gap")
         return has_come and not self._live and not self._arrivals and not self._verifier.expected
 
     def feed(self, line: LogLine) -> None:
         """Check one line, and look at the core behind it."""
         self._verifier.feed(line)
-        self._last_s, self._last_tag = line.s, line.tag
+        self.last_s, self._last_tag = line.s, line.tag
         if line.s in self._wanted:
             self.tags[line.s] = line.tag
         if self._verifier.core is not self._core:
@@ -243,13 +247,16 @@ def explain(
     Raises UsageError for one that the trace does not have, DivergenceError where the trace is not what this code
     decides, and as LogReader and `rebuild` do.
     """
+    wanted = _by_request(requests)
+    start = _header_before(Path(path), min(wanted, default=0))
     with LogReader(path, strict=strict) as reader:
-        rebuilt = rebuild(reader.header, Changes(trust_local_plugins=trust_local_plugins))
-        explainer = Explainer(Verifier(rebuilt, reader.header), _by_request(requests))
+        header = start or reader.header
+        rebuilt = rebuild(header, Changes(trust_local_plugins=trust_local_plugins))
+        explainer = Explainer(Verifier(rebuilt, header), wanted)
         line: LogLine | None = None
         is_done = False
         try:
-            for line in reader:
+            for line in reader.lines_from(header.s):
                 explainer.feed(line)
                 is_done = explainer.is_done
                 if is_done:
@@ -261,8 +268,22 @@ def explain(
             raise _diverged(reader.path, line, found, rebuilt.drift) from found
         explainer.end()
         warnings = [*rebuilt.drift, *([] if is_done else reader.warnings())]
-        explanations = [each for wanted in requests for each in _found(explainer, reader, *wanted)]
+        explanations = [each for asked in requests for each in _found(explainer, reader, *asked)]
         return Explained(path=reader.path, explanations=explanations, warnings=warnings)
+
+
+def _header_before(path: Path, s: int) -> Header | None:
+    """Of a run in several files that of the last one which begins before event `s`: its snapshot is a start as good as
+    that of the run. None if there is no such file."""
+    if not path.is_dir():
+        return None
+    before = [segment.path for segment in closed_segments(path) if segment.first_s < s]
+    for candidate in [path / TRACE_NAME, *before[::-1]]:
+        if candidate.exists():
+            with SegmentReader(candidate) as reader:
+                if reader.header.s < s:
+                    return reader.header
+    return None
 
 
 def _by_request(requests: Seq[tuple[int, int | None]]) -> dict[int, list[int] | None]:
@@ -300,7 +321,7 @@ def _found(explainer: Explainer, reader: LogReader, request: int, index: int | N
             f"event {request} of {reader.path} is no request but `{tag}`; a request's number is that of its `arrive` "
             f"event: {how}"
         )
-    first, last = reader.header.s, reader.header.s + reader.num_lines - 1
+    first, last = reader.header.s, explainer.last_s
     if request < first:
         raise UsageError(f"request {request} ended before {reader.path} begins, with event {first}; {how}")
     if request > last:

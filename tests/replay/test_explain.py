@@ -287,6 +287,15 @@ def test_a_later_segment_tells_the_same_of_what_it_has(logs: list[Path]) -> None
     assert num_compared > 20 * OFTEN
 
 
+def test_a_request_is_explained_from_the_file_that_it_arrived_in(explained: list[tuple[Log, Explained]]) -> None:
+    """Nothing but the numbers of lines that were read tells that the files before it were left out."""
+    for log, found in explained[::5]:
+        asked = log.requests[-1:] + log.requests[len(log.requests) // 2 :][:1]
+        for request, _ in asked:
+            alone = explain(log.path, [(request, None)])
+            assert alone.explanations == [each for each in found.explanations if each.request == request]
+
+
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_traces(name: str) -> None:
     log = read(FOLDER / f"{name}.jsonl")
