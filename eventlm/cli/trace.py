@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from eventlm.cli import trace_diff, trace_export, trace_grep, trace_ls, trace_stats
+from eventlm.cli import trace_diff, trace_export, trace_grep, trace_import, trace_ls, trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
@@ -38,6 +38,8 @@ examples:
   eventlm trace grep --request 17     its lines about one request
   eventlm trace diff A B              where two runs decided otherwise
   eventlm trace export --to csv -o D  requests and steps as tables
+  eventlm trace import --from azure F -o W.jsonl
+                                      a public trace as a workload
   eventlm trace check runs/latest     every line against the hash chain
   eventlm trace repair runs/latest    cut off a half-written last line
 
@@ -83,6 +85,13 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
         description="Write the requests and the steps of a trace as two tables, for notebooks and databases.",
     )
     trace_export.configure(export)
+
+    imported = actions.add_parser(
+        "import",
+        help="a public trace of real load as a workload file",
+        description="Turn a public trace of real load into a workload file, which `eventlm simulate` reads.",
+    )
+    trace_import.configure(imported)
 
     check = actions.add_parser(
         "check",
