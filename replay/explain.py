@@ -35,7 +35,7 @@ from eventlm.events import (
 )
 from eventlm.events.codec import FACT_TAGS
 from eventlm.replay.explain_result import Explanation, Order
-from eventlm.replay.explain_timeline import Timeline, order_of
+from eventlm.replay.explain_timeline import Timeline, order_of, rows_of
 from eventlm.replay.rebuild import Changes, rebuild
 from eventlm.replay.verify import Found, Verifier
 from eventlm.types import SequenceId
@@ -74,7 +74,8 @@ class Explainer:
         self._verifier = verifier
         self._core = verifier.core
         self._wanted = wanted
-        self._arrivals: dict[int, Arrived] = {}
+        #: Of groups that are not complete.
+        self.arriving: dict[int, Arrived] = {}
         self._live: dict[SequenceId, Timeline] = {}
         #: The latest line.
         self.last_s, self._last_tag = -1, "header"
@@ -83,7 +84,7 @@ class Explainer:
     def is_done(self) -> bool:
         """Whether all wanted have ended, and all that was decided up to there is verified."""
         has_come = self.last_s >= max(self._wanted, default=-1) and self._last_tag not in ("header", "gap")
-        return has_come and not self._live and not self._arrivals and not self._verifier.expected
+        return has_come and not self._live and not self.arriving and not self._verifier.expected
 
     def feed(self, line: LogLine) -> None:
         """Check one line, and look at the core behind it."""
@@ -94,7 +95,7 @@ class Explainer:
         if self._verifier.core is not self._core:
             self._core = self._verifier.core
             self._resume(self._core.state)
-        elif line.tag in FACT_TAGS and (self._live or self._arrivals or line.s in self._wanted):
+        elif line.tag in FACT_TAGS and (self._live or self.arriving or line.s in self._wanted):
             fact = line.event()
             assert isinstance(fact, Fact)
             self._take(fact, list(self._verifier.expected))
@@ -109,7 +110,7 @@ class Explainer:
     def _take(self, fact: Fact, decisions: Iterable[Decision]) -> None:
         state = self._core.state
         if isinstance(fact, Arrived) and fact.s in self._wanted:
-            self._arrivals[fact.s] = fact
+            self.arriving[fact.s] = fact
         for timeline in self._live.values():
             timeline.check_worker(state, fact.ts)
         for decision in decisions:
@@ -125,8 +126,9 @@ class Explainer:
     def _note(self, state: CoreState, decision: Decision) -> None:
         """What a decision means to those that are followed."""
         if isinstance(decision, Launched):
-            for timeline in self._live.values():
-                timeline.launch(decision)
+            rows = rows_of(decision) if self._live else {}
+            for identity, timeline in self._live.items():
+                timeline.launch(decision, rows.get(identity))
         elif isinstance(decision, Admitted):
             self._admit(state, decision)
         elif isinstance(decision, Rejected):
@@ -145,7 +147,7 @@ class Explainer:
                 del self._live[identity]
 
     def _admit(self, state: CoreState, decision: Admitted) -> None:
-        if self._arrivals.pop(decision.request, None) is None:
+        if self.arriving.pop(decision.request, None) is None:
             return
         for index in self._indices(state, decision.request):
             # It cannot have ended: the decisions of its own arrival come first.
@@ -159,14 +161,14 @@ class Explainer:
         return list(range(n)) if indices is None else [index for index in indices if index < n]
 
     def _reject(self, state: CoreState, decision: Rejected) -> None:
-        arrival = self._arrivals.pop(decision.request, None)
+        arrival = self.arriving.pop(decision.request, None)
         if arrival is not None:
             self.found[SequenceId(arrival.s, 0)] = _rejection(state, arrival, decision)
 
     def _resume(self, state: CoreState) -> None:
         """The log begins, or goes on, with a snapshot."""
         flying = _launches_in_flight(state)
-        self._arrivals.clear()
+        self.arriving.clear()
         for identity, timeline in list(self._live.items()):
             if _find(state, identity) is None:
                 self.found[identity] = timeline.cut(timeline.cursor_ns, "unknown")
@@ -309,10 +311,15 @@ def _diverged(path: str, line: LogLine, found: Found, drift: list[str]) -> Diver
 def _found(explainer: Explainer, reader: LogReader, request: int, index: int | None) -> list[Explanation]:
     """The explanations of one that was asked for, or what is wrong with the question."""
     samples = [explanation for (seq, _), explanation in sorted(explainer.found.items()) if seq == request]
-    chosen = [each for each in samples if index is None or each.index == index]
+    # A request is rejected with all its samples.
+    chosen = [each for each in samples if index in (None, each.index) or each.outcome.startswith("rejected")]
     if chosen:
         return chosen
     tag = explainer.tags.get(request)
+    if request in explainer.arriving:
+        raise UsageError(
+            f"{reader.path} ends with the arrival of request {request}, and nothing is decided yet; try later"
+        )
     if samples or (tag == "arrive" and index is not None):
         raise UsageError(f"{reader.path} has no sequence {request}.{index}: request {request} has fewer samples")
     how = f"`eventlm explain {reader.path} --slowest 10` lists some"

@@ -23,6 +23,13 @@ _BEHIND_OTHERS = ("sequence_limit", "blocks", "token_budget", "head_of_line")
 _OUT_OF_LINE = ("grammar", "worker", "paused", "draining", "text_end")
 
 
+class Row(NamedTuple):
+    """A row of a launch: `num_tokens` behind `position`, 0 for a decode."""
+
+    position: int
+    num_tokens: int
+
+
 class _Flight(NamedTuple):
     """A step in flight with a row of the sequence: of `num_tokens` behind `position`, 0 for a decode."""
 
@@ -100,7 +107,7 @@ class Timeline:
         self._flights.clear()
         self._launches.clear()
         for launched in in_flight if not sequence.ended else []:
-            self.launch(launched)
+            self.launch(launched, rows_of(launched).get(sequence.id))
         self._launches.clear()
         self._draining_ns = now_ns if self._flights and not sequence.resident else None
         self._phase = self._find_phase()
@@ -116,18 +123,12 @@ class Timeline:
             return "decode"
         return "prefill" if sequence.residency == 1 else "recompute"
 
-    def launch(self, launched: Launched) -> None:
-        """A step has been launched, with the sequence or without it."""
-        own = self.sequence.id
-        row = next((row for row in launched.decodes if row[0] == own.request and row[1] == own.index), None)
+    def launch(self, launched: Launched, row: Row | None) -> None:
+        """A step has been launched, with a row of the sequence or without one."""
         if row is not None:
-            self._fly(_Flight(launched, row[2], 0, False, self.sequence.residency))
+            is_final = row.num_tokens > 0 and row.position + row.num_tokens == self.sequence.prefill_tokens
+            self._fly(_Flight(launched, row.position, row.num_tokens, is_final, self.sequence.residency))
             return
-        for request, index, position, num_tokens, _ in launched.chunks:
-            if request == own.request and index == own.index:
-                is_final = position + num_tokens == self.sequence.prefill_tokens
-                self._fly(_Flight(launched, position, num_tokens, is_final, self.sequence.residency))
-                return
         self._launches[launched.replica] = launched
         wait = self._wait
         if wait is not None and wait.hindrance.cause in _BEHIND_OTHERS and wait.hindrance.replica == launched.replica:
@@ -363,6 +364,14 @@ class Timeline:
             )
         )
         self.cursor_ns = end_ns
+
+
+def rows_of(launched: Launched) -> dict[tuple[int, int], Row]:
+    """By (request, index)."""
+    rows = {(request, index): Row(position, 0) for request, index, position, _ in launched.decodes}
+    for request, index, position, num_tokens, _ in launched.chunks:
+        rows[request, index] = Row(position, num_tokens)
+    return rows
 
 
 def order_of(state: CoreState, other: Sequence, others: Urgency, own: Urgency) -> Order | None:

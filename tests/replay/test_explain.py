@@ -404,3 +404,12 @@ def test_a_rejected_request_says_by_which_numbers(tmp_path: Path) -> None:
         assert each.outcome == "rejected: queue_full"
         assert "max_queue_len is 1" in each.notes[0]
         assert {interval.phase for interval in each.intervals} <= {"edge"}
+        assert explain(log.path, [(each.request, each.n - 1)]).explanations == [each]
+
+
+def test_a_log_that_ends_within_a_group(tmp_path: Path) -> None:
+    log = read(record(tmp_path, small_machine({"type": "fcfs"}), seed=3))
+    first = next(event for event in log.events if isinstance(event, Arrived) and event.group_size > 1)
+    path = tampered(log.path, tmp_path / "t", lambda objects: objects.__delitem__(slice(first.s + 1, None)))
+    with pytest.raises(UsageError, match=f"ends with the arrival of request {first.s}, and nothing is decided yet"):
+        explain(path, [(first.s, None)])
