@@ -20,7 +20,8 @@ class ArrivalPlan:
     """Asked for arrivals at the start and at the end of each request.
 
     closed_loop: so many clients, each of which sends the next group in line as soon as its last one has ended; times
-    and sessions of the workload do not count then. 0: they do. Raises UsageError for a negative number.
+    and sessions of the workload do not count then, but for the time of the first. 0: they do. Raises UsageError for a
+    negative number.
     """
 
     def __init__(self, workload: Workload, *, closed_loop: int = 0) -> None:
@@ -43,7 +44,8 @@ class ArrivalPlan:
         requests = self._workload.requests
         if self._num_clients:
             num_first = min(self._num_clients, len(self._waiting_in_line))
-            return [self._arrive(self._waiting_in_line.popleft(), 0) for _ in range(num_first)]
+            first = [self._waiting_in_line.popleft() for _ in range(num_first)]
+            return [self._arrive(group, requests[0].arrival_ns) for group in first]
         found = []
         for group in self._open:
             parent = requests[group.start].parent

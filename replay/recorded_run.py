@@ -6,7 +6,7 @@ from the end of the one before. What the run did not show to its end is censored
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,14 +236,25 @@ class _Reader:
             request.grammar = event
 
 
-def read_run(path: Path | str, *, on_progress: OnProgress | None = None) -> RecordedRun:
-    """Take a run apart. Raises what LogReader raises, and UsageError for a run that rows of several tokens have."""
-    with LogReader(path) as log:
+def read_run(
+    path: Path | str,
+    *,
+    strict: bool = False,
+    subscribers: Sequence[Callable[[Event], None]] = (),
+    on_progress: OnProgress | None = None,
+) -> RecordedRun:
+    """Take a run apart; `subscribers` see its events too. Raises what LogReader raises, and UsageError for a run whose
+    rows may produce several tokens.
+    """
+    with LogReader(path, strict=strict) as log:
         if log.header.core.max_tokens_per_row > 1:
             raise UsageError(f"{path}: rows of several tokens (speculation) cannot be replayed under a change yet")
         reader = _Reader()
         for line in log:
-            reader.apply(line.event())
+            event = line.event()
+            reader.apply(event)
+            for see in subscribers:
+                see(event)
             if on_progress is not None and line.number % 4096 == 0:
                 on_progress(log.position, log.size_bytes)
         requests = _link(list(reader.requests.values()))

@@ -291,7 +291,8 @@ class Simulator:
         request = self._workload.requests[self.places[seq]]
         for index in range(request.arrival.n):
             self._reached(request, seq, index, 0, now_ns)
-        if request.grammar_s or request.grammar_delay_ns:
+        # A matcher that a run does not show to come is there at once, unless that run is repeated.
+        if request.grammar_s or (request.arrival.waits_for_grammar and self._until_s == NEVER):
             error = request.grammar_error
             self._at(
                 now_ns + request.grammar_delay_ns,

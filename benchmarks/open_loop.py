@@ -1,0 +1,146 @@
+"""Runs a workload against a real engine in this process, open loop, and records it.
+
+Prompts are random tokens of the workload's lengths: equal names of blocks stand for equal tokens, so that what shares a
+prefix in the workload shares it here. Outputs go on to their `max_tokens`. The same workload with the same seed gives
+the same prompts and the same arrivals, whatever the engine does with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import uvloop
+
+from eventlm.bench.random_streams import random_stream
+from eventlm.compose.composition import Composition, compose
+from eventlm.config.load import load_config
+from eventlm.control.request import EngineRequest
+from eventlm.events import Arrived
+from eventlm.replay.workload import Fate, Workload, WorkloadRequest
+from eventlm.sampler_params import SamplerParams
+
+BLOCK_SIZE = 16
+
+
+class Part(NamedTuple):
+    """Some of a mix's requests: how often they come, and bounds of their lengths in tokens."""
+
+    weight: float
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+    #: Tokens that a prompt shares with the others of its family, beside its own, and how many families there are.
+    prefix_tokens: int = 0
+    num_families: int = 1
+
+
+#: Short and middling prompts; long ones among short ones; prompts that share long beginnings.
+MIXES: dict[str, tuple[Part, ...]] = {
+    "chat": (Part(1, (16, 256), (8, 48)),),
+    "mixed": (Part(0.8, (16, 96), (8, 32)), Part(0.2, (512, 1024), (8, 32))),
+    "prefix": (Part(1, (16, 96), (8, 32), prefix_tokens=192, num_families=3),),
+}
+
+
+def draw_workload(mix: Sequence[Part], *, rate: float, seconds: float, seed: int) -> Workload:
+    """Poisson arrivals at so many requests a second, for so long."""
+    draw = random_stream(seed, "workload")
+    weights = numpy.array([part.weight for part in mix])
+    requests: list[WorkloadRequest] = []
+    now_s, next_name = 0.0, 1_000
+    while (now_s := now_s + float(draw.exponential(1 / rate))) < seconds or not requests:
+        part = mix[int(draw.choice(len(mix), p=weights / weights.sum()))]
+        own = int(draw.integers(*part.prompt, endpoint=True))
+        output = int(draw.integers(*part.output, endpoint=True))
+        num_shared = part.prefix_tokens // BLOCK_SIZE
+        family = int(draw.integers(part.num_families))
+        num_own = (part.prefix_tokens + own) // BLOCK_SIZE - num_shared
+        blocks = [1 + family * num_shared + place for place in range(num_shared)]
+        blocks += range(next_name, next_name + num_own)
+        next_name += num_own
+        arrival = Arrived(model="", prompt_tokens=part.prefix_tokens + own, max_tokens=output, blocks=blocks)
+        requests.append(WorkloadRequest(arrival=arrival, arrival_ns=int(now_s * 1e9), fates=[Fate(num_tokens=output)]))
+    return Workload(source="drawn", requests=requests, block_size=BLOCK_SIZE, first_free_name=next_name)
+
+
+def burst(workload: Workload, num_requests: int) -> Workload:
+    """Its first requests, all at once."""
+    requests = [
+        WorkloadRequest(arrival=request.arrival, arrival_ns=0, fates=request.fates)
+        for request in workload.requests[:num_requests]
+    ]
+    return Workload(source="burst", requests=requests, block_size=BLOCK_SIZE, first_free_name=workload.first_free_name)
+
+
+class Prompts:
+    """Makes prompts of random ordinary tokens."""
+
+    def __init__(self, composed: Composition, seed: int) -> None:
+        tokenizer = composed.tokenizer
+        self._seed = seed
+        self._ordinary = [token for token in range(composed.vocab_size) if tokenizer.token_bytes(token)]
+
+    def make(self, request: WorkloadRequest, place: int) -> list[int]:
+        """The prompt of the request at this place of its workload."""
+        arrival = request.arrival
+        tokens: list[int] = []
+        for name in arrival.blocks:
+            tokens += self._draw(BLOCK_SIZE, "block", name)
+        return tokens + self._draw(arrival.prompt_tokens - len(tokens), "tail", place)
+
+    def _draw(self, num_tokens: int, *name: str | int) -> list[int]:
+        places = random_stream(self._seed, *name).integers(len(self._ordinary), size=num_tokens)
+        return [self._ordinary[place] for place in places]
+
+
+class Run(NamedTuple):
+    """A run's trace folder, and how long its requests took in all."""
+
+    folder: Path
+    duration_s: float
+
+
+def run_workload(workload: Workload, folder: Path | str, *, seed: int = 0, **options: Any) -> Run:
+    """Serve a workload with an engine of its own and record it in a folder. `options` are of the configuration."""
+    return uvloop.run(_run(workload, folder, seed, options))
+
+
+async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[str, Any]) -> Run:
+    config = load_config(None, {"record": str(folder), "block_size": BLOCK_SIZE} | options, environment={})
+    composed = compose(config)
+    engine = composed.engine
+    prompts = Prompts(composed, seed)
+    made = [prompts.make(request, place) for place, request in enumerate(workload.requests)]
+    await engine.start()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+
+    async def serve(place: int) -> None:
+        request = workload.requests[place]
+        await asyncio.sleep(max(request.arrival_ns / 1e9 - (loop.time() - began_s), 0))
+        now_ns = engine.now_ns()
+        (handle,) = await engine.submit(
+            [
+                EngineRequest(
+                    model=engine.model_names[0],
+                    prompt_token_ids=made[place],
+                    params=SamplerParams(temperature=1.0, max_tokens=request.arrival.max_tokens, ignore_eos=True),
+                    seed=place,
+                    received_ns=now_ns,
+                    ready_ns=now_ns,
+                )
+            ]
+        )
+        async for _ in handle:
+            pass
+
+    try:
+        await asyncio.gather(*(serve(place) for place in range(len(workload.requests))))
+        duration_s = loop.time() - began_s
+    finally:
+        await engine.stop()
+    assert engine.run_folder is not None
+    return Run(engine.run_folder, duration_s)
