@@ -33,7 +33,7 @@ requests are then sent again: at their times, turns of a conversation after the 
     parser.epilog = """\
 examples:
   eventlm simulate W.jsonl --cost-model h200-llama3-8b
-  eventlm simulate W.jsonl --cost-model h200-llama3-8b --policy lrs \
+  eventlm simulate W.jsonl --cost-model h200-llama3-8b --policy lrs \\
     --batcher space_sharing --slo ttft=2000,tpot=50
   eventlm simulate runs/latest --cost-model runs/latest --replicas 2
   eventlm simulate W.jsonl --cost-model a100-llama3-8b --record sims
