@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": "verify a recorded run: its facts must lead to its decisions",
     "explain": "tell where the time of a request went",
     "simulate": "run a workload through the scheduler, with a cost model for a worker",
+    "sweep": "simulate many configurations and loads, and find what each can take",
     "trace": "find, look at, compare or repair recorded runs",
     "policies": "list the installed policies, batchers and routers",
     "version": "print versions of eventlm and what it runs on",

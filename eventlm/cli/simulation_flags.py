@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.cli.config_flags import add_flag, config_from_arguments
@@ -13,10 +12,10 @@ from eventlm.errors import UsageError
 from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:
-    from eventlm.config import Config
     from eventlm.replay.cost_model import CostModel
     from eventlm.replay.simulated_engine import SimulatedEngine
     from eventlm.replay.workload import Workload
+    from eventlm.replay.workload_source import LoadedWorkload
 
 WORKLOAD_HELP = "a workload file, a recorded trace or the folder of a run"
 COST_MODEL_HELP = (
@@ -28,7 +27,6 @@ ENGINE_OPTIONS = (
     "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
     "max_skips", "max_evictions", "predictor",
 )  # fmt: skip
-_TRACE_BEGINS = b'{"t":"header"'
 #: Beyond that, arrivals come within a nanosecond of each other.
 MAX_SPEED_UP = 1_000_000
 
@@ -39,14 +37,6 @@ class Ingredients(NamedTuple):
     workload: Workload
     cost: CostModel
     engine: SimulatedEngine
-
-
-class LoadedWorkload(NamedTuple):
-    """A workload, and of a recorded one the name of its model and how many blocks a replica had."""
-
-    workload: Workload
-    model_name: str = "simulated"
-    num_blocks: int = 0
 
 
 def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
@@ -69,44 +59,25 @@ def parse_speed_up(text: str, flag: str) -> int:
     return factor_ppm
 
 
-def load_workload(text: str) -> LoadedWorkload:
-    """A workload from a file of its own, or of a recorded run. Raises UsageError, and what LogReader raises."""
+def read_workload(text: str) -> LoadedWorkload:
+    """The workload that an argument names. Raises UsageError, and what LogReader raises."""
     from eventlm.cli.progress import file_progress
     from eventlm.cli.trace_path import trace_file
-    from eventlm.replay.recorded_run import read_run
-    from eventlm.replay.workload_file import read_workload
+    from eventlm.replay.workload_source import load_workload
 
     path = trace_file(text)
-    if Path(path).is_file() and not _is_trace(path):
-        return LoadedWorkload(read_workload(path))
     with file_progress("reading", path) as on_progress:
-        run = read_run(path, on_progress=on_progress)
-    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core.num_blocks)
-
-
-def _is_trace(path: str) -> bool:
-    """Whether a file begins as a trace does. What begins as nothing known is taken for a broken workload."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_TRACE_BEGINS)) == _TRACE_BEGINS
-    except OSError as error:
-        raise UsageError(f"cannot read the workload {path}: {error.strerror}") from error
-
-
-def load_cost(text: str) -> CostModel:
-    """The cost model of a name, a file or a recorded run. Raises UsageError, and what LogReader raises."""
-    from eventlm.replay.cost_files import load_cost_model
-
-    return load_cost_model(text)
+        return load_workload(path, on_progress=on_progress)
 
 
 def load_ingredients(arguments: argparse.Namespace) -> Ingredients:
     """What the flags name, read and resolved. Raises UsageError, and what LogReader raises."""
+    from eventlm.replay.cost_files import load_cost_model
     from eventlm.replay.simulated_engine import build_engine
 
-    config: Config = config_from_arguments(arguments)
-    cost = load_cost(arguments.cost_model)
-    loaded = load_workload(arguments.workload)
+    config = config_from_arguments(arguments)
+    cost = load_cost_model(arguments.cost_model)
+    loaded = read_workload(arguments.workload)
     engine = build_engine(
         config, loaded.workload, cost, model_name=loaded.model_name, recorded_blocks=loaded.num_blocks
     )

@@ -6,37 +6,22 @@ import json
 import os
 import subprocess
 import sys
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from eventlm.replay.verify import verify
-from eventlm.replay.workload_file import WorkloadHeader, WorkloadLine, write_workload
 from tests.replay.test_simulated_trace import record
+from tests.replay.workload_files import write_made_workload
 
 from .conftest import RunHere
 
 MODEL = "h200-llama3-8b"
 
 
-def write(path: Path, *, num_requests: int = 40, prompt_tokens: int = 300) -> str:
-    """A workload file of requests that come 20 ms apart, with lengths that differ."""
-    lines = [
-        WorkloadLine(
-            arrival_s=Decimal(20 * place) / 1000,
-            prompt_tokens=prompt_tokens * (1 + place % 5),
-            output_tokens=5 + place % 7,
-        )
-        for place in range(num_requests)
-    ]
-    write_workload(path, WorkloadHeader(source="made"), lines)
-    return str(path)
-
-
 @pytest.fixture
 def workload(tmp_path: Path) -> str:
-    return write(tmp_path / "W.jsonl")
+    return write_made_workload(tmp_path / "W.jsonl", prompt_tokens=300)
 
 
 def test_the_report(run_here: RunHere, workload: str) -> None:
@@ -123,7 +108,7 @@ def test_closed_loop_and_speed_up(run_here: RunHere, workload: str) -> None:
     ],
 )  # fmt: skip
 def test_mistakes(run_here: RunHere, tmp_path: Path, arguments: list[str], message: str) -> None:
-    write(tmp_path / "W.jsonl", num_requests=3)
+    write_made_workload(tmp_path / "W.jsonl", num_requests=3)
     (tmp_path / "empty.jsonl").write_text('{"t":"workload","format":1}\n')
     (tmp_path / "foreign.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
     code, output, errors = run_here("simulate", *arguments)

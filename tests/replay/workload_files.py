@@ -1,0 +1,22 @@
+"""Workload files for tests that start other processes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+from eventlm.replay.workload_file import WorkloadHeader, WorkloadLine, write_workload
+
+
+def write_made_workload(path: Path, *, num_requests: int = 40, prompt_tokens: int = 60, gap_ms: int = 20) -> str:
+    """Requests that come `gap_ms` apart, with lengths that differ."""
+    lines = [
+        WorkloadLine(
+            arrival_s=Decimal(gap_ms * place) / 1000,
+            prompt_tokens=prompt_tokens * (1 + place % 5),
+            output_tokens=5 + place % 7,
+        )
+        for place in range(num_requests)
+    ]
+    write_workload(path, WorkloadHeader(source="made"), lines)
+    return str(path)
