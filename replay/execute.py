@@ -169,7 +169,7 @@ async def _execute(
     workers = make_workers(worker_setup(header, model, threads=threads), header)
     if rows_alone:
         workers = RowsAlone(workers)
-    with LogReader(path, strict=strict) as reader, contextlib.closing(_Execution(header, workers)) as execution:
+    with LogReader(path, strict=strict) as reader, contextlib.closing(_Execution(path, header, workers)) as execution:
         execution.is_forcing = teacher_force
         try:
             for line in reader:
@@ -201,19 +201,21 @@ async def _execute(
 class _Execution:
     """Takes a trace's lines in order, from the first. Raises _Stopped where nothing more can be run."""
 
-    def __init__(self, header: Header, workers: Workers) -> None:
+    def __init__(self, path: Path | str, header: Header, workers: Workers) -> None:
         self.is_forcing = False
         self.num_requests = 0
         self.num_steps = 0
         self.mismatches: list[Mismatch] = []
         self.comparison = Comparison()
-        self._header = header
+        self._path = path
         self._workers = workers
         self._side_car: SideCarReader | None = None
         self._damage: list[str] = []
         self._live: LiveRequests | None = None
         self._epochs: dict[int, int] = {}
         self._waiting: dict[tuple[int, int, int], _Waiting] = {}
+        #: Read when something differs.
+        self._ends: dict[SequenceId, int] | None = None
         #: Has run, and the core's word on it has not come.
         self._step: ExecutedStep | None = None
 
@@ -268,6 +270,7 @@ class _Execution:
                 await self._lose(event)
             case _:
                 # A gap: the state behind it is in a snapshot, the KV cache is not.
+                self.finish()
                 raise _Stopped
 
     @property
@@ -354,7 +357,7 @@ class _Execution:
     def _judge(self, dropped: set[int]) -> None:
         step, self._step = self._step, None
         assert step is not None
-        found = self.comparison.compare(step, dropped)
+        found = [mismatch for mismatch in self.comparison.compare(step, dropped) if not self._is_unseen(mismatch)]
         for mismatch in found:
             self._found(mismatch)
         if found and not step.is_forced:
@@ -366,12 +369,33 @@ class _Execution:
         if not self.is_forcing:
             raise _Stopped
 
+    def _is_unseen(self, mismatch: Mismatch) -> bool:
+        """Whether it lies behind the end of its text, which was found later than the token was made."""
+        if mismatch.index < 0:
+            return False
+        if self._ends is None:
+            self._ends = _ends(self._path)
+        end = self._ends.get(SequenceId(mismatch.request, mismatch.index))
+        return end is not None and mismatch.position >= end
+
     async def _lose(self, fact: WorkerLost | Desynced) -> None:
         if fact.epoch != self._epochs.get(fact.replica):
             return
         self._requests.forget_worker(fact.replica)
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != fact.replica}
         await self._workers.lose(fact.replica)
+
+
+def _ends(path: Path | str) -> dict[SequenceId, int]:
+    """How many tokens belong to the output of each sequence that ended."""
+    ends = {}
+    with LogReader(path) as reader:
+        for line in reader:
+            if line.tag == "finish":
+                event = line.event()
+                assert isinstance(event, Finished)
+                ends[SequenceId(event.request, event.index)] = event.position
+    return ends
 
 
 def _nobody(output: object) -> None:

@@ -17,10 +17,11 @@ MismatchKind = Literal["token", "count", "end", "blocks", "digest"]
 
 
 class Mismatch(Struct, frozen=True, kw_only=True):
-    """One difference. `s` is the completion's (of prompts' blocks: the arrival's), `position` the place in the output.
+    """One difference. `s` is the completion's (of prompts' blocks: the arrival's), `position` the place in the output
+    where it begins.
 
-    recorded, executed: what stands there in the run and in the re-execution. row, request and index are -1 where a
-    whole step is meant, position where it is not at one token.
+    recorded, executed: what stands there in the run and in the re-execution. row, request, index and position are -1
+    where a whole step or a prompt is meant.
     """
 
     kind: MismatchKind
@@ -139,7 +140,9 @@ class Comparison:
                 return [self._at(step, "token", row, identity, at, recorded=mine, executed=other, note=note)]
             self.num_tokens += 1
         if len(recorded) != len(executed):
-            return [self._at(step, "count", row, identity, recorded=len(recorded), executed=len(executed), note=note)]
+            counts = {"recorded": len(recorded), "executed": len(executed)}
+            at = base + min(counts.values())
+            return [self._at(step, "count", row, identity, at, **counts, note=note)]
         return []
 
     def _compare_counts(self, step: ExecutedStep, kept: list[int], rows: list[SequenceId]) -> list[Mismatch]:
@@ -147,7 +150,8 @@ class Comparison:
         for row in kept:
             mine, other = step.fact.produced[row], len(step.result.tokens[row])
             if mine != other:
-                found.append(self._at(step, "count", row, rows[row], recorded=mine, executed=other))
+                at = (step.positions[row] or 0) + min(mine, other)
+                found.append(self._at(step, "count", row, rows[row], at, recorded=mine, executed=other))
         return found
 
     def _compare_ends(
@@ -155,11 +159,13 @@ class Comparison:
     ) -> list[Mismatch]:
         """An end that goes with another token has been told already."""
         recorded, executed = dict(step.fact.ends), dict(step.result.ends)
-        return [
-            self._at(step, "end", row, rows[row], recorded=recorded.get(row), executed=executed.get(row))
-            for row in kept
-            if row not in known and recorded.get(row) != executed.get(row)
-        ]
+        found = []
+        for row in kept:
+            mine, other = recorded.get(row), executed.get(row)
+            if row not in known and mine != other:
+                at = (step.positions[row] or 0) + len(step.result.tokens[row]) - 1
+                found.append(self._at(step, "end", row, rows[row], at, recorded=mine, executed=other))
+        return found
 
     def _compare_filled(self, step: ExecutedStep, rows: list[SequenceId]) -> list[Mismatch]:
         recorded, executed = dict(step.fact.filled), dict(step.again.filled)
@@ -167,7 +173,8 @@ class Comparison:
         for row in sorted(recorded.keys() | executed.keys()):
             mine, other = recorded.get(row, []), executed.get(row, [])
             if not self.blocks.pair(mine, other):
-                found.append(self._at(step, "blocks", row, rows[row], recorded=mine, executed=other))
+                at = step.positions[row] or 0
+                found.append(self._at(step, "blocks", row, rows[row], at, recorded=mine, executed=other))
         return found
 
     def _at(

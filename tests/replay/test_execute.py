@@ -144,6 +144,32 @@ def test_tokens_that_nobody_was_shown_are_not_compared(tmp_path: Path) -> None:
     assert execute_fake(run).mismatches == []
 
 
+def test_tokens_behind_the_end_of_a_text_are_not_compared(tmp_path: Path) -> None:
+    chaos = CALM._replace(text_ends=1.0)
+    machine = small_machine({"type": "fcfs"})
+    run = record_with_tokens(tmp_path, 1, machine=machine, chaos=chaos, num_requests=16)
+    objects = read_objects(run / "trace.jsonl")
+    ends = {(item["request"], item["index"]): item["position"] for item in objects if item["t"] == "finish"}
+    given = dict.fromkeys(ends, 0)
+    behind = []
+    for item in objects:
+        if item["t"] == "done":
+            for row, (request, index, *_) in enumerate(_rows(objects, item)):
+                if item["produced"][row] and given[request, index] >= ends[request, index]:
+                    behind.append((item["s"], row))
+                given[request, index] += item["produced"][row]
+    assert len(behind) > 5
+    for s, row in behind:
+        _flip(run, s, row, 0)
+    result = execute_fake(run)
+    assert (result.exit_code, result.mismatches) == (0, [])
+    # One place earlier it counts.
+    change_fake(run, piece_ppm=500_000)
+    found = execute_fake(run, teacher_force=True).mismatches
+    assert found
+    assert all(mismatch.position < ends[mismatch.request, mismatch.index] for mismatch in found)
+
+
 def test_another_worker_is_found_at_its_first_token_and_with_teacher_forcing_at_all(run: Path) -> None:
     objects = read_objects(run / "trace.jsonl")
     seeds = {item["s"]: int(item["seed"]) for item in objects if item["t"] == "arrive"}
