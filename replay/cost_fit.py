@@ -99,8 +99,11 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
     own around that time did. On a machine that others use too this is most of what a shape leaves unexplained. It says
     what another policy would have met on that machine in those minutes. It does not hold where the load comes at
     other times (arrivals sped up, a closed loop, another workload), nor where it is the policy that slows the machine
-    down. Without it, each step draws from the recorded ratios of duration to prediction: independently, so slow
-    minutes do not exist.
+    down; and since a stretch is as slow as its few steps were, a repetition under the same policy is nearer to the run
+    than a prediction can be. Steps draw no ratios beside it: recorded runs come out nearer without.
+
+    Without it, each step draws from the recorded ratios of duration to prediction: independently, so slow minutes do
+    not exist.
 
     The first step of each worker is left out if there are others: it pays for memory. Raises UsageError if there is
     no step.
