@@ -30,10 +30,11 @@ def built_in_cost_models() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
-def load_cost_model(text: str) -> CostModel:
+def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> CostModel:
     """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run: see `fit_trace`.
 
-    Raises UsageError that names the file and the key, or what there is; and what LogReader raises.
+    `on_progress` gets bytes of the run read, and of how many. Raises UsageError that names the file and the key, or
+    what there is; and what LogReader raises.
     """
     names = built_in_cost_models()
     if text in names:
@@ -42,9 +43,9 @@ def load_cost_model(text: str) -> CostModel:
     if path.suffix == ".toml":
         return _from_toml(path)
     if path.exists():
-        return fit_trace(path).model
+        return fit_trace(path, on_progress=on_progress).model
     guess = nearest(text, names)
-    did_you_mean = f"; did you mean {guess}?" if guess else ""
+    did_you_mean = f" (did you mean {guess}?)" if guess else ""
     raise UsageError(
         f"no cost model {text!r}{did_you_mean}; built in are {', '.join(names)}; or give a "
         "TOML file, or a recorded run to fit one to"

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.cost_model_flag import read_cost_model
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import MIN_BYTES, count_progress
 from eventlm.cli.trace_path import trace_file
@@ -75,7 +76,6 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
     objectives = parse_objectives(arguments.slo) if arguments.slo is not None else None
     alternatives = _alternatives(arguments, specs, settings)
     # Only now: a usage error need not wait for the core and the policies to be loaded.
-    from eventlm.replay.cost_files import load_cost_model
     from eventlm.replay.what_if import what_if
     from eventlm.replay.what_if_report import render, render_json
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
             path,
             alternatives,
             objectives=objectives,
-            cost_model=load_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
+            cost_model=read_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
             output=arguments.output,
             strict=arguments.strict,
             trust_local_plugins=arguments.trust_local_plugins,

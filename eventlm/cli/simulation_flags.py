@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.cli.config_flags import add_flag, config_from_arguments
+from eventlm.cli.cost_model_flag import read_cost_model
 from eventlm.cli.parser import Parser
 from eventlm.config.options import options
 from eventlm.errors import UsageError
@@ -72,11 +73,10 @@ def read_workload(text: str) -> LoadedWorkload:
 
 def load_ingredients(arguments: argparse.Namespace) -> Ingredients:
     """What the flags name, read and resolved. Raises UsageError, and what LogReader raises."""
-    from eventlm.replay.cost_files import load_cost_model
     from eventlm.replay.simulated_engine import build_engine
 
     config = config_from_arguments(arguments)
-    cost = load_cost_model(arguments.cost_model)
+    cost = read_cost_model(arguments.cost_model)
     loaded = read_workload(arguments.workload)
     engine = build_engine(
         config, loaded.workload, cost, model_name=loaded.model_name, recorded_blocks=loaded.num_blocks

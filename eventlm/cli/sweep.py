@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import config_from_arguments, given_options
+from eventlm.cli.cost_model_flag import read_cost_model
 from eventlm.cli.parser import Parser
 from eventlm.cli.simulation_flags import (
     COST_MODEL_HELP,
@@ -108,7 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -> SweepPlan:
     from eventlm.cli.trace_path import trace_file
-    from eventlm.replay.cost_files import load_cost_model
     from eventlm.replay.sweep import SweepPlan, make_configurations
     from eventlm.replay.sweep_slo import parse_limits
 
@@ -119,7 +119,7 @@ def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -
         plugins[kind] = [parse_plugin_spec(text) for text in given] if given else [getattr(scheduler, kind)]
     return SweepPlan(
         workload_path=trace_file(arguments.workload),
-        cost=load_cost_model(arguments.cost_model),
+        cost=read_cost_model(arguments.cost_model),
         configurations=make_configurations(
             plugins["policy"], plugins["batcher"], plugins["router"], arguments.replicas or [scheduler.replicas]
         ),
