@@ -140,47 +140,13 @@ def execute(
 
     Raises UsageError where the trace cannot be run again, EventLMError where a worker cannot, and what LogReader does.
     """
-    return asyncio.run(
-        _execute(
-            path,
-            model=model,
-            threads=threads,
-            teacher_force=teacher_force,
-            rows_alone=rows_alone,
-            strict=strict,
-            on_progress=on_progress,
-            make_workers=make_workers,
-        )
-    )
-
-
-async def _execute(
-    path: Path | str,
-    *,
-    model: str,
-    threads: int | None,
-    teacher_force: bool,
-    rows_alone: bool,
-    strict: bool,
-    on_progress: OnProgress | None,
-    make_workers: MakeWorkers,
-) -> ExecuteResult:
     header = check_executable(path)
     workers = make_workers(worker_setup(header, model, threads=threads), header)
     if rows_alone:
         workers = RowsAlone(workers)
-    with LogReader(path, strict=strict) as reader, contextlib.closing(_Execution(path, header, workers)) as execution:
-        execution.is_forcing = teacher_force
-        try:
-            for line in reader:
-                await execution.feed(line)
-                if on_progress is not None:
-                    on_progress(reader.position, reader.size_bytes)
-            execution.finish()
-        except _Stopped:
-            pass
-        finally:
-            await workers.close()
+    execution = _Execution(path, workers, is_forcing=teacher_force)
+    with LogReader(path, strict=strict) as reader, contextlib.closing(execution):
+        asyncio.run(_run(reader, execution, workers, on_progress))
         return ExecuteResult(
             path=str(path),
             num_events=reader.num_lines,
@@ -198,17 +164,31 @@ async def _execute(
         )
 
 
+async def _run(reader: LogReader, execution: _Execution, workers: Workers, on_progress: OnProgress | None) -> None:
+    """All lines of the trace, as far as they can be run."""
+    try:
+        for line in reader:
+            await execution.feed(line)
+            if on_progress is not None:
+                on_progress(reader.position, reader.size_bytes)
+        execution.finish()
+    except _Stopped:
+        pass
+    finally:
+        await workers.close()
+
+
 class _Execution:
     """Takes a trace's lines in order, from the first. Raises _Stopped where nothing more can be run."""
 
-    def __init__(self, path: Path | str, header: Header, workers: Workers) -> None:
-        self.is_forcing = False
+    def __init__(self, path: Path | str, workers: Workers, *, is_forcing: bool) -> None:
         self.num_requests = 0
         self.num_steps = 0
         self.mismatches: list[Mismatch] = []
         self.comparison = Comparison()
         self._path = path
         self._workers = workers
+        self._is_forcing = is_forcing
         self._side_car: SideCarReader | None = None
         self._damage: list[str] = []
         self._live: LiveRequests | None = None
@@ -318,7 +298,7 @@ class _Execution:
             return
         launched = waiting.launched
         recorded = self._recorded_tokens(fact)
-        is_forced = self.is_forcing and recorded is not None
+        is_forced = self._is_forcing and recorded is not None
         payload = waiting.payload
         if is_forced and recorded is not None:
             payload = structs.replace(payload, forced=recorded)
@@ -366,7 +346,7 @@ class _Execution:
 
     def _found(self, mismatch: Mismatch) -> None:
         self.mismatches.append(mismatch)
-        if not self.is_forcing:
+        if not self._is_forcing:
             raise _Stopped
 
     def _is_unseen(self, mismatch: Mismatch) -> bool:

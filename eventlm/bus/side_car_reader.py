@@ -87,7 +87,10 @@ class SideCarReader:
         if chain(start.previous_h, split.body) != split.claimed_h:
             raise corrupt(self.path, 1, 0, "the hash of its first line does not match")
         self._number, self._h, self._byte_offset = 1, split.claimed_h, self._file.tell()
-        return bytes.fromhex(start.digest_key)
+        try:
+            return bytes.fromhex(start.digest_key)
+        except ValueError as error:
+            raise corrupt(self.path, 1, 0, "its key is not hexadecimal") from error
 
     def _read(self) -> SideCarLine | None:
         """The next sound line."""

@@ -61,7 +61,7 @@ class InferenceEngine:
         self.model_names = list(setup.core.models)
         self.run_folder: Path | None = None
         self._origin_ns = time.monotonic_ns()
-        #: Of the digests of steps; nobody else knows it but the side-car.
+        #: Of the digests of steps; only the side-car has it too.
         self._digest_key = secrets.token_bytes(32)
         self._driver: Driver | None = None
         #: Submitters who do not know yet whether their group is admitted.

@@ -119,6 +119,10 @@ def test_what_is_no_side_car_is_refused(tmp_path: Path, lines: list[bytes]) -> N
     path = write(tmp_path, [close_line(body, chain("", body))])
     with pytest.raises(TraceVersionError, match="has format 2; this eventlm reads 1"):
         SideCarReader(path)
+    body = encode_line(SideCarStart(s=0, format=1, run="run", digest_key="key"))
+    path = write(tmp_path, [close_line(body, chain("", body))])
+    with pytest.raises(TraceCorruptError, match="its key is not hexadecimal"):
+        SideCarReader(path)
     path.unlink()
     path.mkdir()
     with pytest.raises(UsageError, match="cannot read the side-car"):

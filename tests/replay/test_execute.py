@@ -20,7 +20,7 @@ from tests.replay.executions import FakeWorkers, execute_fake, record_with_token
 from tests.replay.traces import CALM, Objects, places, read_objects, small_machine, tampered
 from tests.simulation import DIGEST_KEY, Simulation
 
-NUM_WORKLOADS = 48
+NUM_WORKLOADS = 36
 SEGMENT_BYTES = 8192
 
 

@@ -68,7 +68,7 @@ def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:
 
 def test_the_default_model_gives_the_same_tokens_again(tmp_path: Path) -> None:
     options = {"max_model_len": 256, "num_blocks": 24, "predictor": [1000] * 5}
-    run = record(tmp_path, "smollm2", num_requests=10, max_tokens=12, **options)
+    run = record(tmp_path, "smollm2", num_requests=5, max_tokens=8, **options)
     result = execute(run, model=str(cached("smollm2")))
     assert (result.exit_code, result.mismatches) == (0, [])
-    assert result.num_tokens > 60
+    assert result.num_tokens > 30
