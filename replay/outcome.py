@@ -124,7 +124,8 @@ class OutcomeCollector:
     def __init__(self, objectives: Objectives | None = None) -> None:
         self._objectives = objectives
         self._store = MetricsStore(sink=self)
-        self._token_times = TokenTimes()
+        #: From the first sequence on whose tokens have deadlines.
+        self._token_times = TokenTimes() if _have_token_deadlines(objectives) else None
         self._arrivals: dict[int, Arrived] = {}
         self._num_unended: dict[int, int] = {}
         self._num_requests = 0
@@ -136,17 +137,23 @@ class OutcomeCollector:
     def see(self, event: Event) -> None:
         """Take in the next event."""
         if isinstance(event, Arrived):
-            self._arrivals[event.s] = event
-            self._num_unended[event.s] = event.n
-            self._num_requests += 1
-            if self._first_ns is None:
-                self._first_ns = event.ts
+            self._arrived(event)
         elif isinstance(event, Rejected):
             self._forget(event.request)
-        elif isinstance(event, Finished):
-            self._times_ns = self._token_times.take(event)
-        self._token_times.see(event)
+        if self._token_times is not None:
+            if isinstance(event, Finished):
+                self._times_ns = self._token_times.take(event)
+            self._token_times.see(event)
         self._store.apply(event)
+
+    def _arrived(self, event: Arrived) -> None:
+        self._arrivals[event.s] = event
+        self._num_unended[event.s] = event.n
+        self._num_requests += 1
+        if self._first_ns is None:
+            self._first_ns = event.ts
+        if self._token_times is None and event.slo_ttft_ns and event.slo_tpot_ns:
+            self._token_times = TokenTimes()
 
     def request_ended(self, row: RequestRow) -> None:
         """The metrics store's word on a sequence."""
@@ -225,6 +232,10 @@ class OutcomeCollector:
             hit_tokens=sum(replica.hit_tokens for replica in replicas),
             queried_tokens=sum(replica.queried_tokens for replica in replicas),
         )
+
+
+def _have_token_deadlines(objectives: Objectives | None) -> bool:
+    return objectives is not None and objectives.ttft is not None and objectives.tpot is not None
 
 
 def _is_met(arrival: Arrived, ttft_ns: int | None) -> bool:

@@ -21,6 +21,7 @@ class Sample:
     """
 
     __slots__ = (
+        "_marks",
         "blocks",
         "chunks_in_flight",
         "fate",
@@ -48,13 +49,17 @@ class Sample:
             self.watched.add(self.fate.text_end.position)
         if request.cancel is not None and request.cancel.index == index:
             self.watched.add(request.cancel.position)
+        #: All positions at which something happens, latest first, and those that have been passed taken off.
+        self._marks = sorted({*self.watched, self.fate.worker_end}, reverse=True)
         self.flag_from = 0
         self.chunks_in_flight = 0
 
     def flag_behind(self, total: int, block_size: int) -> None:
         """Set `flag_from` for rows behind a total."""
-        position = total - self.prompt_tokens
-        found = min((p for p in (*self.watched, self.fate.worker_end) if p > position), default=NEVER)
+        position, marks = total - self.prompt_tokens, self._marks
+        while marks and marks[-1] <= position:
+            marks.pop()
+        found = marks[-1] if marks else NEVER
         self.flag_from = min(self.prompt_tokens + found - 1, (self.num_named + 1) * block_size)
 
 
@@ -117,11 +122,12 @@ class SimulatedRequests:
         all_samples = self._samples
         row = 0
         for request, index, confirmed, in_flight in launched.decodes:
-            of_request = all_samples.get(request)
-            if of_request is not None and (sample := of_request[index]) is not None:
-                total = confirmed + in_flight - sample.chunks_in_flight
-                if total >= sample.flag_from:
-                    flagged.append((row, sample, total))
+            if request in all_samples:
+                sample = all_samples[request][index]
+                if sample is not None:
+                    total = confirmed + in_flight - sample.chunks_in_flight
+                    if total >= sample.flag_from:
+                        flagged.append((row, sample, total))
             row += 1
         produced = [1] * row
         for request, index, start, num_tokens, samples in launched.chunks:

@@ -17,7 +17,6 @@ from eventlm.events import (
     Arrived,
     Cancelled,
     Emitted,
-    End,
     Event,
     Fact,
     Finished,
@@ -78,7 +77,7 @@ def simulate(
         **how,
     )
     simulator.run()
-    simulator.end(End())
+    simulator.end()
     return simulator, events
 
 
