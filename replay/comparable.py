@@ -24,7 +24,8 @@ from eventlm.events import (
     TimerSet,
 )
 
-#: The number of a pair, or the seq of a request that has none, as text that says whose it is.
+#: The number of a pair; below 0 that of a request that arrived before the log begins, by the order of mention; of one
+#: that only one run has its seq, as text that says whose it is.
 Name = int | str
 
 
@@ -36,11 +37,13 @@ class Comparable(NamedTuple):
 
 
 class Names:
-    """What the requests of one run are called in both."""
+    """What the requests of one run, whose log begins with event `first_s`, are called in both."""
 
-    def __init__(self, side: str, numbers: Mapping[int, int]) -> None:
+    def __init__(self, side: str, numbers: Mapping[int, int], first_s: int) -> None:
         self.side = side
         self._numbers = numbers
+        self._first_s = first_s
+        self._earlier: dict[int, int] = {}
         self._requests = {number: request for request, number in numbers.items()}
 
     def request(self, number: int) -> int:
@@ -48,7 +51,9 @@ class Names:
         return self._requests[number]
 
     def of(self, request: int) -> Name:
-        """The number of its pair, else what nothing of the other run is called."""
+        """Its name in both; that of a request that the other run lacks is no name of the other."""
+        if request < self._first_s:
+            return self._earlier.setdefault(request, -1 - len(self._earlier))
         return self._numbers.get(request) or f"{request} of {self.side}"
 
     def is_paired(self, request: int) -> bool:

@@ -139,8 +139,14 @@ def read_side(path: Path | str, *, strict: bool = False, on_progress: OnProgress
             arrivals=arrivals,
             num_rejected=num_rejected,
             sequences={(found.request, found.index): found for found in collector.outcome().sequences},
-            warnings=reader.warnings(),
+            warnings=[*_begins_late(reader), *reader.warnings()],
         )
+
+
+def _begins_late(reader: LogReader) -> list[str]:
+    if not reader.header.s:
+        return []
+    return [f"{reader.path} begins with event {reader.header.s:,}: what came earlier is not kept and not compared"]
 
 
 def diff(a: TraceSide, b: TraceSide, *, on_progress: OnProgress | None = None) -> TraceDiff:
@@ -153,8 +159,8 @@ def diff(a: TraceSide, b: TraceSide, *, on_progress: OnProgress | None = None) -
         first = find_first_difference(
             reader_a,
             reader_b,
-            Names("A", numbers_a),
-            Names("B", numbers_b),
+            Names("A", numbers_a, a.header.s),
+            Names("B", numbers_b, b.header.s),
             arrivals=[(times_a[pair[0]], times_b[pair[1]]) for pair in pairing.pairs],
             on_progress=on_progress,
         )

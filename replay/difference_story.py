@@ -73,18 +73,23 @@ def seconds(ns: int) -> str:
 
 
 def _pairs(names: list[Name]) -> list[int]:
-    return [name for name in dict.fromkeys(names) if isinstance(name, int)]
+    return [name for name in dict.fromkeys(names) if isinstance(name, int) and name > 0]
 
 
-def _label(name: Name) -> str:
-    return f"#{name}" if isinstance(name, int) else f"request {name}"
+def _label(name: Name, index: int | None = None) -> str:
+    """A request, or one of its sequences."""
+    sample = "" if index is None else f".{index}"
+    if isinstance(name, str):
+        request, _, whose = name.partition(" ")
+        return f"request {request}{sample} {whose}"
+    return f"#{name}{sample}" if name > 0 else f"earlier request {-name}{sample}"
 
 
 def _deed(event: Event | None, names: Names) -> str:
     """What a run does, to follow its name."""
     if event is None:
         return "has no such decision any more"
-    name = _label(names.of(event.request)) if hasattr(event, "request") else ""
+    name = _label(names.of(event.request), getattr(event, "index", None)) if hasattr(event, "request") else ""
     match event:
         case Launched():
             num_rows = len(event.decodes) + len(event.chunks)
@@ -93,19 +98,19 @@ def _deed(event: Event | None, names: Names) -> str:
             dropped = f" without {sum(num for _, num in event.dropped)} dropped ones" if event.dropped else ""
             return f"emits {event.num_tokens} tokens of a step of replica {event.replica}{dropped}"
         case Preempted():
-            by = f", for {_label(names.of(event.by[0]))}.{event.by[1]}" if event.by is not None else ""
-            return f"preempts {name}.{event.index} ({event.reason}{by})"
+            by = f", for {_label(names.of(event.by[0]), event.by[1])}" if event.by is not None else ""
+            return f"preempts {name} ({event.reason}{by})"
         case Rejected():
             return f"rejects {name} ({event.reason})"
         case Admitted():
             return f"admits {name}"
         case Routed():
-            return f"routes {name} to replica {event.replica}"
+            return f"routes {_label(names.of(event.request))} to replica {event.replica}"
         case Closing():
-            return f"closes {name}.{event.index} at token {event.position} ({event.reason})"
+            return f"closes {name} at token {event.position} ({event.reason})"
         case Finished():
             return (
-                f"finishes {name}.{event.index} with {event.position} tokens ({event.reason}, "
+                f"finishes {name} with {event.position} tokens ({event.reason}, "
                 f"{event.cached_tokens} prompt tokens from the cache)"
             )
         case TimerSet():
@@ -143,15 +148,15 @@ def _tell_launches(event_a: Launched, event_b: Launched, a: Run, b: Run) -> Stor
         what = f"{where} {runs.format(_list(only_a or only_b))}"
     elif changed:
         before, after = changed[0]
-        what = f"{where} A computes {_work(before)} of {_label(before.name)}.{before.sample}, B {_work(after)}"
+        what = f"{where} A computes {_work(before)} of {_label(before.name, before.sample)}, B {_work(after)}"
     elif list(rows_a) != list(rows_b):
         what = f"{where} A launches the same rows as B in another order"
     else:
         what = f"{where} A and B launch the same rows, but with other blocks, limits or steps in flight"
-    details = [_elsewhere(row, "B", b) for row in only_a[:MAX_ROWS]]
-    details += [_elsewhere(row, "A", a) for row in only_b[:MAX_ROWS]]
+    details = [_elsewhere(row, "B", b) for row in only_a[:MAX_ROWS] if not _is_earlier(row)]
+    details += [_elsewhere(row, "A", a) for row in only_b[:MAX_ROWS] if not _is_earlier(row)]
     details += [
-        f"{_label(before.name)}.{before.sample}: A computes {_work(before)}, B {_work(after)}"
+        f"{_label(before.name, before.sample)}: A computes {_work(before)}, B {_work(after)}"
         for before, after in changed[:MAX_ROWS]
     ]
     rows = [*only_a[:MAX_ROWS], *only_b[:MAX_ROWS], *(row for row, _ in changed[:MAX_ROWS])]
@@ -159,14 +164,18 @@ def _tell_launches(event_a: Launched, event_b: Launched, a: Run, b: Run) -> Stor
 
 
 def _list(rows: list[Row]) -> str:
-    labels = [f"{_label(row.name)}.{row.sample} ({_work(row)})" for row in rows[:MAX_ROWS]]
+    labels = [f"{_label(row.name, row.sample)} ({_work(row)})" for row in rows[:MAX_ROWS]]
     rest = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
     return ", ".join(labels) + rest
 
 
+def _is_earlier(row: Row) -> bool:
+    return isinstance(row.name, int) and row.name < 0
+
+
 def _elsewhere(row: Row, side: str, run: Run) -> str:
     """Where the other run does what this row does."""
-    label = f"{_label(row.name)}.{row.sample}"
+    label = f"{_label(row.name, row.sample)}"
     if not isinstance(row.name, int):
         return f"{label} is not in {side}"
     request = run.names.request(row.name)

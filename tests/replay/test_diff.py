@@ -119,6 +119,19 @@ def test_one_decision_that_was_changed_is_the_first_difference(
     assert found.first.a.after_ns == found.first.b.after_ns
 
 
+def test_a_run_whose_first_segments_are_gone_is_the_same_as_itself(tmp_path: Path) -> None:
+    record_random(tmp_path, 5, large=False)
+    run = tmp_path / "seed-5"
+    whole = read_side(run)
+    first, second, *_ = sorted(run.glob("trace-*.jsonl"))
+    first.unlink()
+    assert second.exists()
+    found = compare(run, run)
+    assert found.is_identical, found.first
+    assert "what came earlier is not kept" in found.a.warnings[0]
+    assert 0 < found.num_pairs < len(whole.arrivals)
+
+
 def test_another_policy_and_another_limit(tmp_path: Path) -> None:
     a = record(tmp_path, small_machine({"type": "fcfs"}), num_requests=40, run="a")
     b = record(tmp_path, small_machine({"type": "edf"}, max_num_seqs=4), num_requests=40, run="b")
