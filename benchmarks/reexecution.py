@@ -71,7 +71,7 @@ LOADS = [
     Load("up to 8, penalties", 0.12, 8, [PENALIZED, GREEDY]),
     Load("up to 32, greedy", 0.20, 32, [GREEDY]),
     Load("up to 32, all kinds", 0.20, 32, [GREEDY, DRAWN, MASKED, PENALIZED]),
-    Load("tight blocks", 0.16, 32, [DRAWN, PENALIZED], num_blocks=96),
+    Load("tight blocks", 0.16, 16, [DRAWN, PENALIZED], num_blocks=40, prompt_tokens=(8, 40)),
     Load("shared prefixes, n=2", 0.14, 32, [DRAWN, MASKED], prefix_tokens=144, n=2),
     Load("two replicas", 0.10, 16, [DRAWN, GREEDY], replicas=2),
 ]
