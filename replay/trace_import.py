@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,10 @@ from eventlm.replay.workload_file import MAX_SECONDS, WorkloadHeader, WorkloadLi
 from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_ROWS_PER_PROGRESS = 16 * 1024
+
+#: Called now and then with the bytes of the file that are read, and all.
+OnProgress = Callable[[int, int], None]
 
 
 class ImportSummary(Struct, frozen=True, kw_only=True):
@@ -60,6 +65,7 @@ def import_trace(
     source: SourceName,
     start_ns: int = 0,
     duration_ns: int | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ImportSummary:
     """Read a public trace and write it as a workload whose first request arrives at 0.
 
@@ -70,15 +76,13 @@ def import_trace(
     if Path(output).exists() and Path(path).exists() and Path(output).samefile(path):
         raise UsageError(f"{output} is the trace itself; choose another file with -o")
     kind = SOURCES[source]
-    rows = list(_rows(str(path), kind))
-    if not rows:
-        raise UsageError(f"{path} holds no request")
-    num_sorted = sum(after.arrived_ns < before.arrived_ns for before, after in pairwise(rows))
-    rows.sort(key=lambda row: row.arrived_ns)
     left_out: Counter[str] = Counter()
-    chosen = list(_chosen(rows, left_out, start_ns, duration_ns))
+    chosen = list(_chosen(_rows(str(path), kind, on_progress), left_out, start_ns, duration_ns))
     if not chosen:
-        raise UsageError(f"{path}: no request is left: {_in_words(left_out)}")
+        what = f"no request of {path} is left: {_in_words(left_out)}" if left_out else f"{path} holds no request"
+        raise UsageError(what)
+    num_sorted = sum(after.arrived_ns < before.arrived_ns for before, after in pairwise(chosen))
+    chosen.sort(key=lambda row: row.arrived_ns)
     span_ns = chosen[-1].arrived_ns - chosen[0].arrived_ns
     if span_ns > MAX_SECONDS * NANOSECONDS_PER_SECOND:
         raise UsageError(
@@ -108,14 +112,18 @@ def import_trace(
     )
 
 
-def _rows(path: str, kind: Source) -> Iterator[SourceRow]:
+def _rows(path: str, kind: Source, on_progress: OnProgress | None) -> Iterator[SourceRow]:
     try:
         with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             content = gzip.GzipFile(fileobj=file) if file.read(2) == _GZIP_MAGIC else file
             file.seek(0)
             # Without translation of newlines, which CSV may hold in quotes.
             with io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
-                yield from kind.read(path, text)
+                for number, row in enumerate(kind.read(path, text)):
+                    yield row
+                    if on_progress is not None and number % _ROWS_PER_PROGRESS == 0:
+                        on_progress(file.tell(), size)
     except EOFError as error:
         raise UsageError(
             f"{path} is cut short: its compressed data ends before its end mark; fetch it again"
@@ -129,12 +137,14 @@ def _rows(path: str, kind: Source) -> Iterator[SourceRow]:
 
 
 def _chosen(
-    rows: Sequence[SourceRow], left_out: Counter[str], start_ns: int, duration_ns: int | None
+    rows: Iterable[SourceRow], left_out: Counter[str], start_ns: int, duration_ns: int | None
 ) -> Iterator[SourceRow]:
-    first_ns = rows[0].arrived_ns
+    """Those that are wanted, as they come: a trace of a week need not fit in memory for an hour of it."""
+    first_ns: int | None = None
     for row in rows:
+        first_ns = row.arrived_ns if first_ns is None else first_ns
         after_ns = row.arrived_ns - first_ns - start_ns
-        if after_ns < 0 or (duration_ns is not None and after_ns >= duration_ns):
+        if (start_ns and after_ns < 0) or (duration_ns is not None and after_ns >= duration_ns):
             left_out["outside the part that was asked for"] += 1
         elif row.output_tokens == 0:
             left_out["without output (failed)"] += 1

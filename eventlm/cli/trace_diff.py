@@ -45,9 +45,15 @@ exit codes: 0 all requests and decisions alike (times may differ), 2 usage,
     parser.add_argument("a", metavar="A", help=HELP.partition(" (default")[0])
     parser.add_argument("b", metavar="B", help="the other trace, likewise")
     parser.add_argument(
-        "--top", type=int, default=10, metavar="N", help="how many of the largest changes (default: 10)"
+        "--top", type=int, default=10, metavar="N", help="how many of the largest changes to list (default: 10)"
     )
-    parser.add_argument("--by", choices=[*_TIMES, *_COUNTS], default="e2e", help="in what (default: e2e)")
+    parser.add_argument(
+        "--by",
+        choices=[*_TIMES, *_COUNTS],
+        metavar="METRIC",
+        default="e2e",
+        help=f"of {', '.join([*_TIMES, *_COUNTS])} (default: e2e)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every request")
     parser.set_defaults(run=run)
 

@@ -16,10 +16,10 @@ def configure(parser: Parser) -> None:
 examples:
   eventlm trace export --to csv -o tables            the newest run
   eventlm trace export runs/latest --to parquet -o tables
-  python -c 'import pandas; print(pandas.read_csv("tables/requests.csv").describe())'
+  python -c 'import pandas as p; print(p.read_csv("tables/steps.csv").describe())'
 
-Writes requests.* (a row for each sequence; `request` is the event of its arrival)
-and steps.*. Times are integer nanoseconds since the run started; what did not come
+Writes requests.* (a row for each sequence; `request` is the event of its
+arrival) and steps.*. Times are integer nanoseconds since the run started; what did not come
 so far is empty. Parquet needs pyarrow: pip install 'eventlm[parquet]'."""
     parser.add_argument("--to", choices=["csv", "parquet"], required=True, help="the kind of files")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to write them to")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from eventlm.cli.durations import nanoseconds
 from eventlm.cli.parser import Parser
+from eventlm.cli.progress import file_progress
 from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
 
@@ -22,11 +23,11 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.epilog = """\
 examples:
-  eventlm trace import --from azure AzureLLMInferenceTrace_conv.csv -o azure.jsonl
-  eventlm trace import --from mooncake conversation_trace.jsonl -o mooncake.jsonl
-  eventlm trace import --from burstgpt BurstGPT_1.csv.gz --start 24h --duration 1h
-                       -o burst.jsonl
-  eventlm simulate azure.jsonl
+  eventlm trace import --from azure AzureLLMInferenceTrace_conv.csv -o A.jsonl
+  eventlm trace import --from mooncake conversation_trace.jsonl -o M.jsonl
+  eventlm trace import --from burstgpt BurstGPT_1.csv.gz -o B.jsonl \\
+                       --start 24h --duration 1h
+  eventlm simulate A.jsonl --cost-model h200-llama3-8b
 
   --from    columns
   azure     TIMESTAMP,ContextTokens,GeneratedTokens
@@ -39,13 +40,16 @@ examples:
   vidur     arrived_at,num_prefill_tokens,num_decode_tokens
 
 The first request arrives at 0. Requests without output failed, and are left out.
-Blocks stay in the trace's own size, also the partial one at a prompt's end; they
-are cut into the engine's when the workload is simulated: full parts only."""
+Blocks stay in the trace's own size, also the partial one at a prompt's end.
+When the workload is simulated they are cut into blocks of the engine's size,
+the partial one into as many as its tokens fill."""
     parser.add_argument("file", metavar="FILE", help="the trace, or its gzip")
     parser.add_argument("--from", dest="source", choices=SOURCES, required=True, help="whose trace it is")
     parser.add_argument("-o", "--output", metavar="W.jsonl", required=True, help="the workload file to write")
-    parser.add_argument("--start", metavar="TIME", help="leave out what comes earlier after its first request, as 2h")
-    parser.add_argument("--duration", metavar="TIME", help="and what comes so much later than that")
+    parser.add_argument(
+        "--start", metavar="TIME", help="leave out what comes before, counted from the trace's first line, such as 2h"
+    )
+    parser.add_argument("--duration", metavar="TIME", help="leave out what comes so long after that")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.set_defaults(run=run)
 
@@ -54,13 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what the trace came to."""
     from eventlm.replay.trace_import import import_trace
 
-    found = import_trace(
-        arguments.file,
-        arguments.output,
-        source=arguments.source,
-        start_ns=nanoseconds(arguments.start, flag="--start") if arguments.start is not None else 0,
-        duration_ns=nanoseconds(arguments.duration, flag="--duration") if arguments.duration is not None else None,
-    )
+    with file_progress("reading", arguments.file) as on_progress:
+        found = import_trace(
+            arguments.file,
+            arguments.output,
+            source=arguments.source,
+            start_ns=nanoseconds(arguments.start, flag="--start") if arguments.start is not None else 0,
+            duration_ns=nanoseconds(arguments.duration, flag="--duration") if arguments.duration is not None else None,
+            on_progress=on_progress,
+        )
     if arguments.json:
         import msgspec
 

@@ -36,7 +36,7 @@ def test_as_json_and_a_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*arguments, "--start", "7"]) == 2
     assert "--start 7: not a time" in capsys.readouterr().err
     assert main([*arguments, "--start", "9h"]) == 2
-    assert "no request is left: 7 outside the part" in capsys.readouterr().err
+    assert "is left: 7 outside the part" in capsys.readouterr().err
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

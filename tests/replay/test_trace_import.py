@@ -159,7 +159,7 @@ AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
         ("azure", AZURE + b"2023-11-16 18:15:46,nan,2\n", ":2: ContextTokens: .*(number|range)"),
         ("azure", AZURE + b"2023-11-16 18:15:46,1" + b"0" * 40 + b",2\n", ":2: ContextTokens: 10+ is out of range"),
         ("azure", AZURE + b"2023-11-16 18:15:46,1\n", ":2: 2 values for 3 columns"),
-        ("azure", AZURE + b"2023-11-16 18:15:46,0,2\n", "no request is left: 1 without a prompt"),
+        ("azure", AZURE + b"2023-11-16 18:15:46,0,2\n", "is left: 1 without a prompt"),
         ("azure", b"\xff\xfe\x00", "is not text: byte 0xff is not UTF-8"),
         ("azure", b"\x1f\x8b\x08garbage that is no gzip", "is (damaged|cut short)"),
         ("mooncake", b'{"timestamp":0,"input_length":5,', r":1: Input data was truncated"),
