@@ -88,7 +88,7 @@ def _label(name: Name, index: int | None = None) -> str:
 def _deed(event: Event | None, names: Names) -> str:
     """What a run does, to follow its name."""
     if event is None:
-        return "has no such decision any more"
+        return "has no such decision"
     name = _label(names.of(event.request), getattr(event, "index", None)) if hasattr(event, "request") else ""
     match event:
         case Launched():

@@ -16,7 +16,7 @@ def configure(parser: Parser) -> None:
 examples:
   eventlm trace export --to csv -o tables            the newest run
   eventlm trace export runs/latest --to parquet -o tables
-  python -c 'import pandas as p; print(p.read_csv("tables/steps.csv").describe())'
+  python -c 'import pandas as p; print(p.read_csv("tables/steps.csv").mean())'
 
 Writes requests.* (a row for each sequence; `request` is the event of its
 arrival) and steps.*. Times are integer nanoseconds since the run started; what did not come
