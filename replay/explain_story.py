@@ -98,6 +98,8 @@ def by_key(order: Order) -> str:
     if order.policy == "lrs":
         slack, own_slack = (value / (1 << FRACTION_BITS) for value in (key, own_key))
         return f"its slack was {slack:,.2f} of its deadline against {own_slack:,.2f}, and smaller goes first"
+    if order.policy == "lpm":
+        return f"with the wait counted in, it had {own_key - key:,} tokens more cached"
     return f"its key under {order.policy} was {key:,} against {own_key:,}, and smaller goes first"
 
 

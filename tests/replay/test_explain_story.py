@@ -171,6 +171,7 @@ def test_a_rejected_one_and_one_that_is_partly_in_the_log() -> None:
         ("fcfs", (0, 5), (0, 5), "under fcfs both are equal, and it came first"),
         ("edf", (0, 5), (0, 250_000_005), "its deadline was 250.0 ms earlier"),
         ("lrs", (0, 1 << 18), (0, 1 << 19), "its slack was 0.25 of its deadline against 0.50, and smaller goes first"),
+        ("lpm", (0, -40), (0, 24), "with the wait counted in, it had 64 tokens more cached"),
         ("mine:Own", (0, -4), (0, 1000), "its key under mine:Own was -4 against 1,000, and smaller goes first"),
     ],
 )
