@@ -105,7 +105,8 @@ def test_a_cause(run: Path) -> None:
 
 
 def test_what_is_no_request(run: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no request 2: event 2 is `(admit|worker_up)`"):
-        found(run, request=2)
+    [launch, *_] = (msgspec.json.decode(line) for line in expected(run, lambda event, _: event["t"] == "launch"))
+    with pytest.raises(UsageError, match=f"has no request {launch['s']}: event {launch['s']} is `launch`"):
+        found(run, request=launch["s"])
     with pytest.raises(UsageError, match="has no request 999999: event 999999 is not in the trace"):
         found(run, request=999999)

@@ -63,8 +63,10 @@ def test_help_of_every_command_describes_and_gives_examples(capsys: pytest.Captu
     assert text.partition("examples:")[2].count("eventlm") >= 2
 
 
-ACTIONS = [("trace", action) for action in ("info", "stats", "check", "repair")] + [
-    ("bench", kind) for kind in ("serve", "throughput", "latency")
+TRACE_ACTIONS = ("info", "stats", "ls", "grep", "diff", "export", "import", "check", "repair")
+ACTIONS = [
+    *(("trace", action) for action in TRACE_ACTIONS),
+    *(("bench", kind) for kind in ("serve", "throughput", "latency")),
 ]
 
 
