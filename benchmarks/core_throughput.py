@@ -32,6 +32,8 @@ from eventlm.replay.verify import Verifier
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
+#: More steps than it takes until all prompts are computed.
+RAMP_TOKENS = 64
 
 
 class Cost(NamedTuple):
@@ -45,7 +47,7 @@ class Cost(NamedTuple):
     verify_us: float
 
 
-def make_header(policy: str, running: int) -> Header:
+def make_header(policy: str, running: int, max_tokens: int) -> Header:
     """A machine on which exactly `running` sequences fit."""
     plugins = [resolve("policy", {"type": policy}), resolve("batcher", {"type": "fixed"})]
     plugins.append(resolve("router", {"type": "pull"}))
@@ -56,8 +58,8 @@ def make_header(policy: str, running: int) -> Header:
         core=CoreConfig(
             models=["m"],
             block_size=BLOCK_SIZE,
-            num_blocks=running * 80,
-            max_model_len=4096,
+            num_blocks=running * ((PROMPT_TOKENS + max_tokens) // BLOCK_SIZE + 2),
+            max_model_len=PROMPT_TOKENS + max_tokens,
             max_num_seqs=running,
             max_num_batched_tokens=max(8192, running),
             max_queue_len=1_000_000,
@@ -116,11 +118,15 @@ def completion(run: Run, launched: Launched, names: dict[int, int]) -> StepCompl
 
 def measure(policy: str, running: int, waiting: int, num_steps: int) -> Cost:
     """Fill the machine, then time its steps."""
-    run = Run(make_header(policy, running))
+    # Nobody ends before the last step that is timed.
+    max_tokens = num_steps + RAMP_TOKENS
+    run = Run(make_header(policy, running, max_tokens))
     launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))
     for _ in range(running + waiting):
         found, _ = run.apply(
-            Arrived(**run.next(), model="m", prompt_tokens=PROMPT_TOKENS, blocks=[], max_tokens=1024, offline=True)
+            Arrived(
+                **run.next(), model="m", prompt_tokens=PROMPT_TOKENS, blocks=[], max_tokens=max_tokens, offline=True
+            )
         )
         launched = launched or found
     assert launched is not None
@@ -184,7 +190,7 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one process")
     print(f"{'policy':8}{'running':>9}{'waiting':>9}{'apply us':>10}{'p99 us':>9}{'verify us':>11}{'verify/apply':>14}")
     costs = []
-    for running, waiting in ((256, 1_000), (1_024, 1_000), (256, 10_000), (1_024, 10_000)):
+    for running, waiting in ((32, 0), (32, 100), (256, 1_000), (1_024, 1_000), (256, 10_000), (1_024, 10_000)):
         for policy in ("fcfs", "edf", "lrs"):
             cost = measure(policy, running, waiting, arguments.steps)
             costs.append(cost)

@@ -12,6 +12,7 @@ position in the log: blocks fall idle while an event is applied, in the order of
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -64,7 +65,7 @@ class BlockPool:
         #: Name of a block in the tree; 0 where it is not.
         self._name = [0] * self.num_blocks
         #: Idle blocks, least recently used first.
-        self._idle: dict[int, None] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self.digest = 0
 
     @property
@@ -110,57 +111,72 @@ class BlockPool:
         references = self.references
         return sum(1 for block in blocks if references[block] == 0)
 
-    def hold(self, block: int) -> None:
-        """One more table holds `block`, which is in the tree."""
-        if self.references[block] == 0:
-            del self._idle[block]
-        self.references[block] += 1
-        self._note(block)
+    def hold(self, blocks: list[int]) -> None:
+        """One more table holds each of `blocks`, which are in the tree."""
+        references = self.references
+        for block in blocks:
+            if references[block] == 0:
+                del self._idle[block]
+            references[block] += 1
+        self._note(blocks)
 
-    def allocate(self) -> int:
-        """A block with one reference. The caller has checked `num_available`."""
-        if self._free:
-            block = self._free.pop()
-        else:
-            block = next(iter(self._idle))
-            del self._idle[block]
-            self._remove_from_tree(block)
-        self.references[block] = 1
-        self._note(block)
-        return block
-
-    def release(self, block: int) -> None:
-        """One table less holds `block`."""
-        self.references[block] -= 1
-        self._note(~block)
-        if self.references[block] == 0:
-            if self._name[block]:
-                self._idle[block] = None
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Blocks with one reference each. The caller has checked `num_available`."""
+        blocks = []
+        changes = []
+        for _ in range(num_blocks):
+            if self._free:
+                block = self._free.pop()
             else:
-                self._free.append(block)
+                block, _ = self._idle.popitem(last=False)
+                name, self._name[block] = self._name[block], 0
+                del self.tree[name]
+                changes.append(~name)
+            self.references[block] = 1
+            changes.append(block)
+            blocks.append(block)
+        self._note(changes)
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        """One table less holds each of `blocks`, in this order."""
+        references, names = self.references, self._name
+        for block in blocks:
+            references[block] -= 1
+            if references[block] == 0:
+                if names[block]:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
+        self._note([~block for block in blocks])
 
     def release_all(self, table: list[int]) -> None:
         """Release a whole table, deepest block first."""
-        for block in reversed(table):
-            self.release(block)
+        self.release(table[::-1])
 
-    def insert(self, name: int, parent: int, block: int) -> None:
-        """Make a held block's content hittable under a name that the tree lacks."""
-        self.tree[name] = Node(block, parent)
-        self._name[block] = name
-        self._note(name)
-
-    def _remove_from_tree(self, block: int) -> None:
-        name = self._name[block]
-        del self.tree[name]
-        self._name[block] = 0
-        self._note(~name)
-
-    def _note(self, change: int) -> None:
-        """Roll a change into the digest. It stands for the order of the free and idle blocks too, which follow from
-        the changes; a congruential step (Knuth's MMIX constants) is enough to tell two histories apart.
+    def insert(self, names: list[int], parent: int, blocks: list[int]) -> int:
+        """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that
+        the tree has already. Returns how many.
         """
-        self.digest = (self.digest * 6364136223846793005 + change + 1442695040888963407) & MASK
+        tree = self.tree
+        num_blocks = 0
+        for name, block in zip(names, blocks, strict=True):
+            if name in tree:
+                break
+            tree[name] = Node(block, parent)
+            self._name[block] = parent = name
+            num_blocks += 1
+        self._note(names[:num_blocks])
+        return num_blocks
+
+    def _note(self, changes: list[int]) -> None:
+        """Roll changes into the digest. It stands for the order of the free and idle blocks too, which follow from the
+        changes; a congruential step (Knuth's MMIX constants) is enough to tell two histories apart.
+        """
+        digest = self.digest
+        for change in changes:
+            digest = (digest * 6364136223846793005 + change + 1442695040888963407) & MASK
+        self.digest = digest
 
     def snapshot(self) -> PoolSnapshot:
         """The pool as it is now; it shares the tree, so it is to be encoded before the pool changes."""
@@ -173,7 +189,7 @@ class BlockPool:
         """
         self.reset()
         self._free, self.tree = taken.free, taken.tree
-        self._idle = dict.fromkeys(taken.idle)
+        self._idle = OrderedDict.fromkeys(taken.idle)
         for name, node in taken.tree.items():
             self._name[node.block] = name
         for table in tables:

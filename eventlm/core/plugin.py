@@ -103,12 +103,13 @@ class StepLoad(Struct, eq=False):
 
     def predicted_ns(self, predictor: Predictor, start: int = 0, num_tokens: int = 0) -> int:
         """Predicted duration of the step as it stands, or with a chunk more: `num_tokens` behind `start`."""
-        return predictor.step_ns(
-            prefill_tokens=self.prefill_tokens + num_tokens,
-            num_decodes=self.num_decodes,
-            context_tokens=self.context_tokens + start + num_tokens,
-            chunk_context=self.chunk_context + num_tokens * (start + num_tokens // 2),
+        taken_ps = predictor.step_ps(
+            self.prefill_tokens + num_tokens,
+            self.num_decodes,
+            self.context_tokens + start + num_tokens,
+            self.chunk_context + num_tokens * (start + num_tokens // 2),
         )
+        return taken_ps // PICOSECONDS_PER_NANOSECOND
 
     def largest_chunk(self, predictor: Predictor, target_ns: int, start: int, max_tokens: int) -> int:
         """Most tokens behind `start`, from 0 to `max_tokens`, with which the step is predicted to take at most

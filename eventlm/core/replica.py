@@ -62,10 +62,10 @@ class Replica:
 
         The caller has checked that the blocks are available.
         """
-        for block in hits:
-            self.pool.hold(block)
+        self.pool.hold(hits)
         num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
-        sequence.block_table = hits + [self.pool.allocate() for _ in range(num_fresh)]
+        sequence.block_table = hits + self.pool.allocate(num_fresh)
+        sequence.note_room(block_size)
         sequence.num_tree_blocks = len(hits)
         sequence.shipped_blocks = 0
         sequence.transition(State.PREFILL)
@@ -101,8 +101,8 @@ class Replica:
             node = self.pool.tree.get(sequence.block_names[place])
             if node is None or node.parent != (sequence.block_names[place - 1] if place else ROOT):
                 break
-            self.pool.hold(node.block)
-            self.pool.release(sequence.block_table[place])
+            self.pool.hold([node.block])
+            self.pool.release([sequence.block_table[place]])
             sequence.block_table[place] = node.block
             sequence.shipped_blocks = min(sequence.shipped_blocks, place)
             place += 1
@@ -122,13 +122,11 @@ class Replica:
 
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""
-        names, tree = sequence.block_names, self.pool.tree
-        place = sequence.num_tree_blocks
-        while place < num_blocks and names[place] not in tree:
+        names, place = sequence.block_names, sequence.num_tree_blocks
+        if place < num_blocks:
             parent = names[place - 1] if place else ROOT
-            self.pool.insert(names[place], parent, sequence.block_table[place])
-            place += 1
-        sequence.num_tree_blocks = place
+            blocks = sequence.block_table[place:num_blocks]
+            sequence.num_tree_blocks += self.pool.insert(names[place:num_blocks], parent, blocks)
 
     def prefix_tokens(self, sequence: Sequence, block_size: int) -> int:
         """Leading tokens of a sequence that are hittable here, or will be by what was sent here before and waits.

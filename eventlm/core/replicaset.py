@@ -77,24 +77,22 @@ def plan(state: CoreState) -> None:
         return
     _route_new(state)
     state.margin = ask_margin(state) if state.num_waiting else None
-    while True:
-        ready = [
-            replica
-            for replica in state.replicas
-            if replica.up and len(replica.in_flight) < state.config.max_steps_in_flight
-        ]
-        if not ready:
+    most = state.config.max_steps_in_flight
+    while ready := [replica for replica in state.replicas if replica.up and len(replica.in_flight) < most]:
+        if not state.policy.static:
+            _read_keys(state)
+        if len(ready) > 1:
+            ready.sort(key=_turn)
+        if not any([plan_step(state, replica) for replica in ready]):
             return
-        _read_keys(state)
-        launched = [plan_step(state, replica) for replica in sorted(ready, key=lambda r: (r.admitted_tokens, r.index))]
-        if not any(launched):
-            return
+
+
+def _turn(replica: Replica) -> tuple[int, int]:
+    return replica.admitted_tokens, replica.index
 
 
 def _read_keys(state: CoreState) -> None:
     """One call of a policy that is not static, over all that wait and all partial prefills."""
-    if state.policy.static:
-        return
     if state.policy.reads_prefixes:
         _read_prefixes(state)
     waiting = [sequence for queue in state.queues for sequence in queue.members]

@@ -59,7 +59,7 @@ class Sequence:
 
     num_tokens: prompt and confirmed output. prefill_tokens: what the current prefill computes. launched_tokens: how
     much of that has been launched or hit. max_total_tokens: prompt and max_tokens. pending_tokens: most tokens that
-    rows in flight may still produce. shipped_blocks: leading blocks of the table that its worker has as they are.
+    rows in flight may still produce. room_tokens: how many it may have on the blocks of its table. shipped_blocks: leading blocks of the table that its worker has as they are.
     block_names: integers of the leading full blocks. num_tree_blocks: leading blocks of the table that the tree holds
     too. residency: counts admissions to a replica.
     """
@@ -90,6 +90,7 @@ class Sequence:
         "replica",
         "request",
         "residency",
+        "room_tokens",
         "sampling_in_flight",
         "shipped_blocks",
         "skips",
@@ -116,6 +117,7 @@ class Sequence:
         self.sampling_in_flight = 0
         self.block_names = list(arrival.blocks)
         self.block_table: list[int] = []
+        self.room_tokens = 0
         self.num_tree_blocks = 0
         self.shipped_blocks = 0
         self.residency = 0
@@ -161,6 +163,10 @@ class Sequence:
                 f"sequence {self.request}.{self.index} cannot go from {self.state.name} to {state.name}"
             )
         self.state = state
+
+    def note_room(self, block_size: int) -> None:
+        """Its block table has changed. The KV of the last token is not stored before the next step."""
+        self.room_tokens = min(len(self.block_table) * block_size + 1, self.max_total_tokens)
 
     def max_hit_blocks(self, block_size: int) -> int:
         """Leading blocks that may be hit: whole ones with a name, ending before the last token to compute."""

@@ -216,7 +216,7 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot) -> Core
         state.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
     state.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
-        _restore_replica(replica, replica_taken, live)
+        _restore_replica(replica, replica_taken, live, config.block_size)
     _restore_lines(state, live.values())
     return state
 
@@ -262,11 +262,15 @@ def _restore_timers(state: CoreState, timers: list[tuple[int, int]]) -> None:
             state.num_dead_timers += 1
 
 
-def _restore_replica(replica: Replica, taken: ReplicaSnapshot, live: dict[SequenceId, Sequence]) -> None:
+def _restore_replica(
+    replica: Replica, taken: ReplicaSnapshot, live: dict[SequenceId, Sequence], block_size: int
+) -> None:
     if any(len(step.most) != len(step.decodes) + len(step.chunks) for step in taken.steps):
         raise ValueError(f"a step of replica {replica.index} has other rows than it was launched for")
     residents = [s for s in live.values() if s.resident and s.replica == replica.index]
     replica.running = sorted(residents, key=attrgetter("urgency"))
+    for sequence in residents:
+        sequence.note_room(block_size)
     replica.up, replica.epoch, replica.next_step = taken.up, taken.epoch, taken.next_step
     replica.num_partial = sum(s.state is State.PREFILL for s in residents)
     replica.admitted_tokens = sum(s.prefill_tokens for s in residents)

@@ -95,7 +95,12 @@ class CoreState:
     def decide(self, kind: type[D], /, *, because: int | None = None, **fields: Any) -> D:
         """Stamp a decision. Its cause is the fact being applied, or `because`."""
         cause = self.cause if because is None else because
-        decision = kind(s=self.next_seq, ts=self.now_ns, c=cause, **fields)
+        return self.note(kind(s=self.next_seq, ts=self.now_ns, c=cause, **fields))
+
+    def note(self, decision: D) -> D:
+        """Take down a decision that is stamped. Only those of every step are stamped where they are made: a call by
+        `**fields` takes a tenth of the time of a step.
+        """
         self.next_seq += 1
         self.decisions.append(decision)
         return decision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count as count_up
 from operator import le
 from typing import NamedTuple
 
@@ -38,16 +39,23 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     reasons = dict(fact.ends)
     outcome = Outcome([], [], [])
     _confirm_decodes(step, fact.produced, reasons, outcome)
-    _confirm_chunks(step, fact.produced, reasons, outcome)
+    if step.chunks:
+        _confirm_chunks(step, fact.produced, reasons, outcome)
     for row, names in fact.filled:
         _fill(replica, step, row, names)
-    num_dropped = sum(count for _, count in outcome.dropped)
-    state.decide(
-        Emitted,
-        replica=replica.index,
-        step=step.step,
-        num_tokens=sum(fact.produced) - num_dropped,
-        dropped=outcome.dropped,
+    num_tokens = sum(fact.produced)
+    if outcome.dropped:
+        num_tokens -= sum(count for _, count in outcome.dropped)
+    state.note(
+        Emitted(
+            s=state.next_seq,
+            ts=state.now_ns,
+            c=state.cause,
+            replica=replica.index,
+            step=step.step,
+            num_tokens=num_tokens,
+            dropped=outcome.dropped,
+        )
     )
     for sequence, reason in outcome.ends:
         end(state, sequence, reason)
@@ -60,11 +68,12 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
 
 def _check_rows(step: StepInFlight, fact: StepCompleted) -> None:
     """Raises InvariantError unless every row produced between none and the most it was launched for."""
-    most = step.most
-    fits = len(fact.produced) == len(most) and min(fact.produced) >= 0 and all(map(le, fact.produced, most))
-    if not fits or any(not 0 <= row < len(most) or not most[row] for row, _ in fact.ends):
+    produced, most = fact.produced, step.most
+    # Nearly always every row produced the most.
+    fits = produced == most or (len(produced) == len(most) and min(produced) >= 0 and all(map(le, produced, most)))
+    if not fits or (fact.ends and any(not 0 <= row < len(most) or not most[row] for row, _ in fact.ends)):
         raise InvariantError(f"step {fact.step} of replica {fact.replica} produced what it was not launched for")
-    if any(not 0 <= row < len(most) for row, _ in fact.filled):
+    if fact.filled and any(not 0 <= row < len(most) for row, _ in fact.filled):
         raise InvariantError(f"step {fact.step} of replica {fact.replica} filled blocks of rows it does not have")
 
 
@@ -76,25 +85,25 @@ def _confirm_decodes(
 ) -> None:
     """Runs once for every sequence and step: written for speed. `zip` stops at the last decode."""
     dropped, ends, drained = outcome
-    waiting, first_ended = State.WAITING, State.CLOSING
-    for row, (sequence, count, most) in enumerate(zip(step.decodes, produced, step.most, strict=False)):
+    decode_state = State.DECODE
+    for row, sequence, count, most in zip(count_up(), step.decodes, produced, step.most, strict=False):
         sequence.in_flight -= 1
         sequence.sampling_in_flight -= 1
         sequence.pending_tokens -= most
-        if sequence.state >= first_ended:
-            if count:
-                dropped.append((row, count))
-        else:
-            if count:
-                sequence.num_tokens = total = sequence.num_tokens + count
-                if sequence.evictions:
-                    sequence.evictions = 0
-                if total >= sequence.max_total_tokens and row not in reasons:
-                    ends.append((sequence, "length"))
-            if sequence.state is waiting:
-                drained.append(sequence)
-            if reasons and row in reasons:
-                ends.append((sequence, reasons[row]))
+        if sequence.state is not decode_state:
+            if sequence.ended:
+                if count:
+                    dropped.append((row, count))
+                continue
+            drained.append(sequence)
+        if count:
+            sequence.num_tokens = total = sequence.num_tokens + count
+            if sequence.evictions:
+                sequence.evictions = 0
+            if total >= sequence.max_total_tokens and row not in reasons:
+                ends.append((sequence, "length"))
+        if reasons and row in reasons:
+            ends.append((sequence, reasons[row]))
 
 
 def _confirm_chunks(

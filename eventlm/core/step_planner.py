@@ -84,27 +84,19 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     This loop runs once for every sequence and step: it is written for speed.
     """
     config = state.config
-    block_size = config.block_size
     max_in_flight = config.max_decodes_in_flight_per_seq
     per_row = config.max_tokens_per_row
     budget = config.max_num_batched_tokens
     decoding, decodes, row_most = plan.decoding, plan.decodes, plan.most
-    context_tokens = num_tokens = 0
+    context_tokens = 0
     decode_state = State.DECODE
     for sequence in replica.running[:]:
         if sequence.state is not decode_state or sequence.sampling_in_flight >= max_in_flight:
             continue
         ahead = sequence.num_tokens + sequence.pending_tokens
-        # Conditions, not min(): a call for each row is a tenth of the whole step.
-        most = sequence.max_total_tokens - ahead
-        if most > per_row:
-            most = per_row
-        if most > budget - num_tokens:
-            most = budget - num_tokens
-        if most <= 0:
-            continue
-        if ahead + most - 1 > len(sequence.block_table) * block_size:
-            most = _grow(state, replica, plan, sequence, most)
+        most = per_row
+        if ahead + most > sequence.room_tokens or most > budget:
+            most = _make_way(state, replica, plan, sequence, budget)
             if not most:
                 continue
         decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
@@ -113,12 +105,21 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         sequence.in_flight += 1
         sequence.sampling_in_flight += 1
         sequence.pending_tokens += most
-        num_tokens += most
+        budget -= most
         context_tokens += ahead
     load = plan.load
-    load.num_tokens = num_tokens
+    load.num_tokens = config.max_num_batched_tokens - budget
     load.num_decodes = len(decodes)
     load.context_tokens = context_tokens
+
+
+def _make_way(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, budget: int) -> int:
+    """How many tokens a decode may produce that has no room for a whole row, or `budget` not for it; 0: no row."""
+    ahead = sequence.num_tokens + sequence.pending_tokens
+    most = min(sequence.max_total_tokens - ahead, state.config.max_tokens_per_row, budget)
+    if most > 0 and ahead + most > sequence.room_tokens:
+        most = _grow(state, replica, plan, sequence, most)
+    return max(most, 0)
 
 
 def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, most: int) -> int:
@@ -141,8 +142,9 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
             return 0
         num_fresh = 1
         most = min(most, (first + 1) * block_size - ahead + 1)
-    fresh = [replica.pool.allocate() for _ in range(num_fresh)]
+    fresh = replica.pool.allocate(num_fresh)
     sequence.block_table += fresh
+    sequence.note_room(block_size)
     sequence.shipped_blocks = len(sequence.block_table)
     plan.blocks.append((len(plan.decodes), first, fresh))
     return most
@@ -229,18 +231,22 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
 def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     """Put the step in flight and decide its launch."""
     most = plan.most if state.config.max_tokens_per_row > 1 else []
-    launched = state.decide(
-        Launched,
-        replica=replica.index,
-        epoch=replica.epoch,
-        step=replica.next_step,
-        decodes=plan.decodes,
-        chunks=plan.chunks,
-        most=most,
-        blocks=plan.blocks,
-        forget=replica.forget,
-        num_tokens=plan.load.num_tokens,
-        predicted_ns=plan.load.predicted_ns(state.predictor),
+    launched = state.note(
+        Launched(
+            s=state.next_seq,
+            ts=state.now_ns,
+            c=state.cause,
+            replica=replica.index,
+            epoch=replica.epoch,
+            step=replica.next_step,
+            decodes=plan.decodes,
+            chunks=plan.chunks,
+            most=most,
+            blocks=plan.blocks,
+            forget=replica.forget,
+            num_tokens=plan.load.num_tokens,
+            predicted_ns=plan.load.predicted_ns(state.predictor),
+        )
     )
     step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most)
     replica.in_flight.append(step)

@@ -74,6 +74,8 @@ def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -
         found.append("has fewer blocks than its prefill needs")
     if sequence.num_tokens + sequence.pending_tokens > sequence.max_total_tokens:
         found.append("may grow beyond its limit")
+    if sequence.room_tokens != min(len(sequence.block_table) * block_size + 1, sequence.max_total_tokens):
+        found.append("counts its room wrongly")
     if sequence.sampling_in_flight > max(state.config.max_decodes_in_flight_per_seq, 1):
         found.append("has more sampling rows in flight than allowed")
     if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):

@@ -24,19 +24,21 @@ def admit(pool: BlockPool, names: list[int], num_blocks: int) -> User | None:
     hits = pool.lookup(names, len(names))
     if num_blocks - len(hits) > pool.num_available - pool.num_idle_among(hits):
         return None
-    for block in hits:
-        pool.hold(block)
-    user.table = hits + [pool.allocate() for _ in range(num_blocks - len(hits))]
+    pool.hold(hits)
+    user.table = hits + pool.allocate(num_blocks - len(hits))
     user.num_tree_blocks = len(hits)
     return user
 
 
 def publish(pool: BlockPool, user: User) -> None:
-    """Enter one more of its blocks into the tree, if the tree has not got its content."""
+    """Enter up to two more of its blocks into the tree, as far as the tree has not got their content."""
     place = user.num_tree_blocks
-    if place < min(len(user.names), len(user.table)) and user.names[place] not in pool.tree:
-        pool.insert(user.names[place], user.names[place - 1] if place else ROOT, user.table[place])
-        user.num_tree_blocks += 1
+    names = user.names[place : place + 2]
+    missing = [name not in pool.tree for name in names]
+    parent = user.names[place - 1] if place else ROOT
+    num_blocks = pool.insert(names, parent, user.table[place : place + 2][: len(names)])
+    assert num_blocks == (missing + [False]).index(False)
+    user.num_tree_blocks += num_blocks
 
 
 def path(rng: random.Random) -> list[int]:
@@ -63,7 +65,7 @@ def test_random_use_keeps_every_invariant(seed: int) -> None:
         elif action < 0.7 and users:
             publish(pool, rng.choice(users))
         elif action < 0.8 and users and pool.num_available:
-            rng.choice(users).table.append(pool.allocate())
+            rng.choice(users).table += pool.allocate(1)
         elif users:
             pool.release_all(users.pop(rng.randrange(len(users))).table)
         assert pool.problems([user.table for user in users]) == []
@@ -125,7 +127,7 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     gone = []
     for _ in range(6):
         before = set(pool.tree)
-        pool.allocate()
+        pool.allocate(1)
         gone += before - set(pool.tree)
     assert gone == [222, 22, 2, 111, 11, 1]
 
@@ -136,7 +138,7 @@ def test_a_parent_that_is_used_more_recently_than_its_child_outlives_it() -> Non
     pool.release_all(long.table)
     pool.release_all(fill(pool, [1]).table)
     for _ in range(3):
-        pool.allocate()
+        pool.allocate(1)
     # One block was free; then the two deeper ones went.
     assert list(pool.tree) == [1]
 
@@ -145,7 +147,7 @@ def test_free_blocks_are_taken_before_those_that_can_be_hit() -> None:
     pool = BlockPool(3)
     user = fill(pool, [1])
     pool.release_all(user.table)
-    taken = [pool.allocate(), pool.allocate()]
+    taken = pool.allocate(2)
     assert user.table[0] not in taken
     assert pool.lookup([1], 1) == user.table
 

@@ -31,6 +31,7 @@ DERIVED = {
     BlockPool: {"num_blocks", "references", "_name"},
     Sequence: {
         "arrival", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets", "contribution",
+        "room_tokens",
     },
 }  # fmt: skip
 #: What a snapshot holds by another name.

@@ -24,7 +24,7 @@ def busy() -> Rig:
 
 
 def _leak(rig: Rig) -> None:
-    rig.state.replicas[0].pool.allocate()
+    rig.state.replicas[0].pool.allocate(1)
 
 
 def _share(rig: Rig) -> None:
