@@ -28,7 +28,11 @@ class Lrs(Policy, frozen=True, kw_only=True):
         keys = []
         for s in sequences:
             # `relative_deadline_ns` written out: this runs for every waiting sequence in every round.
-            deadline = s.deadline_ns or max(multiplier * s.prefill_ns // 1_000_000, shortest)
+            deadline = s.deadline_ns
+            if not deadline:
+                deadline = multiplier * s.prefill_ns // 1_000_000
+                if deadline < shortest:
+                    deadline = shortest
             keys.append(((s.arrival_ns + deadline - now_ns - s.remaining_ns) << FRACTION_BITS) // deadline)
         return keys
 

@@ -83,7 +83,8 @@ def plan(state: CoreState) -> None:
             _read_keys(state)
         if len(ready) > 1:
             ready.sort(key=_turn)
-        if not any([plan_step(state, replica) for replica in ready]):
+        launched = [plan_step(state, replica) for replica in ready]
+        if not any(launched):
             return
 
 

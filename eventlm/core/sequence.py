@@ -59,9 +59,9 @@ class Sequence:
 
     num_tokens: prompt and confirmed output. prefill_tokens: what the current prefill computes. launched_tokens: how
     much of that has been launched or hit. max_total_tokens: prompt and max_tokens. pending_tokens: most tokens that
-    rows in flight may still produce. room_tokens: how many it may have on the blocks of its table. shipped_blocks: leading blocks of the table that its worker has as they are.
-    block_names: integers of the leading full blocks. num_tree_blocks: leading blocks of the table that the tree holds
-    too. residency: counts admissions to a replica.
+    rows in flight may still produce. room_tokens: how many it may have on the blocks of its table. shipped_blocks:
+    leading blocks of the table that its worker has as they are. block_names: integers of the leading full blocks.
+    num_tree_blocks: leading blocks of the table that the tree holds too. residency: counts admissions to a replica.
     """
 
     __slots__ = (

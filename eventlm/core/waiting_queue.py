@@ -37,6 +37,8 @@ class WaitingQueue:
         self.names: dict[int, int] = {}
         self._counts_names = counts_names
         self.members: list[Sequence] = []
+        #: Of the members, in their order.
+        self._priorities: list[int] = []
         self.num_tokens = 0
         self.digest = 0
         self._heap: list[_Entry] | None = None
@@ -51,6 +53,7 @@ class WaitingQueue:
         """Put a sequence in line. Under a policy that is not static `key` counts until the next round."""
         place = bisect_left(self.members, sequence.id, key=_id)
         self.members.insert(place, sequence)
+        self._priorities.insert(place, sequence.view.priority)
         # Counted by the sequence, so that no entry it left behind in any queue is ever valid again.
         sequence.num_tickets += 1
         sequence.ticket = sequence.num_tickets
@@ -69,7 +72,9 @@ class WaitingQueue:
         """Take a sequence out of line."""
         if self._heap is None:
             self._build_heap()
-        del self.members[bisect_left(self.members, sequence.id, key=_id)]
+        place = bisect_left(self.members, sequence.id, key=_id)
+        del self.members[place]
+        del self._priorities[place]
         sequence.ticket = 0
         self.num_tokens -= sequence.num_tokens
         self.digest -= _share(sequence)
@@ -130,10 +135,10 @@ class WaitingQueue:
             self._passed.clear()
 
     def _find_head(self) -> Candidate:
-        ranks = [(sequence.view.priority, key) for sequence, key in zip(self.members, self._keys, strict=True)]
-        place = ranks.index(min(ranks))
+        # Runs over all that wait, in every round. Of equals the first member is the earlier one.
+        priority, key, place = min(zip(self._priorities, self._keys, range(len(self.members)), strict=True))
         sequence = self.members[place]
-        return Candidate((*ranks[place], sequence.request, sequence.index), sequence)
+        return Candidate((priority, key, sequence.request, sequence.index), sequence)
 
     def _build_heap(self) -> None:
         self._heap = [_entry(sequence, key) for sequence, key in zip(self.members, self._keys, strict=True)]

@@ -37,7 +37,7 @@ def publish(pool: BlockPool, user: User) -> None:
     missing = [name not in pool.tree for name in names]
     parent = user.names[place - 1] if place else ROOT
     num_blocks = pool.insert(names, parent, user.table[place : place + 2][: len(names)])
-    assert num_blocks == (missing + [False]).index(False)
+    assert num_blocks == [*missing, False].index(False)
     user.num_tree_blocks += num_blocks
 
 

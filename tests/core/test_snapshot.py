@@ -105,7 +105,8 @@ def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None
     )
     # All of it comes from adding the members again.
     assert _names(WaitingQueue()) == {
-        "members", "names", "num_tokens", "digest", "_counts_names", "_heap", "_keys", "_head", "_passed",
+        "members", "names", "num_tokens", "digest",
+        "_counts_names", "_priorities", "_heap", "_keys", "_head", "_passed",
     }  # fmt: skip
 
 
