@@ -51,7 +51,7 @@ class Replica:
         self.running: list[Sequence] = []
         self.num_partial = 0
         self.in_flight: deque[StepInFlight] = deque()
-        self.forget: list[SequenceId] = []
+        self.forget: list[tuple[int, int]] = []
         #: Tokens that the residents had when they were admitted.
         self.admitted_tokens = 0
         #: What `read_hits` found when it was last asked, so that it need not begin at the root again.
