@@ -16,6 +16,7 @@ import numpy
 import uvloop
 
 from eventlm.bench.random_streams import random_stream
+from eventlm.bus.log_reader import LogReader
 from eventlm.compose.composition import Composition, compose
 from eventlm.config.load import load_config
 from eventlm.control.request import EngineRequest
@@ -37,12 +38,17 @@ class Part(NamedTuple):
     num_families: int = 1
 
 
-#: Short and middling prompts; long ones among short ones; prompts that share long beginnings.
+#: Short prompts; long ones among short ones; prompts that share a beginning. Small enough for a small model on two
+#: cores to serve a few a second.
 MIXES: dict[str, tuple[Part, ...]] = {
-    "chat": (Part(1, (16, 256), (8, 48)),),
-    "mixed": (Part(0.8, (16, 96), (8, 32)), Part(0.2, (512, 1024), (8, 32))),
-    "prefix": (Part(1, (16, 96), (8, 32), prefix_tokens=192, num_families=3),),
+    "chat": (Part(1, (8, 96), (4, 24)),),
+    "mixed": (Part(0.8, (8, 48), (4, 16)), Part(0.2, (256, 512), (4, 16))),
+    "prefix": (Part(1, (8, 48), (4, 16), prefix_tokens=96, num_families=3),),
 }
+#: Behind these no request of a mix is longer.
+MAX_MODEL_LEN = 600
+#: Requests that are there at once, to see how many a second are served then.
+NUM_BURST = 24
 
 
 def draw_workload(mix: Sequence[Part], *, rate: float, seconds: float, seed: int) -> Workload:
@@ -144,3 +150,20 @@ async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[
         await engine.stop()
     assert engine.run_folder is not None
     return Run(engine.run_folder, duration_s)
+
+
+class Capacity(NamedTuple):
+    """Requests that an engine serves a second when many are there at once, and the coefficients of its predictor, which
+    other runs can be given so that all of them schedule by the same times.
+    """
+
+    rate: float
+    predictor: list[int]
+
+
+def capacity(mix: Sequence[Part], folder: Path | str, **options: Any) -> Capacity:
+    """Serve some requests of a mix at once."""
+    workload = burst(draw_workload(mix, rate=1000, seconds=1, seed=7), NUM_BURST)
+    run = run_workload(workload, folder, **options)
+    with LogReader(run.folder / "trace.jsonl") as log:
+        return Capacity(NUM_BURST / run.duration_s, log.header.predictor)

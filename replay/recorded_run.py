@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.core.snapshot import StateSnapshot
 from eventlm.errors import UsageError
 from eventlm.events import (
     Admitted,
@@ -34,6 +36,7 @@ from eventlm.events import (
     PredictorSwapped,
     Rejected,
     Resumed,
+    Snapshot,
     StepCompleted,
     TextEnded,
     TimerDue,
@@ -56,8 +59,9 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     """A run, read once. Incidents and no-ops are facts as they stand in the log, with their times and positions.
 
     no_ops: facts of requests, steps and workers that had no effect; only an exact repetition has use for them.
-    timer_times: when the timers' facts were applied. skipped_requests: those that were under way when the log begins.
-    unfinished_requests: those that it does not show to their end.
+    timers: with the times at which they were applied. start: the state of the engine where the log begins in the middle
+    of the run, and `num_skipped` how many requests were under way there; None, 0: it does not. num_unfinished: requests
+    that it does not show to their end.
     """
 
     header: Header
@@ -69,6 +73,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     steps: list[RecordedStep]
     num_events: int
     last_ns: int
+    start: StateSnapshot | None
     num_skipped: int
     num_unfinished: int
     warnings: list[str]
@@ -111,11 +116,10 @@ class _Reader:
         self.markers: list[Marker] = []
         self.timers: list[TimerDue] = []
         self.steps = StepCollector()
-        self.num_skipped = 0
+        self.start: StateSnapshot | None = None
         self.last_ns = 0
         self._launches: dict[int, Launched] = {}
         self._completing: tuple[Launched, StepCompleted] | None = None
-        self._skipped: dict[int, None] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Arrived: self._arrived,
             Admitted: self._admitted,
@@ -138,6 +142,9 @@ class _Reader:
             self.incidents.append(event)
         elif isinstance(event, Marker):
             self.markers.append(event)
+            if isinstance(event, Snapshot) and len(self.markers) == 2:
+                # Right behind the header: this is where the log begins.
+                self.start = msgspec.json.decode(event.state, type=StateSnapshot)
         else:
             handler = self._handlers.get(type(event))
             if handler is not None:
@@ -156,10 +163,6 @@ class _Reader:
 
     def _launched(self, event: Launched) -> None:
         self._launches[event.s] = event
-        for row in (*event.decodes, *event.chunks):
-            if row[0] not in self.requests:
-                self._skipped[row[0]] = None
-        self.num_skipped = len(self._skipped)
 
     def _step_completed(self, event: StepCompleted) -> None:
         launched = self._launches.pop(event.c, None)
@@ -275,7 +278,8 @@ def read_run(
             steps=reader.steps.steps,
             num_events=log.num_lines,
             last_ns=reader.last_ns,
-            num_skipped=reader.num_skipped,
+            start=reader.start,
+            num_skipped=len(reader.start.requests) if reader.start is not None else 0,
             num_unfinished=len(reader.live),
             warnings=log.warnings(),
         )

@@ -20,6 +20,7 @@ from eventlm.events import (
     Paused,
     PluginRecord,
     PolicySwapped,
+    PredictorSwapped,
     Resumed,
     WorkerLost,
     WorkerUp,
@@ -234,21 +235,22 @@ def incidents_of(run: RecordedRun, engine: Engine) -> list[Fact]:
 
 
 def _cold_start(run: RecordedRun) -> list[Fact]:
-    """Workers that were up when a log begins in the middle of the run: they come up, cold, as it begins."""
-    if not run.header.s:
+    """Where a log begins in the middle of the run: what makes a new engine like the old one, but for its caches."""
+    start, now_ns = run.start, run.header.ts
+    if start is None:
         return []
-    first: dict[int, WorkerUp | WorkerLost | Desynced] = {}
-    for fact in run.incidents:
-        if isinstance(fact, _OF_REPLICA):
-            first.setdefault(fact.replica, fact)
-    found: list[Fact] = []
-    for replica in range(run.header.core.num_replicas):
-        incident = first.get(replica)
-        if isinstance(incident, WorkerUp):
-            continue
-        epoch = next((step.epoch for step in run.steps if step.replica == replica), 1)
-        epoch = min(epoch, incident.epoch) if incident is not None else epoch
-        found.append(WorkerUp(ts=run.header.ts, replica=replica, epoch=epoch))
+    found: list[Fact] = [
+        WorkerUp(ts=now_ns, replica=index, epoch=replica.epoch)
+        for index, replica in enumerate(start.replicas)
+        if replica.up
+    ]
+    first = next(record.name for record in run.header.plugins if record.kind == "policy")
+    if start.policy != first:
+        found.append(PolicySwapped(ts=now_ns, name=start.policy))
+    if start.predictor != run.header.predictor:
+        found.append(PredictorSwapped(ts=now_ns, coefficients=start.predictor))
+    if start.paused:
+        found.append(Paused(ts=now_ns))
     return found
 
 

@@ -221,7 +221,8 @@ def _cell(metric: Metric, cell: Cell) -> str:
     elif cell.value > 10 * metric.baseline:
         change = f"x{cell.value / metric.baseline:.0f}"
     else:
-        change = f"{cell.difference / metric.baseline:+.0%}"
+        share = cell.difference / metric.baseline
+        change = f"{share:+.0%}" if abs(share) >= 0.01 else f"{share:+.1%}"
     return f"{_value(metric, cell.value)} {change:>5}"
 
 
