@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from eventlm.bus.log_reader import LogReader
@@ -26,6 +27,8 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
+from eventlm.events.codec import decode_body
+from eventlm.replay.divergence import as_object
 from eventlm.replay.explain import DivergenceError, Explained, explain
 from eventlm.replay.explain_result import Explanation, parts
 from eventlm.replay.explain_story import tell
@@ -321,6 +324,40 @@ def test_a_trace_that_diverges_is_not_explained_beyond_that() -> None:
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("calm"), small_machine({"type": "fcfs"}, max_num_seqs=2))
+
+
+def test_time_at_the_edge_and_between_engine_and_worker(calm: Path, tmp_path: Path) -> None:
+    """Workers that start later and end earlier than the engine hears of it, and requests that were received earlier."""
+
+    def change(objects: list[dict[str, Any]]) -> None:
+        for place, item in enumerate(objects):
+            if item["t"] == "done":
+                item["start_ns"] += 50_000
+                item["end_ns"] -= 70_000
+            elif item["t"] == "arrive":
+                item |= {"received_ns": item["ts"] - 3000, "ready_ns": item["ts"] - 1000}
+                # Fields have their order in a line.
+                objects[place] = as_object(decode_body(msgspec.json.encode(item)[:-1]))
+
+    log = read(tampered(calm, tmp_path / "t", change))
+    causes: Counter[str] = Counter()
+    for explanation in explain(log.path, log.requests).explanations:
+        check_sums(explanation)
+        check_against_metrics(explanation, log.rows[explanation.request, explanation.index])
+        if not explanation.preemptions:
+            check_steps(explanation, log)
+        edge = explanation.intervals[:2]
+        assert [(each.phase, each.cause) for each in edge] == [("edge", "tokenizing"), ("edge", "stamping")]
+        assert [each.duration_ns for each in edge] == [2000, 1000]
+        for interval in explanation.intervals:
+            causes[interval.cause] += 1
+            if interval.cause == "return":
+                assert interval.duration_ns == 70_000
+            elif interval.cause == "dispatch":
+                # Behind a launch into an idle worker, or behind the step before, or of that until it was preempted.
+                assert interval.duration_ns in (50_000, 49_999, 120_000, 70_000)
+    assert causes["return"] >= OFTEN
+    assert causes["dispatch"] >= OFTEN
 
 
 def test_up_to_the_end_of_a_log_that_was_cut(calm: Path, tmp_path: Path) -> None:
