@@ -19,6 +19,7 @@ from eventlm.bench.random_streams import random_stream
 from eventlm.bus.log_reader import LogReader
 from eventlm.compose.composition import Composition, compose
 from eventlm.config.load import load_config
+from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import EngineRequest
 from eventlm.events import Arrived
 from eventlm.replay.workload import Fate, Workload, WorkloadRequest
@@ -49,6 +50,7 @@ MIXES: dict[str, tuple[Part, ...]] = {
 MAX_MODEL_LEN = 600
 #: Requests that are there at once, to see how many a second are served then.
 NUM_BURST = 24
+WARM_UP_TOKENS = 4
 
 
 def draw_workload(mix: Sequence[Part], *, rate: float, seconds: float, seed: int) -> Workload:
@@ -109,47 +111,55 @@ class Run(NamedTuple):
     duration_s: float
 
 
-def run_workload(workload: Workload, folder: Path | str, *, seed: int = 0, **options: Any) -> Run:
-    """Serve a workload with an engine of its own and record it in a folder. `options` are of the configuration."""
-    return uvloop.run(_run(workload, folder, seed, options))
+def run_workload(
+    workload: Workload, folder: Path | str, *, seed: int = 0, warm_up: bool = False, **options: Any
+) -> Run:
+    """Serve a workload with an engine of its own and record it in a folder. `options` are of the configuration.
+
+    warm_up: a request goes before, so that none of the workload pays for a worker's first step. It is in the record.
+    """
+    return uvloop.run(_run(workload, folder, seed, options, warm_up=warm_up))
 
 
-async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[str, Any]) -> Run:
+async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[str, Any], *, warm_up: bool) -> Run:
     config = load_config(None, {"record": str(folder), "block_size": BLOCK_SIZE} | options, environment={})
     composed = compose(config)
     engine = composed.engine
     prompts = Prompts(composed, seed)
     made = [prompts.make(request, place) for place, request in enumerate(workload.requests)]
     await engine.start()
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-
-    async def serve(place: int) -> None:
-        request = workload.requests[place]
-        await asyncio.sleep(max(request.arrival_ns / 1e9 - (loop.time() - began_s), 0))
-        now_ns = engine.now_ns()
-        (handle,) = await engine.submit(
-            [
-                EngineRequest(
-                    model=engine.model_names[0],
-                    prompt_token_ids=made[place],
-                    params=SamplerParams(temperature=1.0, max_tokens=request.arrival.max_tokens, ignore_eos=True),
-                    seed=place,
-                    received_ns=now_ns,
-                    ready_ns=now_ns,
-                )
-            ]
-        )
-        async for _ in handle:
-            pass
-
     try:
-        await asyncio.gather(*(serve(place) for place in range(len(workload.requests))))
+        if warm_up:
+            await _serve(engine, made[0], WARM_UP_TOKENS, seed=len(made))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        async def serve(place: int) -> None:
+            request = workload.requests[place]
+            await asyncio.sleep(max(request.arrival_ns / 1e9 - (loop.time() - began_s), 0))
+            await _serve(engine, made[place], request.arrival.max_tokens, seed=place)
+
+        await asyncio.gather(*(serve(place) for place in range(len(made))))
         duration_s = loop.time() - began_s
     finally:
         await engine.stop()
     assert engine.run_folder is not None
     return Run(engine.run_folder, duration_s)
+
+
+async def _serve(engine: InferenceEngine, prompt: list[int], max_tokens: int, *, seed: int) -> None:
+    now_ns = engine.now_ns()
+    request = EngineRequest(
+        model=engine.model_names[0],
+        prompt_token_ids=prompt,
+        params=SamplerParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True),
+        seed=seed,
+        received_ns=now_ns,
+        ready_ns=now_ns,
+    )
+    (handle,) = await engine.submit([request])
+    async for _ in handle:
+        pass
 
 
 class Capacity(NamedTuple):
@@ -164,6 +174,6 @@ class Capacity(NamedTuple):
 def capacity(mix: Sequence[Part], folder: Path | str, **options: Any) -> Capacity:
     """Serve some requests of a mix at once."""
     workload = burst(draw_workload(mix, rate=1000, seconds=1, seed=7), NUM_BURST)
-    run = run_workload(workload, folder, **options)
+    run = run_workload(workload, folder, warm_up=True, **options)
     with LogReader(run.folder / "trace.jsonl") as log:
         return Capacity(NUM_BURST / run.duration_s, log.header.predictor)

@@ -99,7 +99,7 @@ def measure(arguments: argparse.Namespace, folder: str) -> list[Row]:
     print(f"{len(workload.requests)} requests, {rate:.2f} a second, load {arguments.load}", flush=True)
 
     def serve(policy: str) -> Path:
-        return run_workload(workload, folder, seed=arguments.seed, policy=policy, **engine).folder
+        return run_workload(workload, folder, seed=arguments.seed, warm_up=True, policy=policy, **engine).folder
 
     recorded = serve(RECORDED)
     result = what_if(recorded, [Alternative(changes=Changes(policy={"type": policy})) for policy in PREDICTED])

@@ -7,7 +7,7 @@ then repeated twice: with its own durations, where every decision must come out 
 model fitted to it. Printed is what the second is off by at p50 and p99, and the model's held-out error. Rates are
 parts of what the machine serves of a mix when all of it is there at once. Nothing else should run on the machine.
 
-On two cores a run takes --seconds, twice that where more comes than is served, and about 6 s for the engine's start.
+On two cores a run takes --seconds, twice that where more comes than is served, and about 7 s for the engine's start.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def measure(setting: Setting, place: int, rate: float, folder: str, arguments: a
         policy=setting.policy,
         num_blocks=BLOCKS[setting.blocks],
         max_model_len=MAX_MODEL_LEN,
+        # Measured at each start, which also makes a worker's first steps no slower than others.
+        predictor_cache=False,
     )
     result = what_if(run.folder, [Alternative(changes=Changes(policy={"type": setting.policy}))])
     assert result.null is not None

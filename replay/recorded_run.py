@@ -155,11 +155,14 @@ class _Reader:
         self.requests[event.s] = _Request(arrival=event, samples=samples, num_unfinished=event.n)
 
     def _admitted(self, event: Admitted) -> None:
-        self.live[event.request] = self.requests[event.request]
+        # A request whose arrival lies in a gap is not known.
+        if event.request in self.requests:
+            self.live[event.request] = self.requests[event.request]
 
     def _rejected(self, event: Rejected) -> None:
-        request = self.requests[event.request]
-        request.is_rejected, request.end_ns = True, event.ts
+        request = self.requests.get(event.request)
+        if request is not None:
+            request.is_rejected, request.end_ns = True, event.ts
 
     def _launched(self, event: Launched) -> None:
         self._launches[event.s] = event

@@ -118,6 +118,11 @@ def what_if(
         raise UsageError(f"{path}: no request arrived in it, so there is no work for another engine")
     null, notes = _null_test(run, path, trust_local_plugins=trust_local_plugins)
     follows_run = all(alternative.follows_run for alternative in alternatives)
+    if not follows_run:
+        notes.append(
+            "the baseline is under the recorded load, the alternatives are not: compare them with each other, and ask "
+            "for the recorded policy too if you ask for others"
+        )
     cost, fit = _cost(run, cost_model, follows_run=follows_run)
     machine = _Machine(run, cost, RecordedShapes(step.shape for step in run.steps), objectives)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Latency, and what the axis says.
 PICTURES = (("ttft", "time to first token"), ("e2e", "end-to-end time"))
 INCHES = (8.0, 4.5)
+#: Of the picture with a pair of bars for each run.
+INCHES_PER_RUN = 0.6
 DOTS_PER_INCH = 120
 #: Over so many times the median an axis is logarithmic.
 _LOG_RATIO = 20
@@ -33,17 +35,18 @@ def plot(result: WhatIfResult, folder: str) -> Iterator[Path]:
         for latency, label in PICTURES:
             path = target / f"{latency}_cdf.png"
             yield _save(path, result, lambda figure, n=latency, t=label: _cdfs(figure, result, n, t))
-        yield _save(target / "quantiles.png", result, lambda figure: _bars(figure, result))
+        height = INCHES_PER_RUN * (2 + len(result.alternatives)) + 1
+        yield _save(target / "quantiles.png", result, lambda figure: _bars(figure, result), height=height)
     except OSError as error:
         raise UsageError(f"cannot write pictures to {folder}: {error.strerror}; choose another folder") from error
 
 
-def _save(path: Path, result: WhatIfResult, draw: Callable[[Figure], Any]) -> Path:
+def _save(path: Path, result: WhatIfResult, draw: Callable[[Figure], Any], *, height: float = 0) -> Path:
     # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(INCHES[0], max(INCHES[1], height)), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     draw(figure)
     title = f"what if: {result.header.core.models[0]}, run {result.header.run}"

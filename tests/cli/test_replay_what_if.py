@@ -123,7 +123,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("flags", "message"), MISTAKES.items(), ids=lambda value: " ".join(value)[:40])
+@pytest.mark.parametrize(("flags", "message"), MISTAKES.items(), ids=[" ".join(flags) for flags in MISTAKES])
 def test_mistakes_are_one_line(trace: str, run_here: RunHere, flags: tuple[str, ...], message: str) -> None:
     code, output, errors = run_here("replay", trace, *flags)
     assert (code, output) == (2, "")

@@ -22,6 +22,8 @@ from eventlm.replay.what_if import NullTestError, what_if
 from eventlm.replay.what_if_engine import Alternative
 from eventlm.replay.what_if_report import render, render_json
 from eventlm.replay.workload import Fate
+from tests.bus.slow_disk import SlowDisk
+from tests.control.test_lagging_disk import Hesitant, threaded
 from tests.simulation import Simulation
 from tests.workload import draw_machine
 
@@ -148,6 +150,7 @@ def test_arrivals_come_closer_together(tmp_path: Path) -> None:
     before, after = arrivals(run), arrivals(result.alternatives[0].run_folder)
     assert [(event.ts - before[0].ts) // 2 for event in before] == [event.ts - after[0].ts for event in after]
     assert (metric_of(result, "ttft_p99").alternatives[0].difference or 0) > 0
+    assert any("the baseline is under the recorded load" in note for note in result.notes)
 
 
 def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:
@@ -243,6 +246,28 @@ def test_a_run_whose_beginning_is_not_kept_starts_cold(tmp_path: Path) -> None:
     assert result.baseline.outcome.num_requests == result.recorded.num_requests > 0
     for each in result.alternatives:
         assert verify(each.run_folder).exit_code == 0
+
+
+def test_a_run_with_a_gap_has_no_null_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SlowDisk(monkeypatch)
+    num_gaps = 0
+    for seed in range(12):
+        writer = LogWriter(tmp_path, f"{seed}", segment_bytes=8192)
+        Simulation(seed, recorder=threaded(writer, Hesitant, disk=disk, seed=seed), check_every=0).run()
+        if (
+            verify(writer.run_folder).num_missing == 0
+            or events_or_header(writer.run_folder).core.max_tokens_per_row > 1
+        ):
+            continue
+        num_gaps += 1
+        result = what_if(writer.run_folder, [policy("edf")], output=tmp_path / f"out-{seed}")
+        assert result.null is None
+        assert result.notes[0].startswith("no null test: the trace has a gap")
+        assert any("has a gap" in warning for warning in result.warnings)
+        assert verify(result.alternatives[0].run_folder).exit_code == 0
+        if num_gaps == 2:
+            return
+    pytest.fail("too few runs have a gap")
 
 
 def test_a_run_that_cannot_be_repeated_is_no_ground_for_a_what_if(tmp_path: Path) -> None:
