@@ -93,8 +93,9 @@ class Explainer:
         if line.s in self._wanted:
             self.tags[line.s] = line.tag
         if self._verifier.core is not self._core:
+            last_ns = self._core.state.now_ns
             self._core = self._verifier.core
-            self._resume(self._core.state)
+            self._resume(self._core.state, last_ns)
         elif line.tag in FACT_TAGS and (self._live or self.arriving or line.s in self._wanted):
             fact = line.event()
             assert isinstance(fact, Fact)
@@ -165,13 +166,13 @@ class Explainer:
         if arrival is not None:
             self.found[SequenceId(arrival.s, 0)] = _rejection(state, arrival, decision)
 
-    def _resume(self, state: CoreState) -> None:
-        """The log begins, or goes on, with a snapshot."""
+    def _resume(self, state: CoreState, last_ns: int) -> None:
+        """The log begins, or goes on, with a snapshot; what came before it ended at `last_ns`."""
         flying = _launches_in_flight(state)
         self.arriving.clear()
         for identity, timeline in list(self._live.items()):
             if _find(state, identity) is None:
-                self.found[identity] = timeline.cut(timeline.cursor_ns, "unknown")
+                self.found[identity] = timeline.cut(last_ns, "unknown")
                 del self._live[identity]
         for request in self._wanted:
             for index in self._indices(state, request) if request in state.requests else []:
@@ -179,7 +180,7 @@ class Explainer:
                 sequence = _find(state, identity)
                 if sequence is not None:
                     timeline = self._live.setdefault(identity, Timeline(sequence, state.policy_name))
-                    timeline.resume(sequence, state.now_ns, flying)
+                    timeline.resume(sequence, last_ns, state.now_ns, flying)
                     timeline.settle(state)
 
 

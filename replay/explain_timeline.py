@@ -96,11 +96,11 @@ class Timeline:
         else:
             self._emit(arrival.ts, "edge", "receiving")
 
-    def resume(self, sequence: Sequence, now_ns: int, in_flight: list[Launched]) -> None:
-        """The log goes on behind what it does not have; `in_flight` are launches of all replicas that lie in there."""
+    def resume(self, sequence: Sequence, last_ns: int, now_ns: int, in_flight: list[Launched]) -> None:
+        """The log has nothing from `last_ns` to now; `in_flight` are launches of all replicas that may lie in there."""
         self.notes.append("events of its life were not recorded" if self._is_seen else "its arrival is not in the log")
         self._is_seen = True
-        self._close_wait(self.cursor_ns)
+        self._close_wait(last_ns)
         self._emit(now_ns, "unseen", "not_recorded")
         self.sequence = sequence
         self._num_tokens = sequence.num_tokens

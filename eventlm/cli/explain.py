@@ -56,8 +56,8 @@ examples:
 Times count from the reception of the request and are the engine's.
 
 exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),
-            10 the trace is not what this version decides,
-            13 written by another version"""
+            10 to 12 and 14 the trace is not what this version decides
+            (`eventlm replay` tells more), 13 written by another version"""
     parser.add_argument(
         "words",
         metavar="[TRACE] REQUEST",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -403,12 +404,19 @@ def test_a_gap_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             (gap,) = reader.gaps
         found = explain(log.path, log.requests)
         gap_ends_ns = next(event.ts for event in log.events if event.s > gap.last)
+        last_ns = max(event.ts for event in log.events if event.s < gap.first)
         for explanation in found.explanations:
             check_sums(explanation)
             outcomes[explanation.outcome] += 1
             unseen = [each for each in explanation.intervals if each.phase == "unseen"]
             num_unseen += len(unseen)
             assert [each.end_ns for each in unseen] in ([], [gap_ends_ns])
+            if explanation.outcome == "unknown":
+                assert explanation.end_ns == last_ns
+            for before, each in pairwise(explanation.intervals):
+                # What it waited for is known as far as the log goes; how its steps went on is not.
+                if each.phase == "unseen" and not before.steps:
+                    assert each.start_ns == last_ns
             if unseen and log.events[0].s < explanation.request < gap.first:
                 assert explanation.notes == ["events of its life were not recorded"]
             elif unseen:
