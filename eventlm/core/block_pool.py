@@ -96,7 +96,9 @@ class BlockPool:
         tree = self.tree
         place, last = known
         if last is not None and tree.get(names[place - 1]) is not last:
-            place, last = NO_PATH
+            place, last = known = NO_PATH
+        if place >= max_blocks or names[place] not in tree:
+            return known
         parent = names[place - 1] if place else ROOT
         while place < max_blocks:
             node = tree.get(names[place])

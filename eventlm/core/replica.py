@@ -111,14 +111,19 @@ class Replica:
 
     def read_hits(self, waiting: list[Sequence], block_size: int) -> None:
         """Raise the `cached_tokens` of waiting sequences to what they could hit here now."""
-        known, self._paths = self._paths, {}
+        paths = self._paths
+        if len(paths) > 2 * len(waiting) + 64:
+            paths = self._paths = {s.id: paths[s.id] for s in waiting if s.id in paths}
         for sequence in waiting:
             if sequence.arrival.skip_cache_read:
                 continue
-            path = known.get(sequence.id, NO_PATH)
-            path = self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), path)
-            self._paths[sequence.id] = path
-            sequence.view.cached_tokens = max(sequence.view.cached_tokens, path.num_blocks * block_size)
+            known = paths.get(sequence.id, NO_PATH)
+            path = self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), known)
+            if path is not known:
+                paths[sequence.id] = path
+            num_tokens = path.num_blocks * block_size
+            if num_tokens > sequence.view.cached_tokens:
+                sequence.view.cached_tokens = num_tokens
 
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""
