@@ -6,7 +6,8 @@ blocks whose last token's KV a step has stored.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 from eventlm.events import Launched
 from eventlm.replay.workload import NEVER, Fate, WorkloadRequest
@@ -16,7 +17,8 @@ from eventlm.types import WorkerEnd
 class Sample:
     """One live sequence. Totals are tokens of prompt and output; positions count output tokens.
 
-    flag_from: the smallest total of tokens before a row at which the row may mean more than a token.
+    flag_from: the smallest total of tokens before a row at which the row may mean more than a token. has_left: it takes
+    no more tokens.
     chunks_in_flight: rows in flight that produce nothing.
     """
 
@@ -26,6 +28,7 @@ class Sample:
         "chunks_in_flight",
         "fate",
         "flag_from",
+        "has_left",
         "index",
         "num_named",
         "place",
@@ -52,6 +55,7 @@ class Sample:
         #: All positions at which something happens, latest first, and those that have been passed taken off.
         self._marks = sorted({*self.watched, self.fate.worker_end}, reverse=True)
         self.flag_from = 0
+        self.has_left = False
         self.chunks_in_flight = 0
 
     def flag_behind(self, total: int, block_size: int) -> None:
@@ -102,10 +106,14 @@ class SimulatedRequests:
     def leave(self, seq: int, index: int) -> None:
         """A sample takes no more tokens."""
         samples = self._samples.get(seq)
-        if samples is not None:
+        if samples is None:
+            return
+        sample = samples[index]
+        if sample is not None:
+            sample.has_left = True
             samples[index] = None
-            if not any(samples):
-                del self._samples[seq]
+        if not any(samples):
+            del self._samples[seq]
 
     def forget(self, seq: int) -> None:
         """A request was rejected."""
@@ -147,17 +155,16 @@ class SimulatedRequests:
     def complete(self, answer: Answer) -> Completion:
         """The sparse parts of the completion, with names for blocks, as of now: who has left says nothing more."""
         found = Completion([], [], [])
-        size = self._block_size
+        size, num_decodes = self._block_size, len(answer.launched.decodes)
         for row, sample, total in answer.flagged:
-            if self.sample(sample.seq, sample.index) is not sample:
+            if sample.has_left:
                 continue
-            if row >= len(answer.launched.decodes):
+            if row >= num_decodes:
                 sample.chunks_in_flight -= not answer.produced[row]
             # A decode stores the KV of all tokens before the one that it produces, a chunk that of its own.
-            if total // size > sample.num_named:
-                names = [self._name(sample) for _ in range(total // size - sample.num_named)]
-                sample.num_named += len(names)
-                found.filled.append((row, names))
+            num_filled = total // size - sample.num_named
+            if num_filled > 0:
+                found.filled.append((row, self._name(sample, num_filled)))
             if answer.produced[row]:
                 position = total + 1 - sample.prompt_tokens
                 if position == sample.fate.worker_end:
@@ -167,9 +174,13 @@ class SimulatedRequests:
             sample.flag_behind(total, size)
         return found
 
-    def _name(self, sample: Sample) -> int:
-        name: Any = next(sample.blocks, 0)
-        if not name:
-            name = self._next_name
-            self._next_name += 1
-        return int(name)
+    def _name(self, sample: Sample, num_blocks: int) -> list[int]:
+        """Names of a sample's next blocks: its own as far as they are known, then new ones."""
+        sample.num_named += num_blocks
+        names = list(islice(sample.blocks, num_blocks))
+        if len(names) < num_blocks or 0 in names:
+            first = self._next_name
+            fresh = iter(range(first, first + num_blocks))
+            names = [name or next(fresh) for name in names] + list(islice(fresh, num_blocks - len(names)))
+            self._next_name = next(fresh, first + num_blocks)
+        return names

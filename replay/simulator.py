@@ -42,6 +42,7 @@ from eventlm.replay.simulated_requests import Answer, SimulatedRequests, Watched
 from eventlm.replay.timing import StepTimes, Timing
 from eventlm.replay.workload import NEVER, Workload, WorkloadRequest, resize_blocks
 
+_OF_WORKERS = (WorkerUp, WorkerLost, Desynced)
 #: Sees every event in the order of the log.
 Subscriber = Callable[[Event], None]
 #: Makes the facts that are due, at least one, just before they are applied; gets the seq of the first, and the time.
@@ -167,10 +168,10 @@ class Simulator:
         for make in makers:
             for fact in make(self.core.next_seq, ts):
                 self._apply(fact, ts, 0)
-        *others, final = last(self.core.next_seq, ts)
-        for fact in others:
+        facts = last(self.core.next_seq, ts)
+        for fact in facts[:-1]:
             self._apply(fact, ts, 0)
-        self._apply(final, ts, 1)
+        self._apply(facts[-1], ts, 1)
         self._arm_timer()
 
     def _apply(self, fact: Fact, ts: int, p: int) -> None:
@@ -178,7 +179,7 @@ class Simulator:
         for see in self._subscribers:
             see(stamped)
         decisions = self.core.apply(stamped)
-        if isinstance(fact, WorkerUp | WorkerLost | Desynced):
+        if isinstance(fact, _OF_WORKERS):
             self._change_worker(fact.replica, ts)
         for decision in decisions:
             for see in self._subscribers:
