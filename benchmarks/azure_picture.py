@@ -49,22 +49,35 @@ class Hour(NamedTuple):
     result: SweepResult
 
 
-def add_long_prompts(source: Path, target: Path, *, share: float, num_tokens: int) -> None:
-    """The workload with a long prompt beside that share of its requests, drawn from a fixed seed."""
-    header_line, *lines = source.read_bytes().splitlines()
-    header = msgspec.json.decode(header_line, type=WorkloadHeader)
+class Source(NamedTuple):
+    """A workload file, decoded."""
+
+    header: WorkloadHeader
+    lines: list[WorkloadLine]
+
+
+def read_lines(path: Path, minutes: float) -> Source:
+    """The requests of the first minutes; 0: all."""
+    header, *lines = path.read_bytes().splitlines()
     decoder = msgspec.json.Decoder(WorkloadLine)
+    found = [decoder.decode(line) for line in lines]
+    if minutes:
+        found = [line for line in found if line.arrival_s <= 60 * minutes]
+    return Source(msgspec.json.decode(header, type=WorkloadHeader), found)
+
+
+def add_long_prompts(source: Source, target: Path, *, share: float, num_tokens: int) -> None:
+    """The workload with a long prompt beside that share of its requests, drawn from a fixed seed."""
     draw = random.Random(SEED)
 
     def mixed() -> Iterator[WorkloadLine]:
-        for text in lines:
-            line = decoder.decode(text)
+        for line in source.lines:
             if draw.random() < share:
                 yield WorkloadLine(arrival_s=line.arrival_s, prompt_tokens=num_tokens, output_tokens=LONG_OUTPUT_TOKENS)
             yield line
 
-    name = f"{header.source} and {share:.1%} of {num_tokens} tokens"
-    write_workload(target, msgspec.structs.replace(header, source=name), mixed())
+    name = f"{source.header.source} and {share:.1%} of {num_tokens} tokens"
+    write_workload(target, msgspec.structs.replace(source.header, source=name), mixed())
 
 
 def sweep(path: Path, loads: str, arguments: argparse.Namespace, cost: LinearCost | RooflineCost) -> SweepResult:
@@ -201,22 +214,26 @@ def main() -> int:
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--picture", metavar="FILE", help="default: DIR/azure.png")
     parser.add_argument("--cost-model", default="a100-llama3-8b", metavar="MODEL")
-    parser.add_argument("--loads", default="1,1.5,2", metavar="X,...", help="for the hour as it was")
-    parser.add_argument("--long-loads", default="0.8,1,1.2", metavar="X,...", help="with the long prompts")
+    parser.add_argument("--loads", default="1,2", metavar="X,...", help="for the hour as it was")
+    parser.add_argument("--long-loads", default="0.6,0.9,1.2", metavar="X,...", help="with the long prompts")
     parser.add_argument("--long-share", type=float, default=0.005, metavar="X", help="of the requests")
     parser.add_argument("--long-tokens", type=int, default=64_000, metavar="N")
+    parser.add_argument("--minutes", type=float, default=0, metavar="X", help="only the first ones, to try it")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
     arguments = parser.parse_args()
     folder = Path(arguments.output)
     folder.mkdir(parents=True, exist_ok=True)
     cost = load_cost_model(arguments.cost_model)
     assert isinstance(cost, LinearCost | RooflineCost)
-    mixed = folder / "with_long_prompts.jsonl"
-    add_long_prompts(Path(arguments.workload), mixed, share=arguments.long_share, num_tokens=arguments.long_tokens)
-    long = f"{arguments.long_share:.1%} of the requests a prompt of {arguments.long_tokens:,} tokens"
+    source = read_lines(Path(arguments.workload), arguments.minutes)
+    recorded, mixed = folder / "as_recorded.jsonl", folder / "with_long_prompts.jsonl"
+    write_workload(recorded, source.header, source.lines)
+    add_long_prompts(source, mixed, share=arguments.long_share, num_tokens=arguments.long_tokens)
+    span = f"first {arguments.minutes:g} minutes of the Azure hour" if arguments.minutes else "Azure hour"
+    long = f"a prompt of {arguments.long_tokens:,} tokens beside {arguments.long_share:.1%} of its requests"
     hours = [
-        Hour("The Azure hour as recorded", sweep(Path(arguments.workload), arguments.loads, arguments, cost)),
-        Hour(f"The same with, beside {long} (added)", sweep(mixed, arguments.long_loads, arguments, cost)),
+        Hour(f"The {span} as recorded", sweep(recorded, arguments.loads, arguments, cost)),
+        Hour(f"The {span} with {long} (added)", sweep(mixed, arguments.long_loads, arguments, cost)),
     ]
     for hour in hours:
         print_table(hour)
