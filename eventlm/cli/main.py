@@ -20,7 +20,7 @@ COMMANDS = {
     "generate": "complete prompts here and now, without a server",
     "bench": "measure a server under load, or the engine by itself",
     "pull": "fetch a model into the cache and print its folder",
-    "replay": "verify a recorded run: its facts must lead to its decisions",
+    "replay": "verify a recorded run, run it again, or ask what another engine would have made of it",
     "explain": "tell where the time of a request went",
     "simulate": "run a workload through the scheduler, with a cost model for a worker",
     "sweep": "simulate many configurations and loads, and find what each can take",
