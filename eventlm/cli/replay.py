@@ -34,8 +34,8 @@ examples:
   eventlm replay runs/latest     the newest run of `serve --record runs`
   eventlm replay runs/latest --policy edf --policy lrs
                                  what two other policies would have done
-  eventlm replay runs/latest --policy fcfs --replicas 1 --replicas 2 --speed-up-arrivals 1.5 \\
-      --slo ttft=500,tpot=100 --plot pictures
+  eventlm replay runs/latest --replicas 1 --replicas 2 \\
+      --speed-up-arrivals 1.5 --slo ttft=500,tpot=100 --plot pictures
   eventlm replay runs/latest --verify --policy edf:multiplier=2
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
   eventlm replay runs/latest --execute   on the model again, token by token
