@@ -124,17 +124,18 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Blocks with one reference each. The caller has checked `num_available`."""
+        references, names, free, idle = self.references, self._name, self._free, self._idle
         blocks = []
         changes = []
         for _ in range(num_blocks):
-            if self._free:
-                block = self._free.pop()
+            if free:
+                block = free.pop()
             else:
-                block, _ = self._idle.popitem(last=False)
-                name, self._name[block] = self._name[block], 0
+                block, _ = idle.popitem(last=False)
+                name, names[block] = names[block], 0
                 del self.tree[name]
                 changes.append(~name)
-            self.references[block] = 1
+            references[block] = 1
             changes.append(block)
             blocks.append(block)
         self._note(changes)

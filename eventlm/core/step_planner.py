@@ -96,7 +96,7 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         ahead = sequence.num_tokens + sequence.pending_tokens
         most = per_row
         if ahead + most > sequence.room_tokens or most > budget:
-            most = _make_way(state, replica, plan, sequence, budget)
+            most = _fit_decode(state, replica, plan, sequence, budget)
             if not most:
                 continue
         decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
@@ -113,8 +113,10 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     load.context_tokens = context_tokens
 
 
-def _make_way(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-    """How many tokens a decode may produce that has no room for a whole row, or `budget` not for it; 0: no row."""
+def _fit_decode(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, budget: int) -> int:
+    """Most tokens of a decode that is near its limit or lacks blocks, or for which `budget` is less than a whole row;
+    0 if it has no row in this step.
+    """
     ahead = sequence.num_tokens + sequence.pending_tokens
     most = min(sequence.max_total_tokens - ahead, state.config.max_tokens_per_row, budget)
     if most > 0 and ahead + most > sequence.room_tokens:
