@@ -1,6 +1,6 @@
 """Whether a what-if repeats what it knows: runs of a real model under different loads, replayed as they were.
 
-    python benchmarks/what_if_null.py [--model smollm2] [--runs 20] [--seconds 9] [--folder DIR]
+    python benchmarks/what_if_null.py [--model smollm2] [--runs 20] [--seconds 8] [--folder DIR]
 
 Each run has one of three mixes of requests, a rate, a policy, and a cache that is tight or ample. It is recorded, and
 then repeated twice: with its own durations, where every decision must come out as recorded, and with those of a cost
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="as `eventlm serve --model` takes it")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=9, help="how long requests arrive in each run")
+    parser.add_argument("--seconds", type=float, default=8, help="how long requests arrive in each run")
     parser.add_argument("--folder", help="keep the traces there")
     parser.add_argument("--json", help="write all figures to this file")
     arguments = parser.parse_args()
