@@ -31,6 +31,9 @@ COEFFICIENTS = ("base_ps", "first_chunk_ps", "prefill_ps", "decode_ps", "context
 #: With fewer steps the coefficients are guesses.
 MIN_STEPS = 20
 NUM_FOLDS = 5
+#: A completion that took so many times as long as half of them was held up by something else.
+LATE_REPORTS = 3
+MAX_STALLS = 4096
 #: Values that stand for the distribution of the ratios.
 MAX_RATIOS = 256
 #: Lengths, in mean steps, of the stretches of the run in which the machine has one speed, longest first; the one that
@@ -96,11 +99,12 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
     """Fit coefficients, overheads and what the shape does not explain.
 
     follows_run: the steps will be asked for on the run's own time axis, so each takes longer or shorter as the run's
-    own around that time did. On a machine that others use too this is most of what a shape leaves unexplained. It says
-    what another policy would have met on that machine in those minutes. It does not hold where the load comes at
-    other times (arrivals sped up, a closed loop, another workload), nor where it is the policy that slows the machine
-    down; and since a stretch is as slow as its few steps were, a repetition under the same policy is nearer to the run
-    than a prediction can be. Steps draw no ratios beside it: recorded runs come out nearer without.
+    own around that time did, and what held the engine up then does so again (`Overheads.stalls`). On a machine that
+    others use too this is most of what a shape leaves unexplained. It says what another policy would have met on that
+    machine in those minutes. It does not hold where the load comes at other times (arrivals sped up, a closed loop,
+    another workload), nor where it is the policy that slows the machine down; and since a stretch is as slow as its
+    few steps were, a repetition under the same policy is nearer to the run than a prediction can be. Steps draw no
+    ratios beside it: recorded runs come out nearer without.
 
     Without it, each step draws from the recorded ratios of duration to prediction: independently, so slow minutes do
     not exist.
@@ -119,7 +123,9 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
     predicted = features @ coefficients
     windows, mean_near = _best_windows(used, features, durations)
     named = dict(zip(COEFFICIENTS, _integers(coefficients), strict=True))
-    model = structs.replace(LinearCost(base_ps=0), seed=seed, overheads=measure_overheads(steps), **named)
+    model = structs.replace(
+        LinearCost(base_ps=0), seed=seed, overheads=measure_overheads(steps, follows_run=follows_run), **named
+    )
     if not follows_run:
         model = structs.replace(model, ratios_ppm=_ratios(durations / predicted))
     elif windows is not None:
@@ -134,9 +140,10 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
     return FittedCost(model, structs.replace(report, mean_near=mean_near))
 
 
-def measure_overheads(steps: Sequence[RecordedStep]) -> Overheads:
+def measure_overheads(steps: Sequence[RecordedStep], *, follows_run: bool = False) -> Overheads:
     """Means, so that their sums are right. Dispatch: of launches to a worker that was idle; between: of those that
-    were there before the step before had ended; report: of all.
+    were there before the step before had ended; report: of all, or with `follows_run` of those that were not late,
+    which make stalls.
     """
     last: dict[tuple[int, int], RecordedStep] = {}
     dispatch: list[int] = []
@@ -151,7 +158,27 @@ def measure_overheads(steps: Sequence[RecordedStep]) -> Overheads:
         else:
             between.append(step.start_ns - before.end_ns)
     report = [step.completed_ns - step.end_ns for step in steps]
-    return Overheads(dispatch_ns=_mean(dispatch or between), between_ns=_mean(between), report_ns=_mean(report))
+    stalls = []
+    if follows_run:
+        late_ns = LATE_REPORTS * sorted(report)[len(report) // 2]
+        stalls = _stalls(steps, late_ns)
+        report = [ns for ns in report if ns <= late_ns]
+    return Overheads(
+        dispatch_ns=_mean(dispatch or between), between_ns=_mean(between), report_ns=_mean(report), stalls=stalls
+    )
+
+
+def _stalls(steps: Sequence[RecordedStep], late_ns: int) -> list[tuple[int, int]]:
+    """From the ends of steps whose completions were applied late until they were."""
+    late = [step for step in steps if step.completed_ns - step.end_ns > late_ns]
+    late.sort(key=lambda step: step.end_ns - step.completed_ns)
+    found: list[tuple[int, int]] = []
+    for begin_ns, end_ns in sorted((step.end_ns, step.completed_ns) for step in late[:MAX_STALLS]):
+        if found and begin_ns <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end_ns)
+        else:
+            found.append((begin_ns, end_ns))
+    return found
 
 
 def _mean(values: Sequence[int]) -> int:

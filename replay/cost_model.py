@@ -7,6 +7,7 @@ needs between two steps that wait for it, and how long its answer takes to be ap
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Annotated, NamedTuple, Protocol
 
 from msgspec import Meta, Struct, structs
@@ -17,6 +18,8 @@ MILLION = 1_000_000
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 _MASK = (1 << 64) - 1
+#: Behind all times.
+MAX_NS = 1 << 62
 
 
 class StepShape(NamedTuple):
@@ -32,11 +35,25 @@ class StepShape(NamedTuple):
 class Overheads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times around a step in ns. dispatch: from the launch to the start in an idle worker; between: from the end of a
     step to the start of one that was there already; report: from the end to the completion's being applied.
+
+    stalls: (from, to), stretches of the run's time axis in which the engine applied nothing, in order and apart: a
+    completion that is due in one is applied at its end. Meanwhile a worker may run out of work, which no mean shows.
     """
 
     dispatch_ns: NotNegative = 0
     between_ns: NotNegative = 0
     report_ns: NotNegative = 0
+    stalls: list[tuple[int, int]] = []
+
+    def completed_ns(self, end_ns: int) -> int:
+        """When the completion of a step is applied that ended at `end_ns`."""
+        due_ns = end_ns + self.report_ns
+        stalls = self.stalls
+        if stalls:
+            place = bisect_right(stalls, (due_ns, MAX_NS)) - 1
+            if place >= 0:
+                due_ns = max(due_ns, stalls[place][1])
+        return due_ns
 
 
 class CostModel(Protocol):

@@ -54,7 +54,7 @@ class ModelledTiming:
         start_ns = max(launched.ts + overheads.dispatch_ns, self._free_ns[replica])
         end_ns = start_ns + self._cost.step_ns(shape, replica, launched.step, start_ns)
         self._free_ns[replica] = end_ns + overheads.between_ns
-        return StepTimes(start_ns, end_ns, end_ns + overheads.report_ns, 0)
+        return StepTimes(start_ns, end_ns, overheads.completed_ns(end_ns), 0)
 
     def worker_up(self, replica: int, now_ns: int) -> None:
         self._free_ns[replica] = now_ns

@@ -182,6 +182,35 @@ def test_overheads_are_means_of_what_they_are_named_for() -> None:
     assert (overheads.between_ns, overheads.dispatch_ns, overheads.report_ns) == (6, 60, 16)
 
 
+def test_late_completions_are_stalls_of_the_engine_where_the_run_is_followed() -> None:
+    shape = StepShape(0, 1, 10, 0, 0)
+    reports = [10, 12, 400, 11, 13, 10, 900, 12]
+    steps = [
+        RecordedStep(
+            0, 1, place, shape, 1000 * place, 1000 * place, 1000 * place + 500, 1000 * place + 500 + report, place
+        )
+        for place, report in enumerate(reports)
+    ]
+    overheads = measure_overheads(steps, follows_run=True)
+    assert overheads.stalls == [(2500, 2900), (6500, 7400)]
+    assert overheads.report_ns == 11
+    # One that is due in a stall waits for its end, wherever in it that is.
+    assert [overheads.completed_ns(end_ns) for end_ns in (2400, 2495, 2880, 2889, 2900)] == [
+        2411,
+        2900,
+        2900,
+        2900,
+        2911,
+    ]
+    assert overheads.completed_ns(100) == 111
+    # Two that overlap are one.
+    twice = [steps[2], steps[2]._replace(end_ns=2700, completed_ns=3100), *steps[3:6], *steps[:2]]
+    assert measure_overheads(twice, follows_run=True).stalls == [(2500, 3100)]
+    # Elsewhere nobody knows when they come.
+    means = measure_overheads(steps)
+    assert (means.stalls, means.report_ns) == ([], 171)
+
+
 def test_a_fit_is_the_same_every_time() -> None:
     random = Random(2)
     steps = run_of(300, noise=lambda step, start_ns: random.uniform(0.9, 1.2))
