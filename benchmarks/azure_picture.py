@@ -39,7 +39,7 @@ QUANTILES = ("p50", "p99")
 SEED = 0
 LONG_OUTPUT_TOKENS = 100
 INCHES_A_PANEL = (2.9, 2.1)
-DOTS_PER_INCH = 110
+DOTS_PER_INCH = 85
 
 
 class Hour(NamedTuple):
@@ -110,24 +110,21 @@ def draw(hours: list[Hour], path: Path, footnote: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    num_columns = max(len(_classes(hour.result)) for hour in hours)
+    classes = sorted({edges for hour in hours for edges in _classes(hour.result)})
     width, height = INCHES_A_PANEL
     figure = Figure(
-        figsize=(width * num_columns + 0.4, height * 2 * len(hours) + 1.7), dpi=DOTS_PER_INCH, layout="constrained"
+        figsize=(width * len(classes) + 0.4, height * 2 * len(hours) + 1.4), dpi=DOTS_PER_INCH, layout="constrained"
     )
     FigureCanvasAgg(figure)
     parts = figure.subfigures(len(hours), 1, squeeze=False)[:, 0]
     for part, hour in zip(parts, hours, strict=True):
         part.suptitle(hour.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-        panels = part.subplots(2, num_columns, squeeze=False)
-        classes = _classes(hour.result)
+        panels = part.subplots(2, len(classes), squeeze=False, sharex=True, sharey="row")
         for row, quantile in zip(panels, QUANTILES, strict=True):
-            for axes, edges in zip(row, classes, strict=False):
+            for axes, edges in zip(row, classes, strict=True):
                 _panel(axes, hour.result, edges, quantile)
-            for axes in row[len(classes) :]:
-                axes.set_visible(False)
             row[0].set_ylabel(f"TTFT {quantile}, s", fontsize=9)
-        for axes, edges in zip(panels[0], classes, strict=False):
+        for axes, edges in zip(panels[0], classes, strict=True):
             axes.set_title(_label(edges), fontsize=9)
         for axes in panels[1]:
             axes.set_xlabel("requests/s", fontsize=8)
@@ -138,7 +135,7 @@ def draw(hours: list[Hour], path: Path, footnote: str) -> None:
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
     figure.supxlabel(footnote, fontsize=8, color="0.35")
-    figure.savefig(path)
+    figure.savefig(path, pil_kwargs={"optimize": True})
 
 
 def _panel(axes: Axes, result: SweepResult, edges: tuple[int, int], quantile: str) -> None:
@@ -147,6 +144,11 @@ def _panel(axes: Axes, result: SweepResult, edges: tuple[int, int], quantile: st
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if edges not in _classes(result):
+        axes.annotate(
+            "no such prompts", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", fontsize=8, color="0.5"
+        )
     for each in result.configurations:
         points = []
         for load_ppm, summary in each.summaries.items():
