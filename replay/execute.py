@@ -113,7 +113,7 @@ def check_executable(path: Path | str) -> Header:
 def recorded_model(header: Header, given: str | None = None) -> ModelConfig:
     """The model that ran, as it was asked for; with `given` another place of it. Raises UsageError if none is named."""
     recorded = header.config.get("model", {})
-    if given is not None:
+    if given is not None and given != recorded.get("model"):
         return ModelConfig(model=given)
     if not recorded.get("model"):
         raise UsageError("the trace's header does not say which model ran; give its folder with --model")

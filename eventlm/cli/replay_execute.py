@@ -28,7 +28,9 @@ def configure(parser: Parser) -> None:
         "trace that was recorded with --record-tokens, and proves most on the host that recorded it",
     )
     group.add_argument(
-        "--model", metavar="MODEL", help="the model that ran, if it is no longer where the trace says: a folder or name"
+        "--model",
+        metavar="MODEL",
+        help="the model that ran, if it is no longer where the trace says, or not in the cache: a folder or name",
     )
     group.add_argument("--threads", metavar="N", type=int, help="compute threads of a worker (default: as recorded)")
     group.add_argument(
@@ -76,16 +78,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _model(header: Header, given: str | None) -> str:
-    """The folder of the model that ran, or the fake one, found as `serve` finds it."""
+    """The folder of the model that ran, or the fake one, found as `serve` finds it.
+
+    Nothing is fetched because a trace names it: that may come from anybody.
+    """
     from eventlm.compose.model_source import find_model
-    from eventlm.errors import CheckpointError
+    from eventlm.errors import CheckpointError, PullError
     from eventlm.replay.execute import recorded_model
     from eventlm.worker.protocol import FAKE_MODEL
 
     try:
-        folder = find_model(recorded_model(header, given)).folder
+        folder = find_model(recorded_model(header, given), may_fetch=given is not None).folder
     except CheckpointError as error:
         if given is not None:
             raise
         raise CheckpointError(f"the trace names a model that is not there: {error}; give it with --model") from error
+    except PullError as error:
+        if given is not None:
+            raise
+        raise PullError(
+            f"the trace names a model that is not in the cache: {error}, or give it with --model"
+        ) from error
     return FAKE_MODEL if folder is None else str(folder)

@@ -22,15 +22,17 @@ class ModelSource(NamedTuple):
     served_name: str
 
 
-def find_model(config: ModelConfig) -> ModelSource:
+def find_model(config: ModelConfig, *, may_fetch: bool = True) -> ModelSource:
     """The model that the configuration names; one that is not cached is fetched first. A folder beats a repository.
+
+    may_fetch: False where the name is nobody's wish who is here; then one that is not cached is an error.
 
     Raises CheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
     model and for `--revision` without a repository.
     """
     folder = Path(config.model).expanduser()
     if is_repo_id(config.model) and not folder.exists():
-        return ModelSource(_repository(config), config.served_model_name or config.model)
+        return ModelSource(_repository(config, may_fetch=may_fetch), config.served_model_name or config.model)
     if config.revision:
         raise UsageError(
             f"--revision {config.revision}: --model {config.model} is no repository of the Hugging Face hub (ORG/NAME)"
@@ -40,16 +42,18 @@ def find_model(config: ModelConfig) -> ModelSource:
     if config.fake:
         raise _fake_parameters(config)
     if config.model in KNOWN_MODELS:
-        return ModelSource(_cached_or_pulled(config.model), config.served_model_name or config.model)
+        return ModelSource(
+            _cached_or_pulled(config.model, may_fetch=may_fetch), config.served_model_name or config.model
+        )
     _check_folder(folder, config.model)
     return ModelSource(folder, config.served_model_name or folder.resolve().name)
 
 
-def _repository(config: ModelConfig) -> Path:
+def _repository(config: ModelConfig, *, may_fetch: bool) -> Path:
     if config.fake:
         raise _fake_parameters(config)
     try:
-        return pull_repo(config.model, config.revision)
+        return pull_repo(config.model, config.revision, may_fetch=may_fetch)
     except PullError as error:
         raise PullError(f"--model {config.model}: there is no such folder, and {error}") from error
 
@@ -58,10 +62,12 @@ def _fake_parameters(config: ModelConfig) -> UsageError:
     return UsageError(f"--fake is for the fake worker, but --model is {config.model!r}, not {FAKE_MODEL!r}")
 
 
-def _cached_or_pulled(name: str) -> Path:
+def _cached_or_pulled(name: str, *, may_fetch: bool) -> Path:
     folder = cached(name)
     if folder is not None:
         return folder
+    if not may_fetch:
+        raise PullError(f"{name} is not in the cache {cache_folder()}; `eventlm pull {name}` fetches it")
     print(f"eventlm: {name} is not in the cache yet; fetching it once into {cache_folder()}", file=sys.stderr)
     return pull(name)
 

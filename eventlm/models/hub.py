@@ -35,26 +35,27 @@ def is_repo_id(text: str) -> bool:
     return _REPO_ID.fullmatch(text) is not None
 
 
-def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True) -> Path:
+def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True, may_fetch: bool = True) -> Path:
     """The snapshot folder of a repository; what is missing in the cache is fetched, with progress on stderr.
 
     `revision` is a branch, a tag or a commit; empty is the main branch. Only config, tokenizer, chat template and
     safetensors are fetched; `with_weights` False leaves the last out and asks for a tokenizer only. Without a network,
-    or with HF_HUB_OFFLINE=1, what is cached serves. Raises PullError.
+    or with HF_HUB_OFFLINE=1, or if it may not fetch, what is cached serves. Raises PullError.
     """
     options = [] if with_weights else ["--no-weights"]
     command = script_command(_SCRIPT, *options, repo_id, *([revision] if revision else []))
-    code, output, errors = run_child(command, shows_errors=True)
+    environment = {} if may_fetch else {"HF_HUB_OFFLINE": "1"}
+    code, output, errors = run_child(command, environment=environment, shows_errors=True)
     try:
         result = msgspec.json.decode(output, type=_Result)
     except msgspec.DecodeError:
         raise PullError(f"fetching {repo_id} failed: {last_line(errors, code)}") from None
     if result.folder:
         return Path(result.folder)
-    raise PullError(_message(repo_id, revision, result))
+    raise PullError(_message(repo_id, revision, result, may_fetch=may_fetch))
 
 
-def _message(repo_id: str, revision: str, result: _Result) -> str:
+def _message(repo_id: str, revision: str, result: _Result, *, may_fetch: bool) -> str:
     """What is wrong, where, and what to do."""
     endpoint, cache = result.endpoint, result.cache
     again = f"`eventlm pull {repo_id}{f' --revision {revision}' if revision else ''}`"
@@ -79,6 +80,8 @@ def _message(repo_id: str, revision: str, result: _Result) -> str:
             )
         case "no tokenizer":
             return f"{at_revision} holds no tokenizer.json: choose a repository that does"
+        case "offline" if not may_fetch:
+            return f"{at_revision} is not complete in the cache {cache}; {again} fetches it"
         case "offline":
             return (
                 f"{at_revision} is not complete in the cache {cache} and HF_HUB_OFFLINE forbids to fetch it: "

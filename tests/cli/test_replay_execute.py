@@ -133,6 +133,26 @@ def test_a_model_that_is_gone_is_told(run: Path, run_here: RunHere) -> None:
     assert errors.rstrip().endswith("; give it with --model")
 
 
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [
+        ({"model": "smollm2"}, "`eventlm pull smollm2`"),
+        ({"model": "acme/tiny", "revision": "v1"}, "`eventlm pull acme/tiny --revision v1`"),
+    ],
+)
+def test_nothing_is_fetched_because_a_trace_names_it(
+    run: Path, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, str], command: str
+) -> None:
+    tampered(run / "trace.jsonl", run / "trace.jsonl", lambda objects: objects[0]["config"].update(model=model))
+    for name in ("EVENTLM_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    code, _, errors = run_here("replay", str(run), "--execute")
+    assert code == 1
+    assert errors.startswith("eventlm: error: the trace names a model that is not in the cache: ")
+    assert f"; {command} fetches it, or give it with --model" in errors
+
+
 def test_tokens_are_recorded_only_beside_a_trace(run_here: RunHere) -> None:
     code, _, errors = run_here("generate", "hi", "--model", "fake", "--record-tokens")
     assert code == 2

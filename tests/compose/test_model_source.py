@@ -51,6 +51,9 @@ def test_a_known_model_is_fetched_only_if_it_is_not_cached(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "smollm2 is not in the cache yet; fetching it once into" in captured.err
+    with pytest.raises(PullError, match=r"smollm2 is not in the cache .*; `eventlm pull smollm2` fetches it"):
+        find_model(ModelConfig(), may_fetch=False)
+    assert pulled == ["smollm2"]
 
 
 def test_a_failed_pull_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +67,14 @@ def test_a_failed_pull_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_repository_is_served_under_its_id(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pulled: list[tuple[str, str]] = []
-    monkeypatch.setattr(model_source, "pull_repo", lambda *wanted: pulled.append(wanted) or checkpoint)
+    pulled: list[tuple[str, str, bool]] = []
+    monkeypatch.setattr(
+        model_source, "pull_repo", lambda *wanted, may_fetch: pulled.append((*wanted, may_fetch)) or checkpoint
+    )
     assert find_model(ModelConfig(model="acme/tiny", revision="v1")) == (checkpoint, "acme/tiny")
     assert find_model(ModelConfig(model="acme/tiny", served_model_name="mine")).served_name == "mine"
-    assert pulled == [("acme/tiny", "v1"), ("acme/tiny", "")]
+    assert find_model(ModelConfig(model="acme/tiny"), may_fetch=False) == (checkpoint, "acme/tiny")
+    assert pulled == [("acme/tiny", "v1", True), ("acme/tiny", "", True), ("acme/tiny", "", False)]
     with pytest.raises(UsageError, match="--fake is for the fake worker"):
         find_model(ModelConfig(model="acme/tiny", fake={"seed": 1}))
 
@@ -82,7 +88,7 @@ def test_a_folder_beats_a_repository(checkpoint: Path, monkeypatch: pytest.Monke
 
 
 def test_neither_a_folder_nor_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(repo_id: str, revision: str) -> Path:
+    def fail(repo_id: str, revision: str, *, may_fetch: bool) -> Path:
         raise PullError("https://hub has no repository acme/tiny")
 
     monkeypatch.setattr(model_source, "pull_repo", fail)

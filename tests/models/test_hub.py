@@ -133,6 +133,17 @@ def test_offline_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "acme/tiny is not complete in the cache" in error_of("acme/tiny")
 
 
+def test_what_may_not_be_fetched_is_not_asked_for(hub: HubServer, cache: Path) -> None:
+    with pytest.raises(PullError) as caught:
+        pull_repo("acme/tiny", "v1", may_fetch=False)
+    assert str(caught.value) == (
+        f"acme/tiny at revision 'v1' is not complete in the cache {cache}; "
+        "`eventlm pull acme/tiny --revision v1` fetches it"
+    )
+    assert hub.requests == []
+    assert pull_repo("acme/tiny") == pull_repo("acme/tiny", may_fetch=False)
+
+
 def test_without_a_network_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -323,6 +323,10 @@ def test_the_header_says_which_model_ran(run: Path) -> None:
     header = check_executable(run)
     assert recorded_model(header).model == "fake"
     assert recorded_model(header, "there").model == "there"
+    change_trace(run, lambda objects: objects[0]["config"].update(model={"model": "acme/tiny", "revision": "v1"}))
+    # Who says the name of the same repository means that of the run.
+    for given, revision in ((None, "v1"), ("acme/tiny", "v1"), ("acme/other", "")):
+        assert recorded_model(check_executable(run), given).revision == revision
     change_trace(run, lambda objects: objects[0].update(config={}))
     with pytest.raises(UsageError, match="give its folder with --model"):
         recorded_model(check_executable(run))
