@@ -20,8 +20,7 @@ from msgspec import structs
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriteError, LogWriter
-from eventlm.bus.recorder import Recorder, ThreadedRecorder
-from eventlm.config.sizes import memory_bytes
+from eventlm.bus.recorder import Recorder
 from eventlm.config.state_folder import runs_folder
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
@@ -30,6 +29,7 @@ from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, RecorderMetrics, TimedCore
 from eventlm.control.predictor_source import PredictorSource
+from eventlm.control.recording import make_recorder, make_writer
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import (
     ContextLengthError,
@@ -141,42 +141,16 @@ class InferenceEngine:
 
     def _open_log(self, run: str, first: WorkerReady, predictor: PredictorSource) -> Driver:
         """Where nobody asked for a record, a disk that is full keeps the engine from recording, not from starting."""
-        folder = self.setup.config.record.folder
-        if folder:
+        record = self.setup.config.record
+        if record.folder:
             try:
-                return self._make_driver(run, first, predictor, self._make_writer(run))
+                return self._make_driver(run, first, predictor, make_writer(record, run, self._digest_key))
             except LogWriteError as error:
-                if Path(folder) != runs_folder() or self.setup.config.record.record_tokens:
+                if Path(record.folder) != runs_folder() or record.record_tokens:
                     raise
                 log.warning(f"not recording: {error} with --record DIR")
                 self.run_folder = self._recorder = None
         return self._make_driver(run, first, predictor, None)
-
-    def _make_writer(self, run: str) -> LogWriter:
-        record = self.setup.config.record
-        folder = Path(record.folder)
-        return LogWriter(
-            folder,
-            run,
-            segment_bytes=memory_bytes(record.record_segment),
-            keep_bytes=memory_bytes(record.record_keep),
-            keep_all_runs=folder == runs_folder(),
-            digest_key=self._digest_key if record.record_tokens else b"",
-            on_problem=log.warning,
-        )
-
-    def _make_recorder(self, writer: LogWriter) -> Recorder:
-        record = self.setup.config.record
-        if record.record_lag == "wait":
-            return Recorder(writer)
-        return ThreadedRecorder(
-            writer,
-            loop=asyncio.get_running_loop(),
-            lag_seconds=record.record_lag_ms / 1000,
-            lag_bytes=memory_bytes(record.record_lag_memory),
-            on_problem=log.warning,
-            guard=self._guarded,
-        )
 
     def _make_driver(
         self, run: str, first: WorkerReady, predictor: PredictorSource, writer: LogWriter | None
@@ -188,7 +162,7 @@ class InferenceEngine:
         recorder = None
         if writer is not None:
             self.run_folder = writer.run_folder
-            recorder = self._recorder = self._make_recorder(writer)
+            recorder = self._recorder = make_recorder(self.setup.config.record, writer, self._guarded)
         bus = Bus(history=self._history if writer is not None else None, on_broken=_report_broken)
         bus.attach(self._metrics.apply)
         try:
