@@ -272,8 +272,8 @@ class _Execution:
 
     def _arrive(self, arrived: Arrived) -> None:
         assert self._side_car is not None
-        prompt = self._side_car.prompt(arrived.s)
-        if prompt is None or len(prompt.token_ids) != arrived.prompt_tokens:
+        prompt = self._side_car.prompt(arrived)
+        if prompt is None:
             raise TraceCorruptError(
                 f"{self._side_car.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
                 "that it was in cannot be run"
@@ -297,16 +297,18 @@ class _Execution:
         if waiting is None:
             return
         launched = waiting.launched
-        recorded = self._recorded_tokens(fact)
-        is_forced = self._is_forcing and recorded is not None
+        assert self._side_car is not None
+        outputs = self._side_car.outputs(fact)
+        recorded = outputs.tokens if outputs is not None else None
+        forced = recorded if self._is_forcing else None
         payload = waiting.payload
-        if is_forced and recorded is not None:
-            payload = structs.replace(payload, forced=recorded)
+        if forced is not None:
+            payload = structs.replace(payload, forced=forced)
         result = await self._workers.run(launched, waiting.body, payload)
         self.num_steps += 1
         identities = [SequenceId(row[0], row[1]) for row in (*launched.decodes, *launched.chunks)]
         positions = [self._requests.num_output_tokens(identity) for identity in identities]
-        going_on = structs.replace(result, tokens=recorded) if is_forced and recorded is not None else result
+        going_on = structs.replace(result, tokens=forced) if forced is not None else result
         again = self._requests.complete(fact.replica, going_on, start_ns=0, end_ns=0)
         self._step = ExecutedStep(
             launched=launched,
@@ -316,16 +318,8 @@ class _Execution:
             recorded=recorded,
             positions=positions,
             is_recorded_sound=recorded is None or self._requests.digest(recorded) == fact.digest,
-            is_forced=is_forced,
+            is_forced=forced is not None,
         )
-
-    def _recorded_tokens(self, fact: StepCompleted) -> list[list[int]] | None:
-        """Of the side-car; None where its line is missing, damaged, or cannot be of this step."""
-        assert self._side_car is not None
-        outputs = self._side_car.outputs(fact.s)
-        if outputs is None or list(map(len, outputs.tokens)) != fact.produced:
-            return None
-        return outputs.tokens
 
     def _emit(self, emitted: Emitted) -> None:
         """The core's word on the step that has just run: what of it counts."""

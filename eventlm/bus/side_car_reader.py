@@ -1,4 +1,5 @@
-"""Reading the side-car of a segment in step with the trace: what it holds for a fact, if its line is sound.
+"""Reading the side-car of a segment in step with the trace: what it holds for a fact, if its line is sound and can be
+of that fact.
 
 A line that does not fit the chain is damage. It is left out and counted; those behind it are checked against the hash
 that it claims, so that one bad line costs only itself. A torn tail is none: it has no fact.
@@ -16,7 +17,7 @@ from eventlm.bus.run_folder import TOKENS_NAME, closed_name, tokens_name
 from eventlm.bus.segment_reader import MAX_LINE_BYTES, corrupt
 from eventlm.bus.side_car import SIDE_CAR_FORMAT, OutputTokens, PromptTokens, SideCarLine, SideCarStart, decode_line
 from eventlm.errors import TraceVersionError, UsageError
-from eventlm.events import Header
+from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, split_line
 
 
@@ -57,7 +58,7 @@ def _begins_with(path: Path, header: Header) -> bool:
 
 
 class SideCarReader:
-    """The lines of one file by the `s` of their facts, asked for in growing order.
+    """The lines of one file by their facts, asked for in the order of the trace.
 
     digest_key: of the run's completions. damage: where lines were left out, in words. Raises TraceCorruptError for a
     first line that is damaged, and TraceVersionError.
@@ -114,15 +115,17 @@ class SideCarReader:
             self._next = self._read()
         return self._next if self._next is not None and self._next.s == s else None
 
-    def prompt(self, s: int) -> PromptTokens | None:
-        """What there is of arrival `s`."""
-        found = self._at(s)
-        return found if isinstance(found, PromptTokens) else None
+    def prompt(self, fact: Arrived) -> PromptTokens | None:
+        """What there is of an arrival."""
+        found = self._at(fact.s)
+        is_its = isinstance(found, PromptTokens) and len(found.token_ids) == fact.prompt_tokens
+        return found if is_its else None
 
-    def outputs(self, s: int) -> OutputTokens | None:
-        """What there is of completion `s`."""
-        found = self._at(s)
-        return found if isinstance(found, OutputTokens) else None
+    def outputs(self, fact: StepCompleted) -> OutputTokens | None:
+        """What there is of a completion."""
+        found = self._at(fact.s)
+        is_its = isinstance(found, OutputTokens) and list(map(len, found.tokens)) == fact.produced
+        return found if is_its else None
 
     def close(self) -> None:
         """Close the file."""

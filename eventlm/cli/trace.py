@@ -12,10 +12,12 @@ from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.errors import TraceCorruptError
 from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
 
 if TYPE_CHECKING:
+    from eventlm.bus.side_car_check import SideCarCheck
     from eventlm.bus.trace_info import TraceCheck, TraceInfo
     from eventlm.events import PluginRecord
 
@@ -96,7 +98,8 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     check = actions.add_parser(
         "check",
         help="verify hashes, order and fields of every line",
-        description="Verify hashes, order and fields of every line. Damage is named by line and byte.",
+        description="Verify hashes, order and fields of every line, and of the token ids that --record-tokens wrote. "
+        "Damage is named by line and byte.",
     )
     check.set_defaults(run=run_check)
 
@@ -132,7 +135,8 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Print one line if the trace is sound; damage is an error with its own exit code."""
+    """Print one line if the trace is sound, and one for its token ids; damage is an error with its own exit code."""
+    from eventlm.bus.side_car_check import check_side_cars
     from eventlm.bus.trace_info import check
 
     path = trace_file(arguments.path)
@@ -142,6 +146,20 @@ def run_check(arguments: argparse.Namespace) -> int:
     events = f"{counted(found.num_events, 'event')}{_kept(found)}"
     print(f"{found.path}: ok, {events}, {counted(found.num_bytes, 'byte')}, {end}")
     warn(found.warnings)
+    with file_progress("checking token ids", path) as on_progress:
+        tokens = check_side_cars(path, on_progress=on_progress)
+    return _tell_tokens(tokens) if tokens is not None else 0
+
+
+def _tell_tokens(tokens: SideCarCheck) -> int:
+    """What is missing may have been removed on purpose; what is there must be whole."""
+    warn([*tokens.missing, *tokens.damage])
+    found = f"{counted(tokens.num_prompts, 'prompt')}, {counted(tokens.num_steps, 'step')}"
+    if not tokens.is_sound:
+        without = f"{counted(tokens.num_without, 'event')} without a sound line" if tokens.num_without else found
+        raise TraceCorruptError(f"the token ids beside the trace are damaged: {without}; the trace itself is sound")
+    if tokens.num_prompts or tokens.num_steps or not tokens.missing:
+        print(f"token ids beside it: ok, {found}")
     return 0
 
 

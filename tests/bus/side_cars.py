@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,23 @@ from typing import Any
 import msgspec
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.segment_reader import SegmentReader
 from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line, split_line
 
 
 def facts_without_tokens(run_folder: Path) -> list[int]:
     """The arrivals and completions of a run whose lines in the side-car are not there or not sound."""
     missing = []
-    with LogReader(run_folder) as reader:
-        lines = [(line.path, line.tag, line.s) for line in reader]
-    for path in dict.fromkeys(path for path, _, _ in lines):
-        with SegmentReader(path) as segment, SideCarReader(find_side_car(path, segment.header)) as side_car:
-            for at, tag, s in lines:
-                if at == path and tag in ("arrive", "done"):
-                    found = side_car.prompt(s) if tag == "arrive" else side_car.outputs(s)
-                    missing += [s] if found is None else []
+    with LogReader(run_folder) as reader, contextlib.ExitStack() as stack:
+        for line in reader:
+            event = line.event()
+            if isinstance(event, Header):
+                side_car = stack.enter_context(SideCarReader(find_side_car(line.path, event)))
+            elif isinstance(event, Arrived):
+                missing += [event.s] if side_car.prompt(event) is None else []
+            elif isinstance(event, StepCompleted):
+                missing += [event.s] if side_car.outputs(event) is None else []
             assert not side_car.damage
     return missing
 

@@ -9,7 +9,7 @@ import pytest
 from eventlm.bus.side_car import OutputTokens, PromptTokens, SideCarStart, encode_line
 from eventlm.bus.side_car_reader import SideCarReader, find_side_car
 from eventlm.errors import TraceCorruptError, TraceVersionError, UsageError
-from eventlm.events import Header
+from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line
 from eventlm.sampler_params import SamplerParams
 from tests.bus import traces
@@ -45,14 +45,20 @@ def write(folder: Path, lines: list[bytes], name: str = "tokens.jsonl") -> Path:
     return path
 
 
+def arrived(s: int, num_tokens: int) -> Arrived:
+    return Arrived(s=s, model="m", prompt_tokens=num_tokens, max_tokens=1)
+
+
+def done(s: int, *produced: int) -> StepCompleted:
+    return StepCompleted(s=s, replica=0, epoch=1, step=1, start_ns=0, end_ns=1, produced=list(produced))
+
+
 def found(path: Path) -> dict[int, object]:
-    """What is found for each `s`, and the damage."""
+    """What is found for each fact by its `s`, and the damage."""
+    facts = [arrived(2, 2), done(3), done(5, 1), done(9, 1, 0), arrived(11, 1), done(14, 1), done(15, 1)]
     with SideCarReader(path) as reader:
-        return {
-            s: line
-            for s in range(20)
-            if (line := (reader.prompt(s) if s in (2, 11) else reader.outputs(s))) is not None
-        } | {-1: reader.damage}
+        lines = [reader.prompt(fact) if isinstance(fact, Arrived) else reader.outputs(fact) for fact in facts]
+        return {line.s: line for line in lines if line is not None} | {-1: reader.damage}
 
 
 def test_every_fact_gets_its_line(tmp_path: Path, lines: list[bytes]) -> None:
@@ -60,10 +66,12 @@ def test_every_fact_gets_its_line(tmp_path: Path, lines: list[bytes]) -> None:
     assert found(path) == {line.s: line for line in LINES[1:]} | {-1: []}
     with SideCarReader(path) as reader:
         assert reader.digest_key == b"\x0a\x0b"
-        # Lines of facts that the trace does not have are passed over, and a line is of one kind.
-        assert reader.outputs(9) == LINES[3]
-        assert reader.outputs(11) is None
-        assert reader.prompt(11) == LINES[4]
+        # Lines of facts that the trace does not have are passed over, and a line is of one kind and of its lengths.
+        assert reader.outputs(done(9, 1)) is None
+        assert reader.outputs(done(9, 1, 0)) == LINES[3]
+        assert reader.outputs(done(11, 1)) is None
+        assert reader.prompt(arrived(11, 2)) is None
+        assert reader.prompt(arrived(11, 1)) == LINES[4]
 
 
 @pytest.mark.parametrize("place", [1, 2, 3, 4, 5])

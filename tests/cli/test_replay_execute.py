@@ -102,6 +102,22 @@ def test_what_was_compared_by_digest_is_told(run: Path) -> None:
     assert "this is another host than the recorded one" in done.stdout
 
 
+def test_check_tells_of_the_token_ids_too(run: Path, run_here: RunHere) -> None:
+    code, output, errors = run_here("trace", "check", str(run))
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[1].startswith("token ids beside it: ok, 6 prompts, ")
+    path = run / "tokens.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"tokens":[', b'"tokens": [', 1))
+    code, output, errors = run_here("trace", "check", str(run))
+    assert (code, output.count("\n")) == (3, 1)
+    assert f"warning: {path} is damaged at line " in errors
+    assert "the token ids beside the trace are damaged: 1 event without a sound line; the trace itself" in errors
+    path.unlink()
+    code, output, errors = run_here("trace", "check", str(run))
+    assert (code, output.count("\n")) == (0, 1)
+    assert "warning: the side-car of " in errors
+
+
 def test_mistakes(run: Path, run_here: RunHere) -> None:
     trace = str(run / "trace.jsonl")
     for flags, message in (

@@ -1,0 +1,103 @@
+"""What `trace check` says of the side-cars of a trace: whether every fact that has tokens has a sound line there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.segment_reader import LogLine
+from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.events import Arrived, Header, StepCompleted
+
+
+class SideCarCheck(Struct, frozen=True, kw_only=True):
+    """The side-cars of a trace's files.
+
+    num_prompts, num_steps: facts that have their tokens; num_without: those that have not, in the files whose side-car
+    is there. missing: what is said of those that are not; they may have been removed so that nobody reads the texts.
+    damage: where lines were left out.
+    """
+
+    num_prompts: int
+    num_steps: int
+    num_without: int
+    missing: list[str]
+    damage: list[str]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what is there is whole."""
+        return not (self.num_without or self.damage)
+
+
+def check_side_cars(path: Path | str, *, on_progress: Callable[[int, int], None] | None = None) -> SideCarCheck | None:
+    """Look up the tokens of every fact; None for a trace that was recorded without.
+
+    Raises as LogReader does, and TraceVersionError for a side-car of another version.
+    """
+    with LogReader(path) as reader:
+        if reader.header.level != "tokens":
+            return None
+        with contextlib.closing(_Check()) as check:
+            for line in reader:
+                if line.tag in ("header", "arrive", "done"):
+                    check.take(line)
+                    if on_progress is not None:
+                        on_progress(reader.position, reader.size_bytes)
+            return check.result()
+
+
+class _Check:
+    """Takes the lines of a trace in their order, from the first."""
+
+    def __init__(self) -> None:
+        self._side_car: SideCarReader | None = None
+        self._num_prompts = self._num_steps = self._num_without = 0
+        self._missing: list[str] = []
+        self._damage: list[str] = []
+
+    def take(self, line: LogLine) -> None:
+        event = line.event()
+        if isinstance(event, Header):
+            self.close()
+            self._open(line.path, event)
+        elif self._side_car is None:
+            return
+        elif isinstance(event, Arrived):
+            is_there = self._side_car.prompt(event) is not None
+            self._num_prompts += is_there
+            self._num_without += not is_there
+        elif isinstance(event, StepCompleted):
+            is_there = self._side_car.outputs(event) is not None
+            self._num_steps += is_there
+            self._num_without += not is_there
+
+    def _open(self, trace: str, header: Header) -> None:
+        try:
+            self._side_car = SideCarReader(find_side_car(trace, header))
+        except UsageError as error:
+            self._missing.append(str(error))
+        except TraceCorruptError as error:
+            self._damage.append(str(error))
+
+    def close(self) -> None:
+        """Close the present side-car, and keep what it says of itself."""
+        if self._side_car is not None:
+            self._damage += self._side_car.damage
+            self._side_car.close()
+            self._side_car = None
+
+    def result(self) -> SideCarCheck:
+        self.close()
+        return SideCarCheck(
+            num_prompts=self._num_prompts,
+            num_steps=self._num_steps,
+            num_without=self._num_without,
+            missing=self._missing,
+            damage=self._damage,
+        )
