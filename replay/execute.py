@@ -214,7 +214,7 @@ class _Execution:
         if line.tag in _TAGS:
             try:
                 await self._take(line.event(), line)
-            except (KeyError, IndexError) as error:
+            except (KeyError, IndexError, ValueError, OverflowError) as error:
                 raise TraceCorruptError(
                     f"{line.path}, line {line.number}: the `{line.tag}` does not follow from what comes before it; "
                     "`eventlm replay` finds where the trace was altered"

@@ -248,6 +248,15 @@ def test_without_outputs_steps_are_compared_by_their_digests(run: Path, calm: Pa
     assert found.s == execute_fake(run).mismatches[0].s
 
 
+@pytest.mark.parametrize("teacher_force", [False, True])
+def test_a_side_car_whose_tokens_come_out_again_must_agree_with_the_trace(run: Path, *, teacher_force: bool) -> None:
+    done = next(item for item in read_objects(run / "trace.jsonl") if item["t"] == "done" and any(item["produced"]))
+    change_trace(run, lambda objects: objects[done["s"]].update(digest="0" * 16))
+    (found,) = execute_fake(run, teacher_force=teacher_force).mismatches
+    assert (found.kind, found.s, found.recorded) == ("digest", done["s"], "0" * 16)
+    assert "came out again, but they do not have the digest that is in the trace" in found.note
+
+
 def test_a_damaged_line_of_outputs_costs_only_itself(run: Path) -> None:
     path = run / "tokens.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -313,8 +322,16 @@ def test_a_run_that_was_killed_is_executed_as_far_as_it_goes(run: Path, share: f
     assert "is torn" in result.warnings[0]
 
 
-def test_a_trace_that_was_altered_is_refused(run: Path) -> None:
-    change_trace(run, lambda objects: objects[places(objects, "launch")[0]]["chunks"][0].__setitem__(0, 99_999))
+@pytest.mark.parametrize(
+    ("tag", "change"),
+    [
+        ("launch", lambda event: event["chunks"][0].__setitem__(0, 99_999)),
+        ("arrive", lambda event: event.update(seed="none")),
+        ("arrive", lambda event: event.update(seed=str(2**70))),
+    ],
+)
+def test_a_trace_that_was_altered_is_refused(run: Path, tag: str, change: Callable[[dict[str, Any]], None]) -> None:
+    change_trace(run, lambda objects: change(objects[places(objects, tag)[0]]))
     with pytest.raises(TraceCorruptError, match="does not follow from what comes before it; `eventlm replay` finds"):
         execute_fake(run)
 
