@@ -14,7 +14,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 from msgspec import Struct, structs
@@ -59,7 +59,8 @@ class ExecuteResult(Struct, frozen=True, kw_only=True):
 
     num_tokens: compared and the same. num_steps: run again; num_steps_by_digest: of these, compared by the digests in
     the trace. host_differences: what differs from the recorded host; then differences may come from that. num_missing:
-    events that a gap says were not recorded; nothing behind it can be run.
+    events that a gap says were not recorded; nothing behind it can be run. damage: what of the side-cars kept the rest
+    from being run.
     """
 
     path: str
@@ -70,6 +71,7 @@ class ExecuteResult(Struct, frozen=True, kw_only=True):
     num_steps_by_digest: int
     is_teacher_forced: bool
     num_missing: int
+    damage: str
     clean_end: bool
     still_being_written: bool
     host_differences: list[str] = []
@@ -78,14 +80,16 @@ class ExecuteResult(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """That of the first mismatch, else of the gap, else 0."""
+        """That of the first mismatch, else of damage, else of the gap, else 0."""
         if self.mismatches:
             return Code.TOKEN.value.exit_code
+        if self.damage:
+            return TraceCorruptError.exit_code
         return Code.GAP.value.exit_code if self.num_missing else 0
 
 
 class _Stopped(Exception):
-    """Nothing more can be run: a mismatch, or a gap."""
+    """Nothing more can be run: a mismatch, a gap, or damage."""
 
 
 class _Waiting(NamedTuple):
@@ -156,10 +160,11 @@ def execute(
             num_steps_by_digest=execution.comparison.num_steps_by_digest,
             is_teacher_forced=teacher_force,
             num_missing=reader.num_missing,
+            damage=execution.damage,
             clean_end=reader.clean_end,
             still_being_written=reader.still_being_written,
             host_differences=workers.host_differences(),
-            warnings=[*execution.damage, *([] if execution.mismatches else reader.warnings())],
+            warnings=[*execution.bad_lines, *([] if execution.mismatches else reader.warnings())],
             mismatches=execution.mismatches,
         )
 
@@ -185,12 +190,14 @@ class _Execution:
         self.num_requests = 0
         self.num_steps = 0
         self.mismatches: list[Mismatch] = []
+        #: Why the rest cannot be run, where that is the side-car's fault.
+        self.damage = ""
         self.comparison = Comparison()
         self._path = path
         self._workers = workers
         self._is_forcing = is_forcing
         self._side_car: SideCarReader | None = None
-        self._damage: list[str] = []
+        self._bad_lines: list[str] = []
         self._live: LiveRequests | None = None
         self._epochs: dict[int, int] = {}
         self._waiting: dict[tuple[int, int, int], _Waiting] = {}
@@ -200,9 +207,9 @@ class _Execution:
         self._step: ExecutedStep | None = None
 
     @property
-    def damage(self) -> list[str]:
+    def bad_lines(self) -> list[str]:
         """Where the side-cars read so far were left out."""
-        return self._damage + (self._side_car.damage if self._side_car is not None else [])
+        return self._bad_lines + (self._side_car.damage if self._side_car is not None else [])
 
     def close(self) -> None:
         """Close the files."""
@@ -260,9 +267,13 @@ class _Execution:
 
     def _open_side_car(self, header: Header, line: LogLine) -> None:
         if self._side_car is not None:
-            self._damage += self._side_car.damage
+            self._bad_lines += self._side_car.damage
             self._side_car.close()
-        self._side_car = SideCarReader(find_side_car(line.path, header))
+        try:
+            self._side_car = SideCarReader(find_side_car(line.path, header))
+        except (UsageError, TraceCorruptError) as error:
+            # Of the first file that has been looked at before.
+            self._give_up(str(error))
         if self._live is None:
             core = header.core
             capacity = header.block_table_size or PAIRS_PER_BLOCK * core.num_blocks
@@ -274,7 +285,7 @@ class _Execution:
         assert self._side_car is not None
         prompt = self._side_car.prompt(arrived)
         if prompt is None:
-            raise TraceCorruptError(
+            self._give_up(
                 f"{self._side_car.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
                 "that it was in cannot be run"
             )
@@ -351,6 +362,11 @@ class _Execution:
             self._ends = _ends(self._path)
         end = self._ends.get(SequenceId(mismatch.request, mismatch.index))
         return end is not None and mismatch.position >= end
+
+    def _give_up(self, damage: str) -> NoReturn:
+        self.finish()
+        self.damage = damage
+        raise _Stopped
 
     async def _lose(self, fact: WorkerLost | Desynced) -> None:
         if fact.epoch != self._epochs.get(fact.replica):

@@ -27,8 +27,11 @@ def render(result: ExecuteResult) -> str:
             f"gap: {counted(result.num_missing, 'event')} not recorded; what comes before was re-executed, what lies "
             "behind cannot be: the KV cache is not known there"
         )
+    if result.damage:
+        lines.append(f"what comes behind cannot be re-executed: {result.damage}")
     if result.host_differences:
-        lines.append("this is another host than the recorded one, or other software; differences may come from it:")
+        outcome = "differences may come from it" if result.mismatches else "there it may come out otherwise"
+        lines.append(f"this is another host than the recorded one, or other software or threads; {outcome}:")
         lines += [f"  {difference}" for difference in result.host_differences]
     return "\n".join(lines)
 
@@ -42,7 +45,7 @@ def render_json(result: ExecuteResult) -> str:
 
 def _claim(result: ExecuteResult) -> str:
     if not result.num_steps:
-        return "nothing to re-execute: no step of the trace has completed"
+        return "nothing re-executed: no step has completed" + (" before the damage" if result.damage else "")
     work = f"{counted(result.num_tokens, 'token')} in {counted(result.num_steps, 'step')} re-executed"
     forced = ", each step from the recorded tokens" if result.is_teacher_forced else ""
     return f"{work}{forced}, identical ({counted(result.num_requests, 'request')})"

@@ -16,7 +16,7 @@ import msgspec
 from eventlm.bus.run_folder import TOKENS_NAME, closed_name, tokens_name
 from eventlm.bus.segment_reader import MAX_LINE_BYTES, corrupt
 from eventlm.bus.side_car import SIDE_CAR_FORMAT, OutputTokens, PromptTokens, SideCarLine, SideCarStart, decode_line
-from eventlm.errors import TraceVersionError, UsageError
+from eventlm.errors import EventLMError, TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, split_line
 
@@ -24,7 +24,7 @@ from eventlm.events.codec import chain, split_line
 def find_side_car(trace: Path | str, header: Header) -> Path:
     """The side-car of the segment in the file `trace` that begins with `header`.
 
-    Raises UsageError where there is none, with what to do.
+    Raises UsageError where there is none, with what to do, and TraceCorruptError where that may be because of damage.
     """
     if header.level != "tokens":
         raise UsageError(
@@ -32,16 +32,22 @@ def find_side_car(trace: Path | str, header: Header) -> Path:
             "record with --record-tokens"
         )
     folder = Path(trace).parent
+    broken: EventLMError | None = None
     # In this order nothing is missed while a writer, alive or dead, is about to begin the next segment.
     for name in (TOKENS_NAME, tokens_name(closed_name(header.s))):
-        if _begins_with(folder / name, header):
-            return folder / name
-    raise UsageError(
+        try:
+            if _begins_with(folder / name, header):
+                return folder / name
+        except (UsageError, TraceCorruptError) as error:
+            # It may be that of another segment.
+            broken = error
+    raise broken or UsageError(
         f"the side-car of {trace} is missing: the file {TOKENS_NAME} that was written beside it with --record-tokens"
     )
 
 
 def _begins_with(path: Path, header: Header) -> bool:
+    """Raises UsageError for a file that cannot be read, and TraceCorruptError for what is no side-car."""
     try:
         with open(path, "rb") as file:
             split = split_line(file.readline(MAX_LINE_BYTES)[:-1])

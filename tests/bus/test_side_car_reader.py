@@ -108,6 +108,13 @@ def test_the_file_that_begins_with_the_segment_is_the_one(tmp_path: Path, lines:
     write(tmp_path, [close_line(body, chain("0" * 16, body))])
     assert find_side_car(trace, header()) == older
     assert find_side_car(trace, header(s=20)) == path
+    # Whatever has become of the one does not hide the other.
+    whole = path.read_bytes()
+    path.write_bytes(b"nonsense\n")
+    assert find_side_car(trace, header()) == older
+    with pytest.raises(TraceCorruptError, match="is not the first line of a side-car"):
+        find_side_car(trace, header(s=20))
+    path.write_bytes(whole)
     for other in (header(s=7), traces.header(run="other", level="tokens")):
         with pytest.raises(UsageError, match="is missing"):
             find_side_car(trace, other)

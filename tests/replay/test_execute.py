@@ -13,6 +13,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Header
 from eventlm.replay.execute import ExecuteResult, check_executable, execute, recorded_model
+from eventlm.replay.execute_report import render
 from eventlm.worker.fake import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
 from tests.bus import side_cars
@@ -269,11 +270,36 @@ def test_a_damaged_line_of_outputs_costs_only_itself(run: Path) -> None:
     assert result.warnings == [f"{path} is damaged at line {place + 1}, byte {offset}"]
 
 
-def test_a_damaged_prompt_cannot_be_run(run: Path) -> None:
+def test_a_run_is_executed_up_to_a_prompt_that_is_damaged(run: Path, calm: Path) -> None:
     path = run / "tokens.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"token_ids":[', b'"token_ids":[1', 1))
-    with pytest.raises(TraceCorruptError, match=r"tokens.jsonl has no sound line for the prompt of request \d+"):
-        execute_fake(run)
+    lines = path.read_bytes().splitlines(keepends=True)
+    places_of_prompts = [place for place, line in enumerate(lines) if b'"token_ids":[' in line]
+    for place in (places_of_prompts[0], places_of_prompts[-1]):
+        bad = lines[place].replace(b'"token_ids":[', b'"token_ids":[1')
+        path.write_bytes(b"".join([*lines[:place], bad, *lines[place + 1 :]]))
+        result = execute_fake(run)
+        assert (result.exit_code, result.mismatches) == (3, [])
+        assert "tokens.jsonl has no sound line for the prompt of request " in result.damage
+        request = int(result.damage.split("request ")[1].split(";")[0])
+        before = [item for item in read_objects(run / "trace.jsonl") if item["t"] == "emit" and item["s"] < request]
+        assert result.num_steps == len(before)
+        assert f"damaged at line {place + 1}," in result.warnings[0]
+        assert ("nothing re-executed" in render(result)) == (not before)
+        assert f"what comes behind cannot be re-executed: {path} has no sound line" in render(result)
+    assert result.num_steps > 5
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense\n"])
+def test_a_run_is_executed_up_to_a_side_car_that_is_not_there(tmp_path: Path, content: bytes | None) -> None:
+    run = record_with_tokens(tmp_path, 1, segment_bytes=SEGMENT_BYTES)
+    (run / "tokens.jsonl").unlink()
+    if content is not None:
+        (run / "tokens.jsonl").write_bytes(content)
+    result = execute_fake(run)
+    assert (result.exit_code, result.mismatches) == (3, [])
+    closed = [item for path in run.glob("trace-*") for item in read_objects(path) if item["t"] == "emit"]
+    assert result.num_steps == len(closed) > 5
+    assert ("is missing" if content is None else "is not the first line of a side-car") in result.damage
 
 
 def test_a_trace_without_a_side_car_says_what_to_do(run: Path, tmp_path: Path) -> None:
