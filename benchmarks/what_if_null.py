@@ -30,6 +30,8 @@ POLICIES = ("fcfs", "edf", "lrs")
 LOADS = (0.5, 0.8, 1.1)
 #: Blocks of 16 tokens: room for one long request and little more, and for all that comes.
 BLOCKS = {"tight": 44, "ample": 1024}
+#: Long prompts take several steps.
+ENGINE: dict[str, Any] = {"max_num_batched_tokens": 256, "max_num_seqs": 64, "max_model_len": MAX_MODEL_LEN}
 METRICS = ("ttft_p50", "ttft_p99", "e2e_p50", "e2e_p99")
 #: The null test's target for the median of each metric's errors.
 TARGET = 0.05
@@ -69,9 +71,9 @@ def measure(setting: Setting, place: int, rate: float, folder: str, arguments: a
         model=arguments.model,
         policy=setting.policy,
         num_blocks=BLOCKS[setting.blocks],
-        max_model_len=MAX_MODEL_LEN,
         # Measured at each start, which also makes a worker's first steps no slower than others.
         predictor_cache=False,
+        **ENGINE,
     )
     result = what_if(run.folder, [Alternative(changes=Changes(policy={"type": setting.policy}))])
     assert result.null is not None
@@ -103,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or temporary
-        engine = {"model": arguments.model, "num_blocks": BLOCKS["ample"], "max_model_len": MAX_MODEL_LEN}
+        engine = ENGINE | {"model": arguments.model, "num_blocks": BLOCKS["ample"]}
         rates = {name: capacity(mix, folder, **engine).rate for name, mix in MIXES.items()}
         print("served at once: " + ", ".join(f"{mix} {rate:.2f}/s" for mix, rate in rates.items()), flush=True)
         print(
