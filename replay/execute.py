@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.segment_reader import LogLine
-from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.bus.side_car_reader import SideCarReader, open_side_car
 from eventlm.config import ModelConfig
 from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.control.live_requests import LiveRequests
@@ -110,7 +110,7 @@ def check_executable(path: Path | str) -> Header:
                 "there, so it cannot be run again; that needs the run's first file (a larger --record-keep)"
             )
         first = next(iter(reader))
-        find_side_car(first.path, header)
+        open_side_car(first.path, header).close()
         return header
 
 
@@ -270,7 +270,7 @@ class _Execution:
             self._bad_lines += self._side_car.damage
             self._side_car.close()
         try:
-            self._side_car = SideCarReader(find_side_car(line.path, header))
+            self._side_car = open_side_car(line.path, header)
         except (UsageError, TraceCorruptError) as error:
             # Of the first file that has been looked at before.
             self._give_up(str(error))

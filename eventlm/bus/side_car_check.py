@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.segment_reader import LogLine
-from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.bus.side_car_reader import SideCarReader, open_side_car
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 
@@ -79,7 +79,7 @@ class _Check:
 
     def _open(self, trace: str, header: Header) -> None:
         try:
-            self._side_car = SideCarReader(find_side_car(trace, header))
+            self._side_car = open_side_car(trace, header)
         except UsageError as error:
             self._missing.append(str(error))
         except TraceCorruptError as error:

@@ -7,6 +7,7 @@ that it claims, so that one bad line costs only itself. A torn tail is none: it 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -16,15 +17,15 @@ import msgspec
 from eventlm.bus.run_folder import TOKENS_NAME, closed_name, tokens_name
 from eventlm.bus.segment_reader import MAX_LINE_BYTES, corrupt
 from eventlm.bus.side_car import SIDE_CAR_FORMAT, OutputTokens, PromptTokens, SideCarLine, SideCarStart, decode_line
-from eventlm.errors import EventLMError, TraceCorruptError, TraceVersionError, UsageError
+from eventlm.errors import EventLMError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, split_line
 
 
-def find_side_car(trace: Path | str, header: Header) -> Path:
+def open_side_car(trace: Path | str, header: Header) -> SideCarReader:
     """The side-car of the segment in the file `trace` that begins with `header`.
 
-    Raises UsageError where there is none, with what to do, and TraceCorruptError where that may be because of damage.
+    Raises UsageError where there is none, with what to do, and what SideCarReader raises where that may be why.
     """
     if header.level != "tokens":
         raise UsageError(
@@ -36,38 +37,30 @@ def find_side_car(trace: Path | str, header: Header) -> Path:
     # In this order nothing is missed while a writer, alive or dead, is about to begin the next segment.
     for name in (TOKENS_NAME, tokens_name(closed_name(header.s))):
         try:
-            if _begins_with(folder / name, header):
-                return folder / name
-        except (UsageError, TraceCorruptError) as error:
+            side_car = SideCarReader(folder / name)
+        except FileNotFoundError:
+            continue
+        except EventLMError as error:
             # It may be that of another segment.
             broken = error
-    raise broken or UsageError(
+            continue
+        if side_car.is_of(header):
+            return side_car
+        side_car.close()
+    if broken is not None:
+        raise broken
+    if not Path(trace).exists():
+        raise UsageError(f"{trace} was removed while it was read; try again")
+    raise UsageError(
         f"the side-car of {trace} is missing: the file {TOKENS_NAME} that was written beside it with --record-tokens"
     )
-
-
-def _begins_with(path: Path, header: Header) -> bool:
-    """Raises UsageError for a file that cannot be read, and TraceCorruptError for what is no side-car."""
-    try:
-        with open(path, "rb") as file:
-            split = split_line(file.readline(MAX_LINE_BYTES)[:-1])
-        start = decode_line(split.body) if split is not None else None
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise UsageError(f"cannot read the side-car {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        start = None
-    if start is None:
-        raise corrupt(str(path), 1, 0, "it is not the first line of a side-car")
-    return isinstance(start, SideCarStart) and (start.run, start.s) == (header.run, header.s)
 
 
 class SideCarReader:
     """The lines of one file by their facts, asked for in the order of the trace.
 
-    digest_key: of the run's completions. damage: where lines were left out, in words. Raises TraceCorruptError for a
-    first line that is damaged, and TraceVersionError.
+    digest_key: of the run's completions. damage: where lines were left out, in words. Raises UsageError for a file that
+    cannot be read, TraceCorruptError for a first line that is damaged, and TraceVersionError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,17 +69,29 @@ class SideCarReader:
         self._h = ""
         self._number = 0
         self._byte_offset = 0
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
         try:
-            self.digest_key = self._read_start()
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise UsageError(f"cannot read the side-car {path}: {error.strerror}") from error
+        try:
+            self._start = self._read_start()
+            self.digest_key = self._read_key()
         except BaseException:
             self._file.close()
             raise
         self._next = self._read()
 
-    def _read_start(self) -> bytes:
+    def is_of(self, header: Header) -> bool:
+        """Whether it is that of the segment that begins so."""
+        return (self._start.run, self._start.s) == (header.run, header.s)
+
+    def _read_start(self) -> SideCarStart:
         split = split_line(self._file.readline(MAX_LINE_BYTES)[:-1])
-        start = decode_line(split.body) if split is not None else None
+        start = None
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            start = decode_line(split.body) if split is not None else None
         if split is None or not isinstance(start, SideCarStart):
             raise corrupt(self.path, 1, 0, "it is not the first line of a side-car")
         if start.format != SIDE_CAR_FORMAT:
@@ -94,8 +99,11 @@ class SideCarReader:
         if chain(start.previous_h, split.body) != split.claimed_h:
             raise corrupt(self.path, 1, 0, "the hash of its first line does not match")
         self._number, self._h, self._byte_offset = 1, split.claimed_h, self._file.tell()
+        return start
+
+    def _read_key(self) -> bytes:
         try:
-            return bytes.fromhex(start.digest_key)
+            return bytes.fromhex(self._start.digest_key)
         except ValueError as error:
             raise corrupt(self.path, 1, 0, "its key is not hexadecimal") from error
 

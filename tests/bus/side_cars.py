@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.bus.side_car_reader import open_side_car
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line, split_line
 
@@ -22,7 +22,7 @@ def facts_without_tokens(run_folder: Path) -> list[int]:
         for line in reader:
             event = line.event()
             if isinstance(event, Header):
-                side_car = stack.enter_context(SideCarReader(find_side_car(line.path, event)))
+                side_car = stack.enter_context(open_side_car(line.path, event))
             elif isinstance(event, Arrived):
                 missing += [event.s] if side_car.prompt(event) is None else []
             elif isinstance(event, StepCompleted):

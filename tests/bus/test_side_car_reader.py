@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.bus.side_car import OutputTokens, PromptTokens, SideCarStart, encode_line
-from eventlm.bus.side_car_reader import SideCarReader, find_side_car
+from eventlm.bus.side_car_reader import SideCarReader, open_side_car
 from eventlm.errors import TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line
@@ -43,6 +43,11 @@ def write(folder: Path, lines: list[bytes], name: str = "tokens.jsonl") -> Path:
     path = folder / name
     path.write_bytes(b"".join(lines))
     return path
+
+
+def found_for(trace: Path, header: Header) -> Path:
+    with open_side_car(trace, header) as reader:
+        return Path(reader.path)
 
 
 def arrived(s: int, num_tokens: int) -> Arrived:
@@ -100,33 +105,36 @@ def test_a_torn_tail_is_no_damage(tmp_path: Path, lines: list[bytes]) -> None:
 
 def test_the_file_that_begins_with_the_segment_is_the_one(tmp_path: Path, lines: list[bytes]) -> None:
     trace = tmp_path / "copy-of-the-trace.jsonl"
+    trace.touch()
     path = write(tmp_path, lines)
-    assert find_side_car(trace, header()) == path
+    assert found_for(trace, header()) == path
     # A writer has died between naming the side-car and naming the trace: the present one is of a later segment.
     older = path.rename(tmp_path / "tokens-000000000000.jsonl")
     body = encode_line(SideCarStart(s=20, format=1, run="run", digest_key="0a0b", previous_h="0" * 16))
     write(tmp_path, [close_line(body, chain("0" * 16, body))])
-    assert find_side_car(trace, header()) == older
-    assert find_side_car(trace, header(s=20)) == path
+    assert found_for(trace, header()) == older
+    assert found_for(trace, header(s=20)) == path
     # Whatever has become of the one does not hide the other.
     whole = path.read_bytes()
     path.write_bytes(b"nonsense\n")
-    assert find_side_car(trace, header()) == older
+    assert found_for(trace, header()) == older
     with pytest.raises(TraceCorruptError, match="is not the first line of a side-car"):
-        find_side_car(trace, header(s=20))
+        found_for(trace, header(s=20))
     path.write_bytes(whole)
+    with pytest.raises(UsageError, match="was removed while it was read"):
+        found_for(tmp_path / "pruned.jsonl", header(s=7))
     for other in (header(s=7), traces.header(run="other", level="tokens")):
         with pytest.raises(UsageError, match="is missing"):
-            find_side_car(trace, other)
+            found_for(trace, other)
     with pytest.raises(UsageError, match="record with --record-tokens"):
-        find_side_car(trace, traces.header(run="run"))
+        found_for(trace, traces.header(run="run"))
 
 
 def test_what_is_no_side_car_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
     for content in (b"", b"hello\n", b"\xff" * 40 + b"\n", traces.lines([traces.header()])[0]):
         write(tmp_path, [content])
         with pytest.raises(TraceCorruptError, match="is not the first line of a side-car"):
-            find_side_car(tmp_path / "trace.jsonl", header())
+            found_for(tmp_path / "trace.jsonl", header())
     path = write(tmp_path, [lines[0].replace(b"0a0b", b"0a0c"), *lines[1:]])
     with pytest.raises(TraceCorruptError, match="the hash of its first line does not match"):
         SideCarReader(path)
@@ -141,4 +149,4 @@ def test_what_is_no_side_car_is_refused(tmp_path: Path, lines: list[bytes]) -> N
     path.unlink()
     path.mkdir()
     with pytest.raises(UsageError, match="cannot read the side-car"):
-        find_side_car(tmp_path / "trace.jsonl", header())
+        found_for(tmp_path / "trace.jsonl", header())
