@@ -116,13 +116,13 @@ def _rows(path: str, kind: Source, on_progress: OnProgress | None) -> Iterator[S
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            content = gzip.GzipFile(fileobj=file) if file.read(2) == _GZIP_MAGIC else file
-            file.seek(0)
+            # A pipe cannot be read twice, nor tell how far it is.
+            content = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == _GZIP_MAGIC else file
             # Without translation of newlines, which CSV may hold in quotes.
             with io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
                 for number, row in enumerate(kind.read(path, text)):
                     yield row
-                    if on_progress is not None and number % _ROWS_PER_PROGRESS == 0:
+                    if on_progress is not None and number % _ROWS_PER_PROGRESS == 0 and file.seekable():
                         on_progress(file.tell(), size)
     except EOFError as error:
         raise UsageError(

@@ -60,10 +60,13 @@ def _csv_rows(name: SourceName, path: str, file: TextIO) -> Iterator[tuple[int, 
     """Rows by column, with the numbers of their lines. Columns are told apart without case and outer blanks."""
     reader = csv.reader(file, skipinitialspace=True)
     try:
-        columns = [column.strip() for column in next(reader, [])]
+        columns = [column.strip() for column in next(filter(None, reader), [])]
         known = {column.lower(): column for column in SOURCES[name].columns} | _MORE_COLUMNS
         named = [known.get(column.lower(), column) for column in columns]
         _check_columns(name, path, columns)
+        twice = next((column for column in known.values() if named.count(column) > 1), None)
+        if twice is not None:
+            raise UsageError(f"{path}:{reader.line_num}: {named.count(twice)} columns are called {twice}")
         for values in reader:
             if not values:
                 continue
@@ -182,9 +185,10 @@ def _json_lines(
             if is_first:
                 is_first = False
                 _check_columns(name, path, _columns_of(text))
-            yield number, decoder.decode(text)
-        except msgspec.DecodeError as error:
+            line = decoder.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise UsageError(f"{path}:{number}: {error}") from error
+        yield number, line
 
 
 def _columns_of(text: str) -> list[str]:

@@ -55,32 +55,36 @@ def _latest_ended(rows: Sequence[SourceRow], turns: Sequence[int], row: SourceRo
 def link_by_blocks(rows: Sequence[SourceRow], block_size: int) -> list[Link]:
     """A turn's prompt holds the one before it and its answer.
 
-    So the parent is the latest earlier request all of whose full blocks the prompt begins with, whose last full block
-    nobody had before (else it is a shared beginning), and whose prompt and answer together are not longer than the
-    prompt. A block's name stands for all that precedes it.
+    So the parent is the latest earlier request all of whose full blocks the prompt begins with, and whose prompt and
+    answer together are not longer than the prompt. Its last full block is one that nobody had before it (else it is a
+    shared beginning) but the turns that it goes on from itself: a short turn fills no block of its own.
+    A block's name stands for all that precedes it.
     """
     known: set[int] = set()
-    #: By a request's last full block, if it brought it: the request, and where the block stands in its prompt.
-    last_of: dict[int, tuple[int, int]] = {}
+    #: The turns that end in a full block, from the one that brought it on, by its place in the prompt and its name.
+    ending_in: dict[tuple[int, int], list[int]] = {}
     links = []
     for place, row in enumerate(rows):
-        links.append(_extended(rows, last_of, row))
+        link = _extended(rows, ending_in, row)
+        links.append(link)
         num_full = min(row.prompt_tokens // block_size, len(row.blocks))
-        if num_full and row.blocks[num_full - 1] not in known:
-            last_of[row.blocks[num_full - 1]] = (place, num_full - 1)
+        if num_full:
+            last = (num_full - 1, row.blocks[num_full - 1])
+            if last[1] not in known:
+                ending_in[last] = [place]
+            elif link.parent in ending_in.get(last, ()):
+                ending_in[last].append(place)
         known.update(row.blocks)
     return links
 
 
-def _extended(rows: Sequence[SourceRow], last_of: dict[int, tuple[int, int]], row: SourceRow) -> Link:
-    for index in range(len(row.blocks) - 1, -1, -1):
-        place, at = last_of.get(row.blocks[index], (-1, -1))
-        if place < 0 or at != index:
-            continue
-        before = rows[place]
-        is_later = before.arrived_ns < row.arrived_ns
-        if is_later and before.prompt_tokens + before.output_tokens <= row.prompt_tokens:
-            return Link(place)
+def _extended(rows: Sequence[SourceRow], ending_in: dict[tuple[int, int], list[int]], row: SourceRow) -> Link:
+    for last in reversed(list(enumerate(row.blocks))):
+        for place in reversed(ending_in.get(last, ())):
+            before = rows[place]
+            is_later = before.arrived_ns < row.arrived_ns
+            if is_later and before.prompt_tokens + before.output_tokens <= row.prompt_tokens:
+                return Link(place)
     return Link()
 
 

@@ -90,8 +90,8 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True):
 class Workload(Struct, frozen=True, kw_only=True):
     """Requests in the order of their arrival. Members of a group follow each other and arrive at one time.
 
-    block_size: of the blocks in the arrivals, in tokens; 0: none has any. first_free_name: larger than every name of a
-    block.
+    block_size: of the blocks in the arrivals, in tokens; 0: none has any. Their names count from 1. first_free_name:
+    larger than all of them.
     """
 
     source: str

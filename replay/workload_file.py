@@ -10,6 +10,7 @@ from, counted from 0; `eventlm bench serve --trace` reads the same files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -74,7 +75,10 @@ class WorkloadSize(NamedTuple):
 
 def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[WorkloadLine]) -> WorkloadSize:
     """Write a workload, whole or not at all. Raises UsageError if the file cannot be written."""
-    target = Path(path)
+    # A link stays one, and what is no file, such as a device, must not be replaced by one.
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise UsageError(f"cannot write the workload {path}: it is no file; choose another")
     partial = target.with_name(f".{target.name}.partial")
     encoder = msgspec.json.Encoder(decimal_format="number")
     num_requests = 0
@@ -120,7 +124,7 @@ def read_workload(path: Path | str) -> Workload:
 
 
 def _requests(path: Path | str, content: bytes) -> Iterator[WorkloadRequest]:
-    before_ns = 0
+    before_ns = num_above = 0
     for number, text in enumerate(content.split(b"\n"), 2):
         if not text.strip():
             continue
@@ -131,9 +135,10 @@ def _requests(path: Path | str, content: bytes) -> Iterator[WorkloadRequest]:
             raise UsageError(f"{path}:{number}: {error}") from error
         if request.arrival_ns < before_ns:
             raise UsageError(f"{path}:{number}: it arrives before the request above it; sort the file by arrival_s")
-        if line.parent >= number - 2:
+        if line.parent >= num_above:
             raise UsageError(f"{path}:{number}: its parent {line.parent} does not stand above it")
         before_ns = request.arrival_ns
+        num_above += 1
         yield request
 
 
@@ -145,7 +150,8 @@ def _request(line: WorkloadLine) -> WorkloadRequest:
     arrival = Arrived(
         model="",
         prompt_tokens=line.prompt_tokens,
-        blocks=line.blocks,
+        # 0 stands for no name.
+        blocks=[name + 1 for name in line.blocks],
         max_tokens=max(line.max_tokens, line.output_tokens),
         priority=line.priority,
         deadline_ns=line.deadline_ms * NANOSECONDS_PER_MILLISECOND,
@@ -164,6 +170,6 @@ def _request(line: WorkloadLine) -> WorkloadRequest:
 
 
 def _nanoseconds(seconds: Decimal) -> int:
-    if not 0 <= seconds <= MAX_SECONDS:
+    if not (seconds.is_finite() and 0 <= seconds <= MAX_SECONDS):
         raise ValueError(f"a time must lie between 0 and {MAX_SECONDS} seconds, not {seconds}")
     return int(seconds * NANOSECONDS_PER_SECOND)

@@ -43,7 +43,7 @@ The first request arrives at 0. Requests without output failed, and are left out
 Blocks stay in the trace's own size, also the partial one at a prompt's end.
 When the workload is simulated they are cut into blocks of the engine's size,
 the partial one into as many as its tokens fill."""
-    parser.add_argument("file", metavar="FILE", help="the trace, or its gzip")
+    parser.add_argument("file", metavar="FILE", help="the trace, or its gzip; -: standard input")
     parser.add_argument("--from", dest="source", choices=SOURCES, required=True, help="whose trace it is")
     parser.add_argument("-o", "--output", metavar="W.jsonl", required=True, help="the workload file to write")
     parser.add_argument(
@@ -58,9 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what the trace came to."""
     from eventlm.replay.trace_import import import_trace
 
-    with file_progress("reading", arguments.file) as on_progress:
+    path = "/dev/stdin" if arguments.file == "-" else arguments.file
+    with file_progress("reading", path) as on_progress:
         found = import_trace(
-            arguments.file,
+            path,
             arguments.output,
             source=arguments.source,
             start_ns=nanoseconds(arguments.start, flag="--start") if arguments.start is not None else 0,
@@ -95,7 +96,7 @@ def _rows(found: ImportSummary) -> Iterator[tuple[str, str]]:
             "prompt may be partial",
         )
     if found.sessions_from:
-        yield "sessions", f"{found.num_sessions:,} with {found.num_turns:,} later turns, {found.sessions_from}"
+        yield "sessions", f"{found.num_sessions:,} with {counted(found.num_turns, 'later turn')}, {found.sessions_from}"
 
 
 def _lengths(found: Distribution) -> str:

@@ -4,6 +4,8 @@ should be. Beside each sample stands what must come of it."""
 from __future__ import annotations
 
 import gzip
+import os
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,32 @@ def test_mooncake_keeps_blocks_and_infers_turns(tmp_path: Path) -> None:
     assert names[64] != longer[64]
 
 
+def test_short_turns_that_fill_no_block_follow_each_other(tmp_path: Path) -> None:
+    """All five hold the one full block; the fourth is the third's prompt sent again, the last begins like them."""
+    path = tmp_path / "t.jsonl"
+    lengths = [(520, 10), (560, 20), (590, 9), (590, 9), (605, 1), (525, 1)]
+    path.write_text(
+        "".join(
+            f'{{"timestamp":{place},"input_length":{prompt},"output_length":{output},"hash_ids":[0,{place + 1}]}}\n'
+            for place, (prompt, output) in enumerate(lengths)
+        )
+    )
+    found, lines = imported("mooncake", path, tmp_path / "w.jsonl")
+    assert [line.parent for line in lines] == [-1, 0, 1, 1, 3, -1]
+    assert (found.num_sessions, found.num_turns) == (1, 4)
+
+
+def test_a_pipe_can_be_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = gzip.compress((SAMPLES / "vidur.csv").read_bytes())
+    writer = threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True)
+    writer.start()
+    found, _ = imported("vidur", pipe, tmp_path / "w.jsonl")
+    writer.join()
+    assert found.num_requests == 3
+
+
 def test_bailian_names_its_parents(tmp_path: Path) -> None:
     found, lines = sample("bailian.jsonl", tmp_path)
     assert times(lines) == ["0.", "0.137", "14.286", "18.886", "38.086"]
@@ -146,6 +174,9 @@ AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
     [
         ("azure", b"", "has the columns none, a trace of azure needs TIMESTAMP, ContextTokens, GeneratedTokens"),
         ("azure", AZURE, "holds no request"),
+        ("azure", b"\n" + AZURE, "holds no request"),
+        ("azure", AZURE[:-1] + b",contexttokens\n", ":1: 2 columns are called ContextTokens"),
+        ("mooncake", b'{"timestamp":' + b"[" * 10_000, ":1: maximum recursion depth"),
         ("azure", b"a,b\n1,2\n", "has the columns a, b, a trace of azure needs TIMESTAMP"),
         ("azure", (SAMPLES / "vidur.csv").read_bytes(), "they are those of vidur: --from vidur"),
         ("mooncake", (SAMPLES / "bailian.jsonl").read_bytes(), "they are those of bailian: --from bailian"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def test_round_trip(tmp_path: Path) -> None:
     size = write_workload(path, WorkloadHeader(source="test", block_size=16), LINES)
     assert (size.num_requests, size.num_bytes) == (2, path.stat().st_size)
     found = read_workload(path)
-    assert (found.source, found.block_size, found.first_free_name) == ("test", 16, 9)
+    assert (found.source, found.block_size, found.first_free_name) == ("test", 16, 10)
+    assert found.requests[0].arrival.blocks == [8, 9]
     first, second = found.requests
     assert (first.arrival_ns, second.arrival_ns) == (123_456_700, 3_999_999_000_000_001)
     assert (first.arrival.max_tokens, first.fates[0].worker_end) == (3, NEVER)
@@ -59,6 +61,8 @@ def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
             ":3: it arrives before",
         ),
         (HEADER + '\n{"arrival_s":2,"prompt_tokens":1,"output_tokens":1,"parent":0}', ":2: its parent 0"),
+        (HEADER + '\n\n{"arrival_s":2,"prompt_tokens":1,"output_tokens":1,"parent":0}', ":3: its parent 0"),
+        (HEADER + '\n{"arrival_s":"NaN","prompt_tokens":1,"output_tokens":1}', ":2: a time must lie between"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -66,6 +70,20 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
         read_workload(path)
+
+
+def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_workload(link, WorkloadHeader(), LINES)
+    assert link.is_symlink()
+    assert len(read_workload(target).requests) == 2
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, Path("/dev/null")):
+        with pytest.raises(UsageError, match="it is no file"):
+            write_workload(path, WorkloadHeader(), LINES)
+    assert pipe.is_fifo()
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
