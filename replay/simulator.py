@@ -40,7 +40,7 @@ from eventlm.events import (
 from eventlm.replay.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.simulated_requests import Answer, SimulatedRequests, Watched
 from eventlm.replay.timing import StepTimes, Timing
-from eventlm.replay.workload import NEVER, Workload, WorkloadRequest, resize_blocks
+from eventlm.replay.workload import NEVER, Workload, WorkloadRequest, resize_request
 
 _OF_WORKERS = (WorkerUp, WorkerLost, Desynced)
 #: Sees every event in the order of the log.
@@ -219,20 +219,15 @@ class Simulator:
     def _arrive(self, group: range, seq: int, ts: int) -> list[Fact]:
         facts: list[Fact] = []
         for place in group:
-            request = self._workload.requests[place]
-            arrival = request.arrival
-            blocks = resize_blocks(
-                arrival.blocks,
-                from_size=self._workload.block_size,
-                to_size=self._block_size,
-                num_tokens=arrival.prompt_tokens,
+            request = resize_request(
+                self._workload.requests[place], from_size=self._workload.block_size, to_size=self._block_size
             )
+            arrival = request.arrival
             facts.append(
                 structs.replace(
                     arrival,
                     c=0,
                     model=arrival.model or self._model,
-                    blocks=blocks,
                     received_ns=max(ts - request.received_before_ns, 0) if arrival.received_ns else 0,
                     ready_ns=max(ts - request.ready_before_ns, 0) if arrival.ready_ns else 0,
                 )
@@ -240,7 +235,7 @@ class Simulator:
             own = seq + place - group.start
             self.places[own] = place
             self._num_unended[own] = arrival.n
-            self._live.admit(request, place, own, len(blocks))
+            self._live.admit(request, place, own, len(arrival.blocks))
         return facts
 
     def _launched(self, launched: Launched) -> None:

@@ -136,7 +136,8 @@ def resize_blocks(blocks: list[int], *, from_size: int, to_size: int, num_tokens
 
     The last given block may be partial; its name stands for what it holds, so the full smaller blocks in it get names
     of their own from it. Where blocks become larger, a name stands for the whole path, as that of its last part does.
-    A name that stands for everything before it leads to others that do, and equal prompts to equal names.
+    A name that stands for everything before it leads to others that do, and equal prompts to equal names; 0, which is
+    none, to 0.
     Raises UsageError if neither size divides the other.
     """
     num_full = num_tokens // to_size
@@ -144,9 +145,24 @@ def resize_blocks(blocks: list[int], *, from_size: int, to_size: int, num_tokens
         return blocks[:num_full]
     if from_size % to_size == 0:
         parts = from_size // to_size
-        return [name * parts + part + 1 for name in blocks for part in range(parts)][:num_full]
+        return [name and name * parts + part + 1 for name in blocks for part in range(parts)][:num_full]
     if to_size % from_size == 0:
-        return [name + 1 for name in blocks[to_size // from_size - 1 :: to_size // from_size]][:num_full]
+        return [name and name + 1 for name in blocks[to_size // from_size - 1 :: to_size // from_size]][:num_full]
     raise UsageError(
         f"the workload's blocks hold {from_size} tokens and the engine's {to_size}: one must be a multiple of the other"
     )
+
+
+def resize_request(request: WorkloadRequest, *, from_size: int, to_size: int) -> WorkloadRequest:
+    """A request with the full blocks of its prompt and its outputs as `resize_blocks` names them."""
+    arrival, fates = request.arrival, request.fates
+    blocks = resize_blocks(arrival.blocks, from_size=from_size, to_size=to_size, num_tokens=arrival.prompt_tokens)
+    if from_size != to_size and any(fate.blocks for fate in fates):
+        # What a sequence fills goes on behind the full blocks that its prompt has names for.
+        full = arrival.blocks[: arrival.prompt_tokens // from_size]
+        named = [
+            resize_blocks([*full, *fate.blocks], from_size=from_size, to_size=to_size, num_tokens=NEVER)
+            for fate in fates
+        ]
+        fates = [structs.replace(fate, blocks=names[len(blocks) :]) for fate, names in zip(fates, named, strict=True)]
+    return structs.replace(request, arrival=structs.replace(arrival, blocks=blocks), fates=fates)

@@ -207,6 +207,23 @@ def test_blocks_of_another_size_are_hit() -> None:
     assert [event.cached_tokens for event in of(events, Finished)] == [0, 1024]
 
 
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_what_a_turn_generates_is_hit_in_blocks_of_another_size(block_size: int) -> None:
+    """50 tokens and an answer of 60 fill six blocks of 16; the next turn begins with them."""
+    fate = Fate(num_tokens=60, reason="length", blocks=[4, 5, 6])
+    first = structs.replace(request(0, 50, output=60, blocks=[1, 2, 3]), fates=[fate])
+    second = request(5000, 140, output=1, blocks=[*range(1, 7), 11, 12])
+    header = header_of(block_size=block_size)
+    workload = Workload(source="", requests=[first, second], block_size=16, first_free_name=13)
+    events: list[Event] = []
+    simulator = Simulator(
+        header, rebuild(header).new_core(), workload, ModelledTiming(COST, 1),
+        incidents=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
+    )  # fmt: skip
+    simulator.run()
+    assert [event.cached_tokens for event in of(events, Finished)] == [0, 96]
+
+
 def test_nothing_goes_on_without_a_worker() -> None:
     lost = [WorkerLost(ts=10 * MILLISECOND, replica=0, epoch=1)]
     simulator, _ = simulate([request(0, output=500), request(50)], incidents=lost)
