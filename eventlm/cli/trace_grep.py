@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         with file_progress("searching", path) as on_progress:
             for line in grep(reader, query, on_progress=on_progress):
                 sys.stdout.write(line.decode())
-        if query.to_ns is None:
+        # How the trace ends is not known if nothing of it, or not all, was read.
+        if query.to_ns is None and reader.num_lines:
             warn(reader.warnings())
     return 0
 

@@ -48,3 +48,8 @@ def test_lines_are_those_of_the_file(capsys: pytest.CaptureFixture[str]) -> None
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     [error] = grep(capsys, *arguments, code=2)
     assert message in error
+
+
+def test_nothing_is_said_of_an_end_that_was_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "grep", str(GOLDEN), "--from", "1h"]) == 0
+    assert capsys.readouterr() == ("", "")
