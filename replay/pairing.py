@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 
@@ -59,8 +60,8 @@ def pair_requests(a: Sequence[Arrived], b: Sequence[Arrived]) -> Pairing:
 def _profiles(arrivals: Sequence[Arrived], numbers: dict[Hashable, int]) -> list[Profile]:
     """`numbers` stand for requests in both runs: what each asks for, and which of those alike it is."""
     num_alike: Counter[Hashable] = Counter()
-    #: Who brought a block first, at which place, and who began a session.
-    brought_by: dict[int, tuple[int, int]] = {}
+    #: Who brought a block first, and who began a session.
+    brought_by: dict[int, int] = {}
     began_by: dict[int, int] = {}
     found = []
     for arrival in arrivals:
@@ -76,9 +77,11 @@ def _profiles(arrivals: Sequence[Arrived], numbers: dict[Hashable, int]) -> list
         num_alike[limits] += 1
         own = numbers.setdefault((limits, rank), len(numbers))
         # What it brings itself has no name: which of those alike it is depends on the order of arrival.
-        shared = (tuple(map(brought_by.get, arrival.blocks)), began_by.get(arrival.session))
-        for place, block in enumerate(arrival.blocks):
-            brought_by.setdefault(block, (own, place))
+        # A prompt of thousands of blocks shares them with few.
+        shares = [(giver, sum(1 for _ in blocks)) for giver, blocks in groupby(arrival.blocks, brought_by.get)]
+        shared = (*shares, began_by.get(arrival.session))
+        for block in arrival.blocks:
+            brought_by.setdefault(block, own)
         if arrival.session:
             began_by.setdefault(arrival.session, own)
         found.append(Profile(arrival.s, ((limits, shared), limits, body)))

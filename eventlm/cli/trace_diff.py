@@ -40,6 +40,9 @@ Requests are paired by what they ask for and by the prompt blocks and sessions
 that they share, the first of those alike with the first. #5 is the fifth that
 both runs have. A delta is B's value less A's, request by request.
 
+Two live runs soon differ by time alone: a step that takes longer meets other
+requests at its end. `eventlm simulate` takes that out of a comparison.
+
 exit codes: 0 all requests and decisions alike (times may differ), 2 usage,
             3 damaged, 4 torn (with --strict), 10 different, 13 other version"""
     parser.add_argument("a", metavar="A", help=HELP.partition(" (default")[0])
