@@ -4,8 +4,9 @@
 
 It goes by steps, each of which makes the next one believable. The null test repeats the run with its own durations and
 must come out as recorded. The baseline repeats it with modelled durations: what it is off by is the error bar of all
-that follows. Then each alternative runs with the same model. All of them are the core itself; no policy sees a length
-that the engine did not know.
+that follows. Where these follow the run's own pace, it is repeated once more with durations that do not, and the larger
+error counts. Then each alternative runs with the model of the baseline. All of them are the core itself; no policy sees
+a length that the engine did not know.
 """
 
 from __future__ import annotations
@@ -126,6 +127,10 @@ def what_if(
     cost, fit = _cost(run, cost_model, follows_run=follows_run)
     machine = _Machine(run, cost, RecordedShapes(step.shape for step in run.steps), objectives)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
+    unpaced_ran = None
+    if cost_model is None and follows_run:
+        unpaced = machine._replace(cost=fit_cost(run.steps, follows_run=False).model)
+        _, unpaced_ran = unpaced.simulate("baseline", baseline, None, stage("simulating it at an even pace"))
     simulated = [
         machine.simulate(name, engine, output, stage(f"simulating {name}"))
         for name, engine in zip(names(alternatives), engines, strict=True)
@@ -143,7 +148,7 @@ def what_if(
         recorded=recorded,
         baseline=base,
         alternatives=[each for each, _ in simulated],
-        comparison=compare(run.workload, recorded_ran, base_ran, [ran for _, ran in simulated]),
+        comparison=compare(run.workload, recorded_ran, base_ran, [ran for _, ran in simulated], unpaced=unpaced_ran),
         notes=notes,
         warnings=run.warnings,
     )

@@ -1,8 +1,13 @@
 """Runs of one workload side by side: metrics with error bars, and who won and who lost.
 
 The baseline is the run's own engine with modelled durations, so what it is off by is what the model is off by. That is
-the error bar: a difference between an alternative and the baseline which is not larger shows nothing. A quantile can be
+the error bar: a difference between an alternative and the baseline which is not larger shows nothing. Durations that
+follow the run's own pace know more of the run than of an alternative, whose steps are others: then the same engine with
+durations that know nothing of the pace is a second witness, and the larger of the two errors counts. A quantile can be
 right by luck, so the bar of a latency's quantile is at least the middle one of that latency's errors.
+
+Requests whose length the run does not show are in no latency, in none of the runs: what they would have come to is not
+known, and an alternative that is faster than the run may bring them to an end that is not theirs.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from eventlm.replay.outcome import RunOutcome
+from eventlm.replay.outcome import RunOutcome, SequenceOutcome
 from eventlm.replay.workload import Workload
 
 #: Of each latency of `outcome.LATENCIES` that is shown.
@@ -56,13 +61,16 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """A metric of all runs. error_bar: in the metric's own unit, None where one of the first two is not there."""
+    """A metric of all runs. baseline_unpaced: of the second witness, None where there is none. error_bar: in the
+    metric's own unit, None where the record or the baseline has no value.
+    """
 
     name: str
     unit: Unit
     better: Better
     recorded: float | int | None
     baseline: float | int | None
+    baseline_unpaced: float | int | None
     error_bar: float | None
     alternatives: list[Cell]
 
@@ -81,8 +89,8 @@ class WonLost(Struct, frozen=True, kw_only=True):
 
 class Comparison(Struct, frozen=True, kw_only=True):
     """Everything about alternatives, in their order. request_error: relative, of a request's end-to-end time: what nine
-    in ten requests of the baseline differ by from the record, at most. num_censored: requests whose lengths the run
-    does not show: they were rejected, cut short or still under way at its end.
+    in ten requests of the baseline (of the worse one of two) differ by from the record, at most. num_censored: requests
+    whose lengths the run does not show: they were rejected, cut short or still under way at its end.
     """
 
     metrics: list[Metric]
@@ -98,17 +106,33 @@ class _Kind(NamedTuple):
     name: str
     unit: Unit
     better: Better
-    of: Callable[[Ran], float | int | None]
+    of: Callable[[_Compared], float | int | None]
     family: str = ""
 
 
-def compare(workload: Workload, recorded: Ran, baseline: Ran, alternatives: Sequence[Ran]) -> Comparison:
-    """Compare runs of a workload."""
+class _Compared(NamedTuple):
+    """A run, those of its sequences whose latencies count, and how many requests were cut short."""
+
+    ran: Ran
+    sequences: list[SequenceOutcome]
+    num_cut_short: int
+
+    @property
+    def outcome(self) -> RunOutcome:
+        return self.ran.outcome
+
+
+def compare(
+    workload: Workload, recorded: Ran, baseline: Ran, alternatives: Sequence[Ran], *, unpaced: Ran | None = None
+) -> Comparison:
+    """Compare runs of a workload. unpaced: the second witness of the error."""
     classes = length_classes([request.arrival.prompt_tokens for request in workload.requests])
     kinds = _kinds(classes)
-    runs = (recorded, baseline, *alternatives)
+    witnesses = [baseline] if unpaced is None else [baseline, unpaced]
+    runs = [_compared(workload, run) for run in (recorded, *witnesses, *alternatives)]
     values = [[kind.of(run) for run in runs] for kind in kinds]
-    errors = [_relative_error(of_kind[0], of_kind[1]) for of_kind in values]
+    num_witnesses = len(witnesses)
+    errors = [_relative_error(of_kind[0], of_kind[1 : 1 + num_witnesses]) for of_kind in values]
     metrics = []
     for place, (kind, of_kind) in enumerate(zip(kinds, values, strict=True)):
         of_family = [
@@ -118,14 +142,14 @@ def compare(workload: Workload, recorded: Ran, baseline: Ran, alternatives: Sequ
         ]
         error = errors[place]
         relative = max([error, median(of_family)]) if of_family and error is not None else None
-        metrics.append(_metric(kind, of_kind, relative))
+        metrics.append(_metric(kind, of_kind, num_witnesses, relative))
     times = [_request_times(workload, run) for run in runs]
-    request_error = _request_error(times[0], times[1])
+    request_error = max(_request_error(times[0], of_witness) for of_witness in times[1 : 1 + num_witnesses])
     return Comparison(
         metrics=metrics,
         classes=classes,
         request_error=request_error,
-        won_lost=[_won_lost(workload, times[1], found, request_error) for found in times[2:]],
+        won_lost=[_won_lost(workload, times[1], found, request_error) for found in times[1 + num_witnesses :]],
         num_censored=sum(request.is_censored for request in workload.requests),
     )
 
@@ -154,8 +178,8 @@ def _kinds(classes: Sequence[LengthClass]) -> list[_Kind]:
         _Kind("fluidity_index", "ppm", "higher", lambda run: run.outcome.fluidity_ppm),
         _Kind("preemptions", "count", "lower", lambda run: run.outcome.num_preemptions),
         _Kind("rejected", "count", "lower", lambda run: sum(run.outcome.reject_reasons.values())),
-        _Kind("cut_short", "count", "lower", lambda run: _num_cut_short(run.outcome)),
-        _Kind("unfinished", "count", "lower", lambda run: run.num_unfinished),
+        _Kind("cut_short", "count", "lower", lambda run: run.num_cut_short),
+        _Kind("unfinished", "count", "lower", lambda run: run.ran.num_unfinished),
     ]
     for each in classes:
         found += [_latency("ttft", quantile, each) for quantile in ("p50", "p99")]
@@ -163,8 +187,8 @@ def _kinds(classes: Sequence[LengthClass]) -> list[_Kind]:
 
 
 def _latency(latency: str, quantile: str, of_class: LengthClass | None = None) -> _Kind:
-    def of(run: Ran) -> int | None:
-        sequences = run.outcome.sequences
+    def of(run: _Compared) -> int | None:
+        sequences = run.sequences
         if of_class is not None:
             sequences = [s for s in sequences if of_class.min_tokens <= s.prompt_tokens <= of_class.max_tokens]
         found = run.outcome.latency(latency, sequences)
@@ -174,31 +198,47 @@ def _latency(latency: str, quantile: str, of_class: LengthClass | None = None) -
     return _Kind(f"{latency}_{quantile}{suffix}", "ns", "lower", of, family=latency + suffix)
 
 
-def _num_cut_short(outcome: RunOutcome) -> int:
-    """Requests, one of whose sequences did not run to its end."""
-    return len({found.request for found in outcome.sequences if not found.is_complete})
+def _compared(workload: Workload, ran: Ran) -> _Compared:
+    """Only what has to do with requests of the workload."""
+    sequences = []
+    cut_short = set()
+    for found in ran.outcome.sequences:
+        place = ran.places.get(found.request)
+        if place is None:
+            continue
+        request = workload.requests[place]
+        if not request.is_censored:
+            sequences.append(found)
+        # Who was not cancelled in the run is cancelled in a simulation because nothing more of it is known.
+        if not found.is_complete and (found.reason != "cancelled" or request.cancel is not None):
+            cut_short.add(found.request)
+    return _Compared(ran, sequences, len(cut_short))
 
 
-def _relative_error(recorded: float | None, baseline: float | None) -> float | None:
-    if recorded is None or baseline is None:
+def _relative_error(recorded: float | None, witnesses: Sequence[float | None]) -> float | None:
+    """The largest, of those that have a value; None if the first has none."""
+    if recorded is None or witnesses[0] is None:
         return None
-    return abs(baseline - recorded) / recorded if recorded else 0.0
+    return max(abs(each - recorded) / recorded if recorded else 0.0 for each in witnesses if each is not None)
 
 
-def _metric(kind: _Kind, values: Sequence[float | int | None], relative: float | None) -> Metric:
+def _metric(kind: _Kind, values: Sequence[float | int | None], num_witnesses: int, relative: float | None) -> Metric:
     """`relative`: the relative error, where the metric is one that has such."""
-    recorded, baseline, *others = values
+    recorded, baseline = values[:2]
+    witnesses = values[1 : 1 + num_witnesses]
     bar: float | None = None
     if recorded is not None and baseline is not None:
-        bar = abs(baseline - recorded) if relative is None else max(relative * baseline, abs(baseline - recorded))
+        bar = max(abs(each - recorded) for each in witnesses if each is not None)
+        bar = bar if relative is None else max(relative * baseline, bar)
     return Metric(
         name=kind.name,
         unit=kind.unit,
         better=kind.better,
         recorded=recorded,
         baseline=baseline,
+        baseline_unpaced=witnesses[1] if num_witnesses > 1 else None,
         error_bar=bar,
-        alternatives=[_cell(value, baseline, bar) for value in others],
+        alternatives=[_cell(value, baseline, bar) for value in values[1 + num_witnesses :]],
     )
 
 
@@ -208,15 +248,15 @@ def _cell(value: float | int | None, baseline: float | int | None, bar: float | 
     return Cell(value=value, difference=difference, is_significant=is_significant)
 
 
-def _request_times(workload: Workload, run: Ran) -> dict[int, int]:
+def _request_times(workload: Workload, run: _Compared) -> dict[int, int]:
     """End-to-end times in ns by place, of requests whose length is known and that ran to their end: that of the last
     of their sequences.
     """
-    num_left = [0 if request.is_censored else request.arrival.n for request in workload.requests]
+    num_left = [request.arrival.n for request in workload.requests]
     times: dict[int, int] = {}
-    for found in run.outcome.sequences:
-        place = run.places.get(found.request)
-        if place is not None and found.is_complete and num_left[place]:
+    for found in run.sequences:
+        if found.is_complete:
+            place = run.ran.places[found.request]
             num_left[place] -= 1
             times[place] = max(times.get(place, 0), found.e2e_ns)
     return {place: time_ns for place, time_ns in times.items() if not num_left[place]}

@@ -228,16 +228,18 @@ def _cell(metric: Metric, cell: Cell) -> str:
 
 def _legend(result: WhatIfResult) -> Iterator[str]:
     comparison = result.comparison
+    is_paced = any(metric.baseline_unpaced is not None for metric in comparison.metrics)
+    witness = ", or if more, what it is off by without knowing when the machine was slow" if is_paced else ""
     texts = [
-        "Baseline: the recorded engine with modelled durations; the error bar is what it is off by. Changes are from "
-        f"the baseline (shares: points); {NOT_SIGNIFICANT} is one that the error bar explains.",
+        f"Baseline: the recorded engine with modelled durations; the error bar is what it is off by{witness}. Changes "
+        f"are from the baseline (shares: points); {NOT_SIGNIFICANT} is one that the error bar explains.",
         f"Won, lost: end to end by more than {comparison.request_error:.1%}, within which nine in ten requests of the "
         "baseline are as recorded.",
     ]
     if comparison.num_censored:
         texts.append(
             f"{counted(comparison.num_censored, 'request')} of the run were rejected, cut short or unfinished: they "
-            "keep the length that was seen, and neither win nor lose."
+            "keep the length that was seen, neither win nor lose, and are in no latency."
         )
     for text in texts:
         yield textwrap.fill(text, MAX_WIDTH)

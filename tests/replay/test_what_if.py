@@ -69,6 +69,22 @@ def test_a_fitted_model_comes_near(tmp_path: Path) -> None:
         assert metric.error_bar < 0.05 * metric.baseline
 
 
+def test_errors_are_also_those_of_a_baseline_that_does_not_know_the_pace(tmp_path: Path) -> None:
+    run = run_of(tmp_path, requests_of(BURSTS))
+    alternatives = [policy("edf")]
+    found = metric_of(what_if(run, alternatives), "e2e_p99")
+    assert found.recorded is not None
+    assert found.baseline is not None
+    assert found.baseline_unpaced is not None
+    errors = [abs(each - found.recorded) / found.recorded for each in (found.baseline, found.baseline_unpaced)]
+    assert found.error_bar is not None
+    assert found.error_bar >= max(errors) * found.baseline
+    # There is one witness where the model does not follow the run.
+    faster = [Alternative(speed_up_ppm=2_000_000)]
+    for single in (what_if(run, faster), what_if(run, alternatives, cost_model=COST)):
+        assert metric_of(single, "e2e_p99").baseline_unpaced is None
+
+
 def test_a_cost_model_that_is_off_widens_the_error_bars(tmp_path: Path) -> None:
     run = run_of(tmp_path, requests_of(BURSTS))
     alternatives = [Alternative(num_replicas=2), policy("lrs")]
@@ -104,7 +120,10 @@ def test_requests_whose_length_is_not_known_neither_win_nor_lose(tmp_path: Path)
     metric = metric_of(result, "rejected")
     assert metric.recorded == metric.baseline
     assert (metric.recorded or 0) > (metric.alternatives[1].value or 0)
-    assert (metric_of(result, "cut_short").alternatives[1].value or 0) > len(cut)
+    # What the simulation cuts because it knows no more is not of the alternative's doing.
+    cut_short = metric_of(result, "cut_short")
+    assert cut_short.recorded == len(cut)
+    assert (cut_short.alternatives[1].value or 0) <= len(cut)
 
 
 def test_what_is_unfinished_at_the_end_is_censored(tmp_path: Path) -> None:

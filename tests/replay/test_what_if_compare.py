@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from eventlm.replay.outcome import RunOutcome, SequenceOutcome
 from eventlm.replay.what_if_compare import Comparison, Metric, Ran, compare, length_classes
@@ -87,6 +88,34 @@ def test_a_quantile_that_is_right_by_luck_gets_the_middle_error_of_its_latency()
     assert errors["p90"] == pytest.approx(0.1, abs=1e-3)
     assert errors["p99"] == pytest.approx(0.2, abs=1e-3)
     assert not bars["p50"].alternatives[0].is_significant
+
+
+def test_the_larger_error_of_two_witnesses_is_the_bar() -> None:
+    recorded, paced, unpaced = ran([100.0] * 10), ran([100.0] * 10, preemptions=1), ran([80.0] * 10, preemptions=4)
+    found = compare(workload(10), recorded, paced, [ran([110.0] * 10), ran([130.0] * 10)], unpaced=unpaced)
+    e2e, preemptions = metric(found, "e2e_p50"), metric(found, "preemptions")
+    assert (e2e.baseline, e2e.baseline_unpaced) == (100 * MILLISECOND, 80 * MILLISECOND)
+    assert e2e.error_bar == pytest.approx(20 * MILLISECOND)
+    assert [cell.is_significant for cell in e2e.alternatives] == [False, True]
+    assert preemptions.error_bar == 4
+    assert found.request_error == pytest.approx(0.2)
+    assert [(each.num_won, each.num_lost) for each in found.won_lost] == [(0, 0), (0, 10)]
+
+
+def test_what_a_run_does_not_show_the_length_of_is_in_no_latency() -> None:
+    """Not even where a fast alternative brings it to an end."""
+    whole = workload(3)
+    censored = [structs.replace(whole.requests[0], is_censored=True), *whole.requests[1:]]
+    times = [1.0, 100.0, 100.0]
+    found = compare(
+        structs.replace(whole, requests=censored),
+        ran(times, cut=[0]),
+        ran(times, cut=[0]),
+        [ran(times, cut=[0]), ran(times)],
+    )
+    for name in ("e2e_p50", "ttft_p50"):
+        assert [cell.difference for cell in metric(found, name).alternatives] == [0, 0]
+    assert [each.num_censored for each in found.won_lost] == [1, 1]
 
 
 def test_counts_have_bars_of_their_own() -> None:

@@ -77,6 +77,7 @@ class _Metric(Struct, forbid_unknown_fields=True):
     better: str
     recorded: float | int | None
     baseline: float | int | None
+    baseline_unpaced: float | int | None
     error_bar: float | None
     alternatives: list[_Cell]
 
