@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now, waiting_head
+from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
+from eventlm.core.step_planner import waiting_head
 from eventlm.events import Finished, Launched, Preempted, StepCompleted
 from eventlm.replay.explain_result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.types import SequenceId

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from eventlm.core.replica import Replica
-from eventlm.core.residency import measure
+from eventlm.core.residency import find_victims, measure
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
+from eventlm.core.step_planner import waiting_head
 from eventlm.core.suspects import find_trial, is_tried_alone
-from eventlm.core.waiting_queue import Candidate
 from eventlm.events import Launched
 from eventlm.types import SequenceId
 
@@ -94,17 +94,22 @@ def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launch
     trial = find_trial(state, replica)
     if trial is not None:
         return Hindrance("trial", replica.index, other=trial.id)
-    if len(replica.running) >= state.config.max_num_seqs:
-        return Hindrance("sequence_limit", replica.index)
+    head = waiting_head(state, replica)
+    is_head = head is not None and head.sequence is sequence
+    if head is not None and is_head and launched is None and state.policy.static and find_victims(state, replica, head):
+        # No step was planned since it came; in the next one it makes room for itself.
+        return Hindrance("steps_in_flight", replica.index)
     num_lacking = measure(state, replica, sequence).num_lacking
+    # Had it not lacked blocks when it was passed over, it would have had a slot before others.
+    if len(replica.running) >= state.config.max_num_seqs and not (sequence.skips and num_lacking > 0):
+        return Hindrance("sequence_limit", replica.index)
     if num_lacking > 0:
         return Hindrance("blocks", replica.index, num_lacking=num_lacking)
     if launched is None and not state.policy.static:
         # No round has read its key yet.
         return Hindrance("steps_in_flight", replica.index)
-    head = waiting_head(state, replica)
     blocked = None
-    if head is not None and head.sequence is not sequence and not _fits(state, replica, head.sequence):
+    if head is not None and not is_head and not _fits(state, replica, head.sequence):
         blocked = Hindrance("head_of_line", replica.index, other=head.sequence.id)
         if head.sequence.skips >= state.config.max_skips:
             return blocked
@@ -118,12 +123,6 @@ def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launch
 
 def _fits(state: CoreState, replica: Replica, sequence: Sequence) -> bool:
     return measure(state, replica, sequence).num_lacking <= 0 and not is_tried_alone(state, sequence)
-
-
-def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
-    """The most urgent of those that wait for a replica."""
-    heads = [head for head in (replica.queue.peek(), state.shared_queue.peek()) if head is not None]
-    return min(heads, key=lambda head: head.urgency, default=None)
 
 
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:

@@ -116,19 +116,24 @@ def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
 
     Nothing is done where it fits without.
     """
-    if not replica.running or not _may_evict(state, replica.running[-1], candidate):
-        return
-    fit = measure(state, replica, candidate.sequence)
-    needs_slot = len(replica.running) >= state.config.max_num_seqs
-    if fit.num_lacking <= 0 and not needs_slot:
-        return
-    victims = _choose_victims(state, replica, candidate, fit, needs_slot=needs_slot)
-    if victims is None:
+    victims = find_victims(state, replica, candidate)
+    if not victims:
         return
     for victim in victims:
         victim.evictions += 1
         preempt(state, replica, victim, "admission", candidate.sequence)
     admit(state, replica, candidate, measure(state, replica, candidate.sequence))
+
+
+def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> list[Sequence]:
+    """Whom the head of the queue may evict now to be admitted; empty if it fits without, or not even so."""
+    if not replica.running or not _may_evict(state, replica.running[-1], candidate):
+        return []
+    fit = measure(state, replica, candidate.sequence)
+    needs_slot = len(replica.running) >= state.config.max_num_seqs
+    if fit.num_lacking <= 0 and not needs_slot:
+        return []
+    return _choose_victims(state, replica, candidate, fit, needs_slot=needs_slot) or []
 
 
 def _choose_victims(

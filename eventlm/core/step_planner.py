@@ -42,7 +42,7 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
     head = None
     trial = find_trial(state, replica)
     if trial is None:
-        head = _waiting_head(state, replica)
+        head = waiting_head(state, replica)
         if head is not None:
             evict_for(state, replica, head)
             # It may be the suspect for whom there was no room.
@@ -63,7 +63,8 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
     return True
 
 
-def _waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
+def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
+    """The most urgent of those that wait for a replica and have not been passed over in this plan."""
     own, shared = replica.queue.peek(), state.shared_queue.peek()
     if own is None or (shared is not None and shared.urgency < own.urgency):
         return shared
@@ -161,7 +162,7 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     while plan.load.num_tokens < config.max_num_batched_tokens:
         head = None
         if line_open and len(replica.running) < config.max_num_seqs:
-            head = _waiting_head(state, replica)
+            head = waiting_head(state, replica)
         if partials and (head is None or partials[0][0] < head.urgency):
             _add_chunk(state, replica, plan, heappop(partials)[1])
         elif head is None:

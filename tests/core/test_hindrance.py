@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now, waiting_head
+from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now
 from eventlm.core.plugin import Batcher, Policy, SequenceView, StepLoad
 from eventlm.core.predictor import Predictor
 from eventlm.core.snapshot import take
+from eventlm.core.step_planner import waiting_head
 from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.round_robin import RoundRobin
@@ -79,6 +80,25 @@ def test_the_pool_has_too_few_blocks_and_how_many() -> None:
     rig = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64)
     _, second = rig.arrive_all(arrival(32, 4), arrival(20, 4))
     assert ask(rig, second) == Hindrance("blocks", 0, num_lacking=3)
+
+
+def test_one_that_was_passed_over_lacks_blocks_and_not_a_slot() -> None:
+    rig = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64, max_num_seqs=2)
+    _, large, small, last = rig.arrive_all(arrival(32, 8), arrival(20, 4), arrival(4, 4), arrival(4, 4))
+    assert rig.sequence(small).resident
+    assert ask(rig, large) == Hindrance("blocks", 0, num_lacking=5)
+    assert ask(rig, last) == Hindrance("sequence_limit", 0)
+
+
+def test_one_that_will_evict_waits_for_a_step_and_not_for_a_slot() -> None:
+    rig = Rig(max_num_seqs=1)
+    resident = rig.arrive(4, 8)
+    urgent, other = rig.arrive_all(arrival(4, 8, priority=-1), arrival(4, 8))
+    assert ask(rig, urgent) == Hindrance("steps_in_flight", 0)
+    assert ask(rig, other) == Hindrance("sequence_limit", 0)
+    rig.complete()
+    assert rig.preempted() == [(resident, "admission")]
+    assert ask(rig, urgent) is None
 
 
 def test_who_fits_waits_for_the_head_that_does_not() -> None:
