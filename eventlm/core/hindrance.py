@@ -81,10 +81,9 @@ def _left_out(state: CoreState, replica: Replica, sequence: Sequence, launched: 
     trial = find_trial(state, replica)
     if trial is not None:
         return Hindrance("trial", replica.index, other=trial.id)
-    if launched is not None and launched.num_tokens >= state.config.max_num_batched_tokens:
+    if _is_full(state, launched):
         return Hindrance("token_budget", replica.index)
-    was_asked = launched is not None or len(replica.in_flight) < state.config.max_steps_in_flight
-    if sequence.state is State.PREFILL and was_asked:
+    if sequence.state is State.PREFILL and _was_planned(state, replica, launched):
         return Hindrance("batcher", replica.index)
     return Hindrance("steps_in_flight", replica.index)
 
@@ -94,10 +93,11 @@ def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launch
     trial = find_trial(state, replica)
     if trial is not None:
         return Hindrance("trial", replica.index, other=trial.id)
+    was_planned = _was_planned(state, replica, launched)
     head = waiting_head(state, replica)
     is_head = head is not None and head.sequence is sequence
-    if head is not None and is_head and launched is None and state.policy.static and find_victims(state, replica, head):
-        # No step was planned since it came; in the next one it makes room for itself.
+    if not was_planned and state.policy.static and head is not None and is_head and find_victims(state, replica, head):
+        # It waits for the next plan alone, where it makes room for itself.
         return Hindrance("steps_in_flight", replica.index)
     num_lacking = measure(state, replica, sequence).num_lacking
     # Had it not lacked blocks when it was passed over, it would have had a slot before others.
@@ -105,20 +105,26 @@ def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launch
         return Hindrance("sequence_limit", replica.index)
     if num_lacking > 0:
         return Hindrance("blocks", replica.index, num_lacking=num_lacking)
-    if launched is None and not state.policy.static:
+    if not was_planned and not state.policy.static:
         # No round has read its key yet.
         return Hindrance("steps_in_flight", replica.index)
-    blocked = None
+    is_full = _is_full(state, launched)
     if head is not None and not is_head and not _fits(state, replica, head.sequence):
-        blocked = Hindrance("head_of_line", replica.index, other=head.sequence.id)
-        if head.sequence.skips >= state.config.max_skips:
-            return blocked
-    if launched is None:
-        return Hindrance("steps_in_flight", replica.index)
-    if launched.num_tokens >= state.config.max_num_batched_tokens:
-        return Hindrance("token_budget", replica.index)
-    # It was looked at and did not fit, and by now it would, or too many before it did not fit.
-    return blocked or Hindrance("steps_in_flight", replica.index)
+        closes_line = head.sequence.skips >= state.config.max_skips
+        # One that may be passed over closes it too, where too many behind it do not fit.
+        if closes_line or (was_planned and not is_full):
+            return Hindrance("head_of_line", replica.index, other=head.sequence.id)
+    # If neither, it was looked at and did not fit, and by now it would; or no step was planned since it came.
+    return Hindrance("token_budget" if is_full else "steps_in_flight", replica.index)
+
+
+def _was_planned(state: CoreState, replica: Replica, launched: Launched | None) -> bool:
+    """Whether a step was planned since a sequence came in line: there was room for one, if nothing was launched."""
+    return launched is not None or len(replica.in_flight) < state.config.max_steps_in_flight
+
+
+def _is_full(state: CoreState, launched: Launched | None) -> bool:
+    return launched is not None and launched.num_tokens >= state.config.max_num_batched_tokens
 
 
 def _fits(state: CoreState, replica: Replica, sequence: Sequence) -> bool:

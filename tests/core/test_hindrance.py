@@ -214,3 +214,14 @@ def test_a_line_whose_keys_no_round_has_read_tells_nothing() -> None:
     big = rig.arrive(32, 8)
     small = rig.arrive(4, 4)
     assert [cause(rig, request) for request in (big, small)] == ["blocks", "steps_in_flight"]
+
+
+def test_a_round_that_launched_nothing_has_read_the_keys() -> None:
+    """There is room for a second step, and nobody to run in it: the only decode is in the first."""
+    fields: dict[str, Any] = {"policy": Shortest(), "max_steps_in_flight": 2, "max_skips": 0}
+    rig = Rig(num_blocks=12, max_model_len=44, **fields)
+    rig.arrive(24, 8)
+    big = rig.arrive(30, 8)
+    small = rig.arrive(4, 4, priority=1)
+    assert rig.of(Launched) == []
+    assert ask(rig, small) == Hindrance("head_of_line", 0, other=SequenceId(big, 0))

@@ -94,7 +94,11 @@ def lacking_only(cause: Cause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core
 
 def runs(core: Core, facts: list[Fact], sequence: Sequence) -> tuple[bool, list[Decision]]:
     """Whether the drain of these facts leads to a step with the sequence; and what it decides."""
-    decisions = [decision for fact in facts for decision in core.apply(fact)]
+    decisions: list[Decision] = []
+    for fact in facts:
+        # In between it may have decided more or less than what was recorded.
+        core.state.next_seq = fact.s
+        decisions += core.apply(fact)
     return core.state.requests[sequence.request].sequences[sequence.index].in_flight > 0, decisions
 
 
