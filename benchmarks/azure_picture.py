@@ -216,7 +216,7 @@ def main() -> int:
     parser.add_argument("--output", required=True, metavar="DIR")
     parser.add_argument("--picture", metavar="FILE", help="default: DIR/azure.png")
     parser.add_argument("--cost-model", default="a100-llama3-8b", metavar="MODEL")
-    parser.add_argument("--loads", default="1,2", metavar="X,...", help="for the hour as it was")
+    parser.add_argument("--loads", default="1,1.5,2", metavar="X,...", help="for the hour as it was")
     parser.add_argument("--long-loads", default="0.6,0.9,1.2", metavar="X,...", help="with the long prompts")
     parser.add_argument("--long-share", type=float, default=0.005, metavar="X", help="of the requests")
     parser.add_argument("--long-tokens", type=int, default=64_000, metavar="N")
