@@ -29,6 +29,8 @@ FORMAT_VERSION = 1
 MAX_SECONDS = 4_000_000
 
 Name = Annotated[int, Meta(ge=0, lt=1 << 53)]
+_Tokens = Annotated[int, Meta(ge=1, lt=10**12)]
+_Milliseconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class WorkloadHeader(Struct, frozen=True, kw_only=True, tag="workload", tag_field="t", forbid_unknown_fields=True):
@@ -48,18 +50,18 @@ class WorkloadLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """
 
     arrival_s: Decimal
-    prompt_tokens: Annotated[int, Meta(ge=1)]
-    output_tokens: Annotated[int, Meta(ge=1)]
-    max_tokens: Annotated[int, Meta(ge=0)] = 0
+    prompt_tokens: _Tokens
+    output_tokens: _Tokens
+    max_tokens: Annotated[int, Meta(ge=0, lt=10**12)] = 0
     blocks: list[Name] = []
-    session: Annotated[int, Meta(ge=0)] = 0
+    session: Name = 0
     parent: Annotated[int, Meta(ge=-1)] = -1
     think_s: Decimal | None = None
     service_class: str = ""
-    priority: int = 0
-    deadline_ms: Annotated[int, Meta(ge=0)] = 0
-    slo_ttft_ms: Annotated[int, Meta(ge=0)] = 0
-    slo_tpot_ms: Annotated[int, Meta(ge=0)] = 0
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
+    deadline_ms: _Milliseconds = 0
+    slo_ttft_ms: _Milliseconds = 0
+    slo_tpot_ms: _Milliseconds = 0
 
 
 _header_decoder = msgspec.json.Decoder(WorkloadHeader)
@@ -106,13 +108,13 @@ def read_workload(path: Path | str) -> Workload:
     first, _, rest = content.partition(b"\n")
     try:
         header = _header_decoder.decode(first)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is no workload file ({error}); `eventlm trace import` makes one of a public trace"
         ) from error
     if header.format != FORMAT_VERSION:
         raise UsageError(f"{path} is a workload of format {header.format}, this version reads {FORMAT_VERSION}")
-    requests = list(_requests(path, rest))
+    requests = list(_requests(path, rest, has_blocks=header.block_size > 0))
     if not requests:
         raise UsageError(f"{path}: there is no request in this workload")
     return Workload(
@@ -123,7 +125,7 @@ def read_workload(path: Path | str) -> Workload:
     )
 
 
-def _requests(path: Path | str, content: bytes) -> Iterator[WorkloadRequest]:
+def _requests(path: Path | str, content: bytes, *, has_blocks: bool) -> Iterator[WorkloadRequest]:
     before_ns = num_above = 0
     for number, text in enumerate(content.split(b"\n"), 2):
         if not text.strip():
@@ -135,6 +137,8 @@ def _requests(path: Path | str, content: bytes) -> Iterator[WorkloadRequest]:
             raise UsageError(f"{path}:{number}: {error}") from error
         if request.arrival_ns < before_ns:
             raise UsageError(f"{path}:{number}: it arrives before the request above it; sort the file by arrival_s")
+        if line.blocks and not has_blocks:
+            raise UsageError(f"{path}:{number}: it names blocks, but the first line does not say their block_size")
         if line.parent >= num_above:
             raise UsageError(f"{path}:{number}: its parent {line.parent} does not stand above it")
         before_ns = request.arrival_ns

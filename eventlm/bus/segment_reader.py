@@ -96,7 +96,9 @@ class SegmentReader:
         self.path = str(path)
         self._strict = strict
         try:
-            self._file: BinaryIO = open(path, "rb", buffering=READ_BUFFER_BYTES)  # noqa: SIM115 - closed by close()
+            self._file: BinaryIO = open(  # noqa: SIM115 - closed by close()
+                path, "rb", buffering=READ_BUFFER_BYTES, opener=_open_at_once
+            )
         except OSError as error:
             raise UsageError(f"cannot read the trace {path}: {error.strerror}") from error
         try:
@@ -289,6 +291,11 @@ class SegmentReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An opener that does not wait at a pipe for somebody who writes."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _is_json(text: bytes) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,7 +117,8 @@ def test_what_does_not_begin_with_a_header_is_refused(tmp_path: Path, content: b
 
 
 def test_what_is_not_a_file_is_a_usage_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent", tmp_path, Path("/dev/null")):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "absent", tmp_path, tmp_path / "pipe", Path("/dev/null")):
         with pytest.raises(UsageError, match="cannot read the trace"):
             LogReader(path)
 

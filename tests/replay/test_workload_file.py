@@ -62,12 +62,19 @@ def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
         ),
         (HEADER + '\n{"arrival_s":2,"prompt_tokens":1,"output_tokens":1,"parent":0}', ":2: its parent 0"),
         (HEADER + '\n\n{"arrival_s":2,"prompt_tokens":1,"output_tokens":1,"parent":0}', ":3: its parent 0"),
+        (
+            HEADER.replace("16", "0") + '\n{"arrival_s":0,"prompt_tokens":9,"output_tokens":1,"blocks":[1]}',
+            ":2: it names blocks, but the first line does not say their block_size",
+        ),
+        (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"priority":1e99}', ":2: .*priority"),
+        (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"deadline_ms":9999999999}', ":2: .*deadline"),
+        (HEADER.replace("test", "\udcff"), "no workload file"),
         (HEADER + '\n{"arrival_s":"NaN","prompt_tokens":1,"output_tokens":1}', ":2: a time must lie between"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "w.jsonl"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(UsageError, match=words):
         read_workload(path)
 
@@ -76,7 +83,7 @@ def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> Non
     link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
     target.write_text("old")
     link.symlink_to(target)
-    write_workload(link, WorkloadHeader(), LINES)
+    write_workload(link, WorkloadHeader(block_size=16), LINES)
     assert link.is_symlink()
     assert len(read_workload(target).requests) == 2
     os.mkfifo(pipe)
