@@ -78,12 +78,17 @@ class SequenceDelta(Struct, frozen=True, kw_only=True):
 
 
 class MetricDelta(Struct, frozen=True, kw_only=True):
-    """A metric over the sequences that have it in both runs; `delta` is of B's value less A's, sequence by sequence."""
+    """A metric over the sequences that have it in both runs; `delta` is of B's value less A's, sequence by sequence.
+
+    num_less, num_more: sequences of which B's value is the smaller one, the larger one.
+    """
 
     metric: str
     a: Distribution
     b: Distribution
     delta: Distribution
+    num_less: int
+    num_more: int
 
 
 class TraceDiff(Struct, frozen=True, kw_only=True):
@@ -197,13 +202,16 @@ def _metrics(sequences: list[SequenceDelta]) -> list[MetricDelta]:
     found = []
     for metric, field in METRICS.items():
         measured = [sequence for sequence in sequences if sequence.delta(metric) is not None]
+        deltas = [sequence.delta(metric) or 0 for sequence in measured]
         if measured:
             found.append(
                 MetricDelta(
                     metric=metric,
                     a=distribution(Counter(getattr(sequence.a, field) for sequence in measured)),
                     b=distribution(Counter(getattr(sequence.b, field) for sequence in measured)),
-                    delta=distribution(Counter(sequence.delta(metric) or 0 for sequence in measured)),
+                    delta=distribution(Counter(deltas)),
+                    num_less=sum(delta < 0 for delta in deltas),
+                    num_more=sum(delta > 0 for delta in deltas),
                 )
             )
     return found

@@ -38,7 +38,8 @@ examples:
 
 Requests are paired by what they ask for and by the prompt blocks and sessions
 that they share, the first of those alike with the first. #5 is the fifth that
-both runs have. A delta is B's value less A's, request by request.
+both runs have. A delta is B's value less A's, request by request; less
+and more count those of which B's value is smaller or larger.
 
 Two live runs soon differ by time alone: a step that takes longer meets other
 requests at its end. `eventlm simulate` takes that out of a comparison.
@@ -161,9 +162,10 @@ def _deltas(found: TraceDiff) -> Iterator[str]:
         for place, (name, of) in enumerate((("A", metric.a), ("B", metric.b), ("B - A", metric.delta))):
             title = (_TIMES | _COUNTS)[metric.metric] if not place else ""
             cells = [show(getattr(of, quantile), is_delta=place == 2) for quantile in _QUANTILES]
-            rows.append([title, name, f"{of.count:,}", *cells])
+            changed = [f"{metric.num_less:,}", f"{metric.num_more:,}"] if place == 2 else ["", ""]
+            rows.append([title, name, f"{of.count:,}", *cells, *changed])
     yield ""
-    yield from table(["sequences", "", "count", *_QUANTILES], rows, num_left=2)
+    yield from table(["sequences", "", "count", *_QUANTILES, "less", "more"], rows, num_left=2)
     if found.num_uncompared:
         yield f"{counted(found.num_uncompared, 'sequence')} did not run to the end in both and are not compared"
 

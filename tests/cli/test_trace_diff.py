@@ -51,6 +51,7 @@ def test_two_that_differ(runs: tuple[str, str], capsys: pytest.CaptureFixture[st
         "cached",
         "output",
     ]
+    assert sequences.splitlines()[0].split()[-2:] == ["less", "more"]
     assert len(largest.splitlines()) == 4
     assert largest.splitlines()[1].startswith("#")
 
@@ -64,6 +65,9 @@ def test_json_has_every_sequence(runs: tuple[str, str], capsys: pytest.CaptureFi
         assert sequence["delta"]["e2e_ns"] == sequence["b"]["e2e_ns"] - sequence["a"]["e2e_ns"]
     e2e = next(metric for metric in found["metrics"] if metric["metric"] == "e2e")
     assert e2e["delta"]["count"] == len(found["sequences"])
+    deltas = [sequence["delta"]["e2e_ns"] for sequence in found["sequences"]]
+    assert e2e["num_less"] == sum(delta < 0 for delta in deltas)
+    assert e2e["num_more"] == sum(delta > 0 for delta in deltas) > 0
 
 
 def test_by_another_metric(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
