@@ -93,6 +93,8 @@ def _tags(texts: list[str]) -> frozenset[str]:
 
     known = [str(kind.__struct_config__.tag) for kind in (*FACTS, *DECISIONS, *MARKERS)]
     tags = [tag.strip() for text in texts for tag in text.split(",") if tag.strip()]
+    if texts and not tags:
+        raise UsageError(f"--kind {texts[0]!r} names no kind of event; known: {', '.join(known)}")
     for tag in tags:
         if tag not in known:
             guess = nearest(tag, known)

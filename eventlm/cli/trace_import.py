@@ -56,8 +56,11 @@ the partial one into as many as its tokens fill."""
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the trace came to."""
+    from eventlm.errors import UsageError
     from eventlm.replay.trace_import import import_trace
 
+    if arguments.output == "-":
+        raise UsageError("-o -: a workload is written to a file, give its name")
     path = "/dev/stdin" if arguments.file == "-" else arguments.file
     with file_progress("reading", path) as on_progress:
         found = import_trace(

@@ -40,6 +40,7 @@ def test_lines_are_those_of_the_file(capsys: pytest.CaptureFixture[str]) -> None
         (["--request", "x"], "--request x: not a request such as 17"),
         (["--request", "0"], "has no request 0: event 0 is `header`"),
         (["--kind", "lanch"], "no such kind of event; did you mean launch?"),
+        (["--kind", ","], "--kind ',' names no kind of event; known: arrive, "),
         (["--from", "2"], "--from 2: not a time; give a number with a unit"),
         (["--from", "2s", "--to", "1s"], "--to 1s lies before --from 2s"),
         (["--cause", "-1"], "events count from 0"),

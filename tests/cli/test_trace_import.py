@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,11 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert "--from azure" in captured.err
+    assert main(["trace", "import", sample, "--from", "azure", "-o", "-"]) == 2
+    assert "-o -: a workload is written to a file" in capsys.readouterr().err
+
+
+def test_from_standard_input(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "eventlm", "trace", "import", "--from", "azure", "-", "-o", str(tmp_path / "w")]
+    done = subprocess.run(command, input=(SAMPLES / "azure.csv").read_bytes(), capture_output=True, check=True)
+    assert b"requests   4 in" in done.stdout
