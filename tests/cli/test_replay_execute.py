@@ -34,12 +34,6 @@ def run(calm: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(calm, tmp_path / "run"))
 
 
-def execute(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("replay", *map(str, arguments), "--execute"), capture_output=True, text=True, check=False
-    )
-
-
 def test_a_server_that_was_killed_has_told_no_text_and_lost_no_token(start_server: StartServer) -> None:
     flags = ("--record-tokens", "--record-segment", "8KiB", "--replicas", "2")
     server = start_server("--model", "fake", *flags, environment={"EVENTLM_API_KEY": f"{CANARY}-key"})
@@ -65,41 +59,41 @@ def test_a_server_that_was_killed_has_told_no_text_and_lost_no_token(start_serve
     assert not any(is_told[name] for name in names if "trace" in name)
     assert any(is_told.values())
     assert side_cars.facts_without_tokens(folder) == []
-    done = execute(folder)
+    done = subprocess.run(command("replay", str(folder), "--execute"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " re-executed, identical (37 requests)" in done.stdout
     assert "the run was killed after event" in done.stderr
 
 
-def test_a_mismatch_has_its_place_and_its_code(run: Path) -> None:
+def test_a_mismatch_has_its_place_and_its_code(run: Path, run_here: RunHere) -> None:
     tampered(
         run / "trace.jsonl",
         run / "trace.jsonl",
         lambda objects: objects[0]["config"]["model"]["fake"].update(piece_ppm=300_000),
     )
-    first = execute(run)
-    assert first.returncode == 10
-    assert ": token at event " in first.stdout
-    assert " before it came out as recorded\n" in first.stdout
-    assert "remedy    run it on the host" in first.stdout
-    forced = execute(run, "--teacher-force")
-    assert forced.returncode == 10
-    assert "more; --json has all" in forced.stdout
-    told = json.loads(execute(run, "--teacher-force", "--json").stdout)
+    code, output, _ = run_here("replay", str(run), "--execute")
+    assert code == 10
+    assert ": token at event " in output
+    assert " before it came out as recorded\n" in output
+    assert "remedy    run it on the host" in output
+    code, output, _ = run_here("replay", str(run), "--execute", "--teacher-force")
+    assert code == 10
+    assert "more; --json has all" in output
+    told = json.loads(run_here("replay", str(run), "--execute", "--teacher-force", "--json")[1])
     assert (told["exit_code"], told["is_teacher_forced"], told["tokens_checked"]) == (10, True, True)
     assert told["num_mismatches"] == len(told["mismatches"]) > 10
     assert {mismatch["code"] for mismatch in told["mismatches"]} == {"token"}
 
 
-def test_what_was_compared_by_digest_is_told(run: Path) -> None:
+def test_what_was_compared_by_digest_is_told(run: Path, run_here: RunHere) -> None:
     def without_outputs(lines: list[dict[str, Any]]) -> None:
         lines[:] = [line for line in lines if line["t"] != "outputs"]
 
     side_cars.tamper(run / "tokens.jsonl", without_outputs)
-    done = execute(run)
-    assert done.returncode == 0
-    assert "steps compared by digest: their tokens in the side-car are missing or damaged" in done.stdout
-    assert "this is another host than the recorded one" in done.stdout
+    code, output, _ = run_here("replay", str(run), "--execute")
+    assert code == 0
+    assert "steps compared by digest: their tokens in the side-car are missing or damaged" in output
+    assert "this is another host than the recorded one, or other software or threads; there it may come out" in output
 
 
 def test_check_tells_of_the_token_ids_too(run: Path, run_here: RunHere) -> None:

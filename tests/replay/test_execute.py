@@ -21,7 +21,7 @@ from tests.replay.executions import FakeWorkers, execute_fake, record_with_token
 from tests.replay.traces import CALM, Objects, places, read_objects, small_machine, tampered
 from tests.simulation import DIGEST_KEY, Simulation
 
-NUM_WORKLOADS = 36
+NUM_WORKLOADS = 30
 SEGMENT_BYTES = 8192
 
 
@@ -47,10 +47,10 @@ def change_fake(run: Path, **parameters: int) -> None:
     change_trace(run, lambda objects: objects[0]["config"]["model"]["fake"].update(parameters))
 
 
-@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, 12))
+@pytest.mark.parametrize("first", range(0, NUM_WORKLOADS, 10))
 def test_random_workloads_run_again_give_the_same_tokens(first: int, tmp_path: Path) -> None:
     results = []
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 10):
         run = record_with_tokens(tmp_path, seed, segment_bytes=0 if seed % 4 else SEGMENT_BYTES)
         results.append(execute_fake(run, teacher_force=seed % 3 == 1, rows_alone=seed % 5 == 1))
         assert (results[-1].exit_code, results[-1].mismatches, results[-1].warnings) == (0, [], []), f"workload {seed}"
