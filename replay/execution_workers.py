@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -17,7 +16,6 @@ from eventlm.models.config import model_fingerprint
 from eventlm.worker.protocol import (
     FAKE_MODEL,
     FromWorker,
-    Heartbeat,
     StepPayload,
     StepResult,
     WorkerDesync,
@@ -106,7 +104,7 @@ class WorkerProcesses:
             await self.lose(launched.replica)
             worker = await self._start(launched.replica, launched.epoch)
         worker.send_step(body, payload)
-        message = await self._next(worker, self._step_seconds)
+        message = await worker.answer(self._step_seconds)
         if isinstance(message, StepResult):
             return message
         what = f"step {launched.step} of replica {launched.replica} (event {launched.s})"
@@ -120,7 +118,7 @@ class WorkerProcesses:
         worker = WorkerProcess(structs.replace(self._setup, replica=replica, epoch=epoch))
         self._workers[replica] = worker
         await worker.start()
-        message = await self._next(worker, self._start_seconds)
+        message = await worker.answer(self._start_seconds)
         if isinstance(message, WorkerFailed) and message.user_error:
             raise CheckpointError(message.message)
         if not isinstance(message, WorkerReady):
@@ -128,18 +126,6 @@ class WorkerProcesses:
             raise EngineUnavailableError(f"the worker {ending} while it started; see above for its last words")
         self._host = describe_host() | message.host
         return worker
-
-    async def _next(self, worker: WorkerProcess, timeout_seconds: float) -> FromWorker | None:
-        """What a worker says besides that it lives; None if it dies, or says nothing in time."""
-        deadline = time.monotonic() + timeout_seconds
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                message = await worker.receive(left)
-            except TimeoutError:
-                return None
-            if not isinstance(message, Heartbeat):
-                return message
-        return None
 
     async def lose(self, replica: int) -> None:
         """Kill the replica's worker, if it has one."""

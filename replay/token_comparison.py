@@ -15,6 +15,9 @@ from eventlm.worker.protocol import StepResult
 #: the other way round; digest: something in the step, whose recorded tokens are not at hand.
 MismatchKind = Literal["token", "count", "end", "blocks", "digest"]
 
+#: So many blocks of a long prompt are told.
+MAX_SHOWN = 8
+
 
 class Mismatch(Struct, frozen=True, kw_only=True):
     """One difference. `s` is the completion's (of prompts' blocks: the arrival's), `position` the place in the output
@@ -55,6 +58,8 @@ class Mismatch(Struct, frozen=True, kw_only=True):
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list) and len(value) > MAX_SHOWN:
+        return f"{value[:MAX_SHOWN]} and {len(value) - MAX_SHOWN:,} more"
     return "nothing" if value is None else str(value)
 
 

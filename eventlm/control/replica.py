@@ -7,8 +7,6 @@ fact is queued, and another one starts with the next epoch. Its sequences are re
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -120,7 +118,7 @@ class ReplicaController:
         worker = self._worker = WorkerProcess(setup)
         try:
             await worker.start()
-            message = await self._first_word(worker)
+            message = await worker.answer(self._config.start_timeout_seconds)
         except BaseException:
             await self._discard()
             raise
@@ -135,16 +133,6 @@ class ReplicaController:
             self._log_crash(message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
         raise EngineUnavailableError(f"worker {self.index} {ending} while it started; see above for its last words")
-
-    async def _first_word(self, worker: WorkerProcess) -> FromWorker | None:
-        """What a worker says besides that it lives; None if it dies, or says nothing in time."""
-        deadline = time.monotonic() + self._config.start_timeout_seconds
-        while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                message = await worker.receive(left)
-                if not isinstance(message, Heartbeat):
-                    return message
-        return None
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None

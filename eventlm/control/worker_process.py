@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import zmq.asyncio
 from eventlm.control.request import EngineUnavailableError
 from eventlm.worker.protocol import (
     FromWorker,
+    Heartbeat,
     Shutdown,
     StepPayload,
     WorkerSetup,
@@ -136,6 +138,16 @@ class WorkerProcess:
         except (msgspec.DecodeError, zmq.ZMQError):
             return None
         return found
+
+    async def answer(self, timeout_seconds: float) -> FromWorker | None:
+        """The worker's next message besides that it lives; None if it dies, or says nothing in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                message = await self.receive(left)
+                if not isinstance(message, Heartbeat):
+                    return message
+        return None
 
     async def _log_output(self, output: asyncio.StreamReader) -> None:
         """Log what the worker and its libraries print, line by line, to its end."""

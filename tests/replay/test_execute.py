@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import TraceCorruptError, UsageError
@@ -218,6 +219,9 @@ def test_blocks_that_were_equal_must_be_equal_again(run: Path) -> None:
     (found,) = execute_fake(run).mismatches
     assert (found.kind, found.s, found.request) == ("blocks", twice["s"], twice["s"])
     assert found.recorded[0] == 1_000_000
+    # A long prompt has hundreds.
+    long = structs.replace(found, recorded=list(range(1000)), executed=[1, 2])
+    assert "recorded [0, 1, 2, 3, 4, 5, 6, 7] and 992 more, re-executed [1, 2]" in long.describe()
 
 
 def test_other_names_of_the_same_blocks_are_no_difference(run: Path) -> None:
