@@ -16,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-import msgspec
 from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.segment_reader import LogLine
 from eventlm.bus.side_car_reader import SideCarReader, open_side_car
-from eventlm.config import ModelConfig
 from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.recorded_request import recorded_request
@@ -42,6 +40,7 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.replay.divergence import Code
+from eventlm.replay.executable import check_executable
 from eventlm.replay.execution_workers import WorkerProcesses, Workers, worker_setup
 from eventlm.replay.step_split import RowsAlone
 from eventlm.replay.token_comparison import Comparison, ExecutedStep, Mismatch
@@ -98,31 +97,6 @@ class _Waiting(NamedTuple):
     launched: Launched
     body: bytes
     payload: StepPayload
-
-
-def check_executable(path: Path | str) -> Header:
-    """The header of a trace that can be run again. Raises UsageError for one that cannot, and what LogReader raises."""
-    with LogReader(path) as reader:
-        header = reader.header
-        if header.s:
-            raise UsageError(
-                f"{path} begins at event {header.s}, in the middle of the run: the KV cache of its requests is not "
-                "there, so it cannot be run again; that needs the run's first file (a larger --record-keep)"
-            )
-        first = next(iter(reader))
-        open_side_car(first.path, header).close()
-        return header
-
-
-def recorded_model(header: Header, given: str | None = None) -> ModelConfig:
-    """The model that ran, as it was asked for; with `given` another place of it. Raises UsageError if none is named."""
-    recorded = header.config.get("model", {})
-    if given is not None and given != recorded.get("model"):
-        return ModelConfig(model=given)
-    if not recorded.get("model"):
-        raise UsageError("the trace's header does not say which model ran; give its folder with --model")
-    names = ("model", "revision", "fake")
-    return msgspec.convert({name: recorded[name] for name in names if name in recorded}, ModelConfig)
 
 
 def execute(

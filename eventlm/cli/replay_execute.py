@@ -48,15 +48,18 @@ def check(arguments: argparse.Namespace) -> None:
             if getattr(arguments, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} needs --execute: `eventlm replay TRACE --execute {flag} ...`")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise UsageError(f"--threads {arguments.threads}: at least 1 is needed")
+    from eventlm.config.structs import MAX_THREADS
+
+    if arguments.threads is not None and not 1 <= arguments.threads <= MAX_THREADS:
+        raise UsageError(f"--threads {arguments.threads}: 1 to {MAX_THREADS} are possible")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print how many tokens came out as recorded, or what did not; returns 0 or the code of what went wrong."""
     from eventlm.cli.logging_setup import configure_logging
     from eventlm.config import LogConfig
-    from eventlm.replay.execute import check_executable, execute
+    from eventlm.replay.executable import check_executable
+    from eventlm.replay.execute import execute
     from eventlm.replay.execute_report import render, render_json
 
     configure_logging(LogConfig(), default_level="warning")
@@ -84,7 +87,7 @@ def _model(header: Header, given: str | None) -> str:
     """
     from eventlm.compose.model_source import find_model
     from eventlm.errors import CheckpointError, PullError
-    from eventlm.replay.execute import recorded_model
+    from eventlm.replay.executable import recorded_model
     from eventlm.worker.protocol import FAKE_MODEL
 
     try:

@@ -20,6 +20,9 @@ PluginSpec = dict[str, Any]
 #: The value of an option that is resolved where it is used.
 AUTO = "auto"
 
+#: Far above it the libraries that compute die instead of refusing.
+MAX_THREADS = 1024
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 
 
@@ -191,7 +194,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Worker processes."""
 
-    threads: Annotated[int, Meta(ge=0, description="compute threads of a worker; 0: cores divided by replicas")] = 0
+    threads: Annotated[
+        int, Meta(ge=0, le=MAX_THREADS, description="compute threads of a worker; 0: cores divided by replicas")
+    ] = 0
     heartbeat_timeout_seconds: Annotated[
         int, Meta(ge=1, description="silence after which a worker counts as lost and is killed")
     ] = 20

@@ -117,7 +117,8 @@ def test_mistakes(run: Path, run_here: RunHere) -> None:
     for flags, message in (
         (("--teacher-force",), "--teacher-force needs --execute"),
         (("--model", "fake"), "--model needs --execute"),
-        (("--execute", "--threads", "0"), "--threads 0: at least 1 is needed"),
+        (("--execute", "--threads", "0"), "--threads 0: 1 to 1024 are possible"),
+        (("--execute", "--threads", "100000"), "--threads 100000: 1 to 1024 are possible"),
         (("--execute", "--verify"), "--execute runs what was recorded as it was"),
         (("--execute", "--policy", "edf"), "--execute runs what was recorded as it was"),
         (("--execute", "--model", "smollm"), "--model smollm: no such folder"),

@@ -13,7 +13,7 @@ from msgspec import structs
 from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Header
-from eventlm.replay.execute import ExecuteResult, check_executable, execute, recorded_model
+from eventlm.replay.execute import ExecuteResult, execute
 from eventlm.replay.execute_report import render
 from eventlm.worker.fake import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
@@ -316,16 +316,6 @@ def test_a_trace_without_a_side_car_says_what_to_do(run: Path, tmp_path: Path) -
         execute_fake(writer.run_folder)
 
 
-def test_a_log_that_begins_in_the_middle_cannot_be_run(tmp_path: Path) -> None:
-    run = record_with_tokens(tmp_path, 1, segment_bytes=4096)
-    assert execute_fake(run / "trace-000000000000.jsonl").exit_code == 0
-    with pytest.raises(UsageError, match=r"begins at event \d+, in the middle of the run"):
-        check_executable(run / "trace.jsonl")
-    (run / "trace-000000000000.jsonl").unlink()
-    with pytest.raises(UsageError, match=r"larger --record-keep"):
-        execute_fake(run)
-
-
 def test_a_run_is_executed_up_to_a_gap(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "run", digest_key=DIGEST_KEY) as writer:
         simulation = Simulation(3, writer=writer, records_tokens=True, check_every=0, chaos=CALM)
@@ -364,19 +354,6 @@ def test_a_trace_that_was_altered_is_refused(run: Path, tag: str, change: Callab
     change_trace(run, lambda objects: change(objects[places(objects, tag)[0]]))
     with pytest.raises(TraceCorruptError, match="does not follow from what comes before it; `eventlm replay` finds"):
         execute_fake(run)
-
-
-def test_the_header_says_which_model_ran(run: Path) -> None:
-    header = check_executable(run)
-    assert recorded_model(header).model == "fake"
-    assert recorded_model(header, "there").model == "there"
-    change_trace(run, lambda objects: objects[0]["config"].update(model={"model": "acme/tiny", "revision": "v1"}))
-    # Who says the name of the same repository means that of the run.
-    for given, revision in ((None, "v1"), ("acme/tiny", "v1"), ("acme/other", "")):
-        assert recorded_model(check_executable(run), given).revision == revision
-    change_trace(run, lambda objects: objects[0].update(config={}))
-    with pytest.raises(UsageError, match="give its folder with --model"):
-        recorded_model(check_executable(run))
 
 
 def test_progress_comes_to_its_end(calm: Path) -> None:

@@ -12,7 +12,8 @@ from eventlm._version import __version__
 from eventlm.control.setup import describe_host
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Header
-from eventlm.replay.execute import ExecuteResult, check_executable, execute
+from eventlm.replay.executable import check_executable
+from eventlm.replay.execute import ExecuteResult, execute
 from eventlm.replay.execution_workers import WorkerProcesses, worker_setup
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.control.engines import running_children
