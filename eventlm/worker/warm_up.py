@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.events.decisions import Launched
@@ -70,9 +71,9 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
     return samples
 
 
-def fitting_shapes(setup: WorkerSetup) -> list[Shape]:
-    """The steps that a worker can take within its limits."""
-    return [shape for shape in _SHAPES if _fits(shape, setup)]
+def fitting_shapes(setup: WorkerSetup, shapes: Sequence[Shape] = _SHAPES) -> list[Shape]:
+    """Those steps that a worker can take within its limits; by default of a warm-up's."""
+    return [shape for shape in shapes if _fits(shape, setup)]
 
 
 def _fits(shape: Shape, setup: WorkerSetup) -> bool:

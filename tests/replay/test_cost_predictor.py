@@ -36,6 +36,24 @@ def test_a_gpu_is_predicted_to_within_a_third() -> None:
         assert predicted_ns == pytest.approx(model.step_ns(shape, 0, 0), rel=0.33)
 
 
+@pytest.mark.parametrize("name", ["a100-llama3-8b", "h200-llama3-8b", "h200x4-llama3-70b"])
+@pytest.mark.parametrize("max_num_batched_tokens", [512, 2048])
+def test_long_prompts_are_predicted_to_within_a_sixth(name: str, max_num_batched_tokens: int) -> None:
+    """What deadlines are made of: all chunks of a prompt, one after the other."""
+    model = load_cost_model(name)
+    predictor = Predictor.from_coefficients(
+        predictor_for(model, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=256)
+    )
+    for num_tokens in (2_000, 16_000, 64_000, 120_000):
+        taken_ns = 0
+        for start in range(0, num_tokens, max_num_batched_tokens):
+            chunk = min(max_num_batched_tokens, num_tokens - start)
+            shape = StepShape(chunk, 0, start + chunk, chunk * (start + chunk // 2), 1)
+            taken_ns += model.step_ns(shape, 0, 0)
+        predicted_ns = predictor.prefill_ns(num_tokens, 0, max_num_batched_tokens)
+        assert predicted_ns == pytest.approx(taken_ns, rel=1 / 6)
+
+
 def test_small_limits_leave_few_shapes() -> None:
     found = predictor_for(LinearCost(base_ps=10**10), max_num_batched_tokens=16, max_num_seqs=1)
     assert len(found) == 5
