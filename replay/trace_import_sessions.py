@@ -56,8 +56,9 @@ def link_by_blocks(rows: Sequence[SourceRow], block_size: int) -> list[Link]:
     """A turn's prompt holds the one before it and its answer.
 
     So the parent is the latest earlier request all of whose full blocks the prompt begins with, and whose prompt and
-    answer together are not longer than the prompt. Its last full block is one that nobody had before it (else it is a
-    shared beginning) but the turns that it goes on from itself: a short turn fills no block of its own.
+    answer together are not longer than the prompt. Its last full block is one that nobody had before it but the turns
+    that it goes on from itself: a short turn fills no block of its own. Once a prompt that goes on from none ends in
+    that block too, the block is a beginning that many share, a system prompt say, and tells nothing more.
     A block's name stands for all that precedes it.
     """
     known: set[int] = set()
@@ -70,10 +71,13 @@ def link_by_blocks(rows: Sequence[SourceRow], block_size: int) -> list[Link]:
         num_full = min(row.prompt_tokens // block_size, len(row.blocks))
         if num_full:
             last = (num_full - 1, row.blocks[num_full - 1])
+            turns = ending_in.get(last, [])
             if last[1] not in known:
                 ending_in[last] = [place]
-            elif link.parent in ending_in.get(last, ()):
-                ending_in[last].append(place)
+            elif link.parent in turns:
+                turns.append(place)
+            elif link.parent < 0 and all(rows[turn].blocks != row.blocks for turn in turns):
+                turns.clear()
         known.update(row.blocks)
     return links
 

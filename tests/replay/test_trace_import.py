@@ -82,7 +82,7 @@ def test_mooncake_keeps_blocks_and_infers_turns(tmp_path: Path) -> None:
     assert [line.session for line in lines] == [1, 0, 0, 1, 1, 1, 1, 0]
     assert [line.think_s for line in lines] == [None] * 8
     assert found.block_size == 512
-    assert (found.num_blocks, found.num_distinct_blocks) == (27, 12)
+    assert (found.num_blocks, found.num_distinct_blocks) == (27, 13)
     assert "inferred" in found.sessions_from
     assert lines[0].blocks == [0, 1, 2]
     # 1,100 tokens are 68 full blocks of 16, of which the last 4 lie in the partial one.
@@ -94,9 +94,10 @@ def test_mooncake_keeps_blocks_and_infers_turns(tmp_path: Path) -> None:
 
 
 def test_short_turns_that_fill_no_block_follow_each_other(tmp_path: Path) -> None:
-    """All five hold the one full block; the fourth is the third's prompt sent again, the last begins like them."""
+    """All hold the one full block; the fourth goes on from where the third did. The sixth goes on from none, so the
+    block is a beginning that they share, and the last is not taken for a turn either."""
     path = tmp_path / "t.jsonl"
-    lengths = [(520, 10), (560, 20), (590, 9), (590, 9), (605, 1), (525, 1)]
+    lengths = [(520, 10), (560, 20), (590, 9), (590, 9), (605, 1), (525, 1), (700, 1)]
     path.write_text(
         "".join(
             f'{{"timestamp":{place},"input_length":{prompt},"output_length":{output},"hash_ids":[0,{place + 1}]}}\n'
@@ -104,7 +105,7 @@ def test_short_turns_that_fill_no_block_follow_each_other(tmp_path: Path) -> Non
         )
     )
     found, lines = imported("mooncake", path, tmp_path / "w.jsonl")
-    assert [line.parent for line in lines] == [-1, 0, 1, 1, 3, -1]
+    assert [line.parent for line in lines] == [-1, 0, 1, 1, 3, -1, -1]
     assert (found.num_sessions, found.num_turns) == (1, 4)
 
 
