@@ -27,12 +27,16 @@ LATENCIES: dict[str, Callable[[SequenceOutcome], int | None]] = {
 }
 
 
+#: Ends that are not of the engine's making.
+CANCELLED = frozenset({"cancelled", "front_end_lost"})
+
+
 class SequenceOutcome(Struct, frozen=True, kw_only=True):
     """A sequence that has ended. `request` is the seq of its arrival in its own run. Times in ns; None: not so far.
 
-    met_deadline: of the request's own deadline for the first token; None: it has none. met_objectives: of those that
-    the request brought (its slo) or else the run was measured by; None: there are none. tokens_in_time: see
-    `eventlm.replay.fluidity`; None without objectives for TTFT and TPOT.
+    met_deadline: of the request's own deadline for the first token; None: it has none, or was cancelled before it.
+    met_objectives: of those that the request brought (its slo) or else the run was measured by; None: there are none.
+    tokens_in_time: see `eventlm.replay.fluidity`; None without objectives for TTFT and TPOT.
     """
 
     request: int
@@ -59,6 +63,15 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True):
         return self.reason in COMPLETED
 
 
+class Refusal(Struct, frozen=True, kw_only=True):
+    """A request that was rejected. It missed what it could have met, once for each of its sequences."""
+
+    prompt_tokens: int
+    num_sequences: int
+    has_deadline: bool
+    has_objectives: bool
+
+
 class RunOutcome(Struct, frozen=True, kw_only=True):
     """A run. duration_ns: from the first arrival to the last end. `sequences` in the order of their ends.
 
@@ -66,6 +79,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     """
 
     sequences: list[SequenceOutcome]
+    refusals: list[Refusal]
     num_requests: int
     num_unfinished: int
     reject_reasons: dict[str, int]
@@ -86,13 +100,20 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def deadlines_met_ppm(self) -> int | None:
-        """Share of sequences that met their own deadline, of those that had one."""
-        return _share_ppm([found.met_deadline for found in self.sequences])
+        """Share of sequences that met their own deadline, of those that had one: who rejects them misses it."""
+        refused = sum(each.num_sequences for each in self.refusals if each.has_deadline)
+        return _share_ppm([found.met_deadline for found in self.sequences], num_missed=refused)
 
     @property
     def objectives_met_ppm(self) -> int | None:
-        """Share of sequences that met the objectives; those that were cut short do not count."""
-        return _share_ppm([found.met_objectives for found in self.sequences if found.is_complete])
+        """Share of sequences that met the objectives. Those that the engine rejected or cut short have not; those that
+        were cancelled do not count.
+        """
+        refused = sum(each.num_sequences for each in self.refusals if each.has_objectives)
+        answers = [
+            found.met_objectives and found.is_complete for found in self.sequences if found.reason not in CANCELLED
+        ]
+        return _share_ppm(answers, num_missed=refused)
 
     @property
     def fluidity_ppm(self) -> int | None:
@@ -113,9 +134,10 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
         return num_complete * 1e9 / self.duration_ns if self.duration_ns else 0.0
 
 
-def _share_ppm(answers: Sequence[bool | None]) -> int | None:
+def _share_ppm(answers: Sequence[bool | None], *, num_missed: int) -> int | None:
     known = [answer for answer in answers if answer is not None]
-    return sum(known) * 1_000_000 // len(known) if known else None
+    count = len(known) + num_missed
+    return sum(known) * 1_000_000 // count if count else None
 
 
 class OutcomeCollector:
@@ -132,6 +154,7 @@ class OutcomeCollector:
         self._first_ns: int | None = None
         self._last_ns = 0
         self._sequences: list[SequenceOutcome] = []
+        self._refusals: list[Refusal] = []
         self._times_ns: list[int] = []
 
     def see(self, event: Event) -> None:
@@ -139,7 +162,7 @@ class OutcomeCollector:
         if isinstance(event, Arrived):
             self._arrived(event)
         elif isinstance(event, Rejected):
-            self._forget(event.request)
+            self._rejected(event)
         if self._token_times is not None:
             if isinstance(event, Finished):
                 self._times_ns = self._token_times.take(event)
@@ -155,11 +178,25 @@ class OutcomeCollector:
         if self._token_times is None and event.slo_ttft_ns and event.slo_tpot_ns:
             self._token_times = TokenTimes()
 
+    def _rejected(self, event: Rejected) -> None:
+        arrival = self._arrivals.get(event.request)
+        if arrival is None:
+            # It lies in a gap.
+            return
+        self._refusals.append(
+            Refusal(
+                prompt_tokens=arrival.prompt_tokens,
+                num_sequences=arrival.n,
+                has_deadline=arrival.deadline_ns > 0,
+                has_objectives=self._objectives_of(arrival) is not None,
+            )
+        )
+        self._forget(event.request)
+
     def request_ended(self, row: RequestRow) -> None:
         """The metrics store's word on a sequence."""
         arrival = self._arrivals[row.request]
         objectives = self._objectives_of(arrival)
-        deadline_ns = arrival.deadline_ns
         ttft_ns, tpot_ns = row.prefill_e2e_time, row.request_time_per_output_token
         in_time = None
         if objectives is not None and objectives.ttft is not None and objectives.tpot is not None:
@@ -188,7 +225,7 @@ class OutcomeCollector:
                 tpot_ns=tpot_ns,
                 queue_ns=row.request_scheduling_delay,
                 num_preemptions=row.request_num_preemptions,
-                met_deadline=_is_met(arrival, ttft_ns) if deadline_ns else None,
+                met_deadline=_is_met(arrival, row) if arrival.deadline_ns else None,
                 met_objectives=met_objectives,
                 tokens_in_time=in_time,
             )
@@ -221,6 +258,7 @@ class OutcomeCollector:
             reject_reasons.update(replica.reject_reasons)
         return RunOutcome(
             sequences=self._sequences,
+            refusals=self._refusals,
             num_requests=self._num_requests,
             num_unfinished=len(self._arrivals),
             reject_reasons=dict(sorted(reject_reasons.items())),
@@ -238,8 +276,9 @@ def _have_token_deadlines(objectives: Objectives | None) -> bool:
     return objectives is not None and objectives.ttft is not None and objectives.tpot is not None
 
 
-def _is_met(arrival: Arrived, ttft_ns: int | None) -> bool:
-    """A deadline counts from the arrival, a TTFT from the reception before it."""
-    if ttft_ns is None:
-        return False
-    return (arrival.received_ns or arrival.ts) + ttft_ns <= arrival.ts + arrival.deadline_ns
+def _is_met(arrival: Arrived, row: RequestRow) -> bool | None:
+    """A deadline counts from the arrival, a TTFT from the reception before it. None: nobody waited for it any more."""
+    due_ns = arrival.ts + arrival.deadline_ns
+    if row.prefill_e2e_time is None:
+        return None if row.reason in CANCELLED and row.finished_ns < due_ns else False
+    return (arrival.received_ns or arrival.ts) + row.prefill_e2e_time <= due_ns

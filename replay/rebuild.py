@@ -58,6 +58,8 @@ class Rebuilt(NamedTuple):
         return Core.restored(self.config, self.plugins, snapshot)
 
 
+#: Of one replica. A core keeps some 60 bytes for each.
+MAX_BLOCKS = 1 << 24
 #: What a snapshot depends on, so that a core with another value of it cannot go on from there.
 FIXED_BY_SNAPSHOT = ("num_blocks",)
 
@@ -108,6 +110,13 @@ def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
     longest = (changed.num_blocks - 1) * changed.block_size
     if longest < 1:
         raise UsageError(f"--set num_blocks={changed.num_blocks}: at least 2 blocks are needed")
+    if changed.num_blocks > MAX_BLOCKS:
+        raise UsageError(f"--set num_blocks={changed.num_blocks}: at most {MAX_BLOCKS:,} blocks can be simulated")
+    if settings.get("max_model_len", 0) > longest:
+        raise UsageError(
+            f"--set max_model_len={changed.max_model_len}: {changed.num_blocks:,} blocks of {changed.block_size} hold "
+            f"{longest:,} tokens; lower it or raise num_blocks"
+        )
     return structs.replace(changed, max_model_len=min(changed.max_model_len, longest))
 
 

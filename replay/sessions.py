@@ -18,22 +18,23 @@ def find_parents(arrivals: Sequence[Arrived], ends_ns: Sequence[int], generated:
     that only begins alike (a system prompt, say) shows nothing.
     """
     parents = []
-    latest_of_session: dict[int, list[int]] = {}
+    of_session: dict[int, list[int]] = {}
     owner: dict[int, int] = {}
+
+    def latest_ended(places: Sequence[int], now_ns: int) -> int:
+        # From behind: a session can be as long as the run.
+        return next((place for place in reversed(places) if 0 <= ends_ns[place] <= now_ns), -1)
+
     for place, arrival in enumerate(arrivals):
         if arrival.group_index:
             # A group arrives as one, with its first member.
             parents.append(-1)
         elif arrival.session:
-            before = latest_of_session.get(arrival.session, [])
-            ended = [other for other in before if 0 <= ends_ns[other] <= arrival.ts]
-            parents.append(ended[-1] if ended else -1)
+            parents.append(latest_ended(of_session.get(arrival.session, ()), arrival.ts))
         else:
-            owners = [owner[block] for block in arrival.blocks if block in owner]
-            ended = [other for other in owners if 0 <= ends_ns[other] <= arrival.ts]
-            parents.append(ended[-1] if ended else -1)
+            parents.append(latest_ended([owner[block] for block in arrival.blocks if block in owner], arrival.ts))
         if arrival.session:
-            latest_of_session.setdefault(arrival.session, []).append(place)
+            of_session.setdefault(arrival.session, []).append(place)
         for block in generated[place]:
             owner.setdefault(block, place)
     return parents

@@ -116,7 +116,10 @@ def _classes(outcome: RunOutcome) -> list[ClassSummary]:
             s for s in outcome.sequences if lower <= s.prompt_tokens and (upper is None or s.prompt_tokens <= upper)
         ]
         if members:
-            of_class = structs.replace(outcome, sequences=members)
+            refusals = [
+                each for each in outcome.refusals if lower <= each.prompt_tokens <= (upper or each.prompt_tokens)
+            ]
+            of_class = structs.replace(outcome, sequences=members, refusals=refusals)
             found.append(
                 ClassSummary(
                     min_tokens=lower,

@@ -17,6 +17,22 @@ def test_a_turn_follows_the_latest_of_its_session_that_had_ended() -> None:
     assert find_parents(arrivals, [10, 100, 60, 90], [[]] * 4) == [-1, -1, 0, 0]
 
 
+def test_a_session_as_long_as_the_run_is_read_once() -> None:
+    """Each request looks at those of its session that have not ended, and at one that has."""
+
+    class Ends(list[int]):
+        num_looks = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            self.num_looks += 1
+            return super().__getitem__(place)
+
+    arrivals = [arrival(10 * place, session=1) for place in range(1000)]
+    ends = Ends(10 * place + 15 for place in range(1000))
+    assert find_parents(arrivals, ends, [[]] * 1000) == [-1, -1, *range(998)]
+    assert ends.num_looks < 5000
+
+
 def test_a_prompt_that_holds_an_output_follows_it() -> None:
     arrivals = [arrival(0, [1, 2]), arrival(20, [1, 2, 3, 4]), arrival(50, [1, 2, 3, 4, 5])]
     assert find_parents(arrivals, [10, 40, 60], [[3], [5], []]) == [-1, 0, 1]

@@ -42,6 +42,7 @@ def ran(e2e_ms: Sequence[float], *, cut: Sequence[int] = (), preemptions: int = 
     ]
     outcome = RunOutcome(
         sequences=sequences,
+        refusals=[],
         num_requests=len(e2e_ms) + rejected,
         num_unfinished=0,
         reject_reasons={"queue_full": rejected} if rejected else {},

@@ -117,6 +117,8 @@ def test_the_engine_is_the_recorded_one_but_for_the_changes(run: RecordedRun) ->
         (Alternative(speed_up_ppm=0), "sped up by 0"),
         (Alternative(closed_loop=-1), "closed loop of -1"),
         (Alternative(changes=Changes(settings={"num_blocks": 0})), "num_blocks=0"),
+        (Alternative(changes=Changes(settings={"num_blocks": 10**12})), "at most 16,777,216 blocks"),
+        (Alternative(changes=Changes(settings={"max_model_len": 10**9})), "blocks of 16 hold"),
         (Alternative(changes=Changes(settings={"models": ["x"]})), "--set models"),
         (Alternative(changes=Changes(settings={"max_num_batched_tokens": 7})), "less than max_num_seqs 8"),
         (policy("edff"), "did you mean edf"),
