@@ -10,6 +10,7 @@ they follow from its facts is what `verify` shows.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import secrets
 from collections.abc import Callable
@@ -145,14 +146,17 @@ def execute(
 
 async def _run(reader: LogReader, execution: _Execution, workers: Workers, on_progress: OnProgress | None) -> None:
     """All lines of the trace, as far as they can be run."""
+    lines = iter(reader)
     try:
-        for line in reader:
+        for line in lines:
             await execution.feed(line)
             if on_progress is not None:
                 on_progress(reader.position, reader.size_bytes)
         execution.finish()
     except _Stopped:
-        pass
+        if not execution.mismatches:
+            # How the trace ends is told all the same.
+            collections.deque(lines, maxlen=0)
     finally:
         await workers.close()
 

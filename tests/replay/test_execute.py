@@ -288,6 +288,7 @@ def test_a_run_is_executed_up_to_a_prompt_that_is_damaged(run: Path, calm: Path)
         before = [item for item in read_objects(run / "trace.jsonl") if item["t"] == "emit" and item["s"] < request]
         assert result.num_steps == len(before)
         assert f"damaged at line {place + 1}," in result.warnings[0]
+        assert (result.clean_end, len(result.warnings)) == (True, 1)
         assert ("nothing re-executed" in render(result)) == (not before)
         assert f"what comes behind cannot be re-executed: {path} has no sound line" in render(result)
     assert result.num_steps > 5
@@ -324,6 +325,9 @@ def test_a_run_is_executed_up_to_a_gap(tmp_path: Path) -> None:
     assert side_cars.facts_without_tokens(writer.run_folder) == []
     result = execute_fake(writer.run_folder)
     assert (result.exit_code, result.mismatches) == (14, [])
+    # The run itself came to its end.
+    assert (result.clean_end, len(result.warnings)) == (True, 1)
+    assert "has a gap: events " in result.warnings[0]
     assert result.num_missing > 0
     assert result.num_steps > 5
     before = [item for item in read_objects(writer.run_folder / "trace-000000000000.jsonl") if item["t"] == "emit"]
