@@ -152,7 +152,7 @@ class Explainer:
             return
         for index in self._indices(state, decision.request):
             # It cannot have ended: the decisions of its own arrival come first.
-            timeline = Timeline(state.requests[decision.request].sequences[index], state.policy_name)
+            timeline = Timeline(state.requests[decision.request].sequences[index], state)
             timeline.arrive()
             self._live[timeline.sequence.id] = timeline
 
@@ -179,7 +179,7 @@ class Explainer:
                 identity = SequenceId(request, index)
                 sequence = _find(state, identity)
                 if sequence is not None:
-                    timeline = self._live.setdefault(identity, Timeline(sequence, state.policy_name))
+                    timeline = self._live.setdefault(identity, Timeline(sequence, state))
                     timeline.resume(sequence, last_ns, state.now_ns, flying)
                     timeline.settle(state)
 
@@ -231,7 +231,7 @@ def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explan
     group = (
         f" (it came in a group of {arrival.group_size:,}, which is rejected as one)" if arrival.group_size > 1 else ""
     )
-    timeline = Timeline(Sequence(arrival, 0, SequenceView.of(arrival, 0, 0)), state.policy_name)
+    timeline = Timeline(Sequence(arrival, 0, SequenceView.of(arrival, 0, 0)), state)
     timeline.arrive()
     timeline.notes.append(note + group)
     return timeline.cut(decision.ts, f"rejected: {decision.reason}")

@@ -50,10 +50,11 @@ class Interval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From `start_ns` to before `end_ns` one cause held.
 
     replica: where. steps: those that computed it, or that were full, or in flight, without it.
-    limit: what was reached: sequences, tokens of a step, steps in flight, blocks of the pool. num_lacking: blocks.
+    limit: what was reached: sequences, tokens of a step, steps in flight, blocks of the pool. num_lacking: most blocks
+    that it lacked meanwhile.
     held_by: who was resident there when it began, of a full step whose prompts were in it. admitted: who was admitted
     meanwhile (or in full steps that followed). other: who does not fit and is not passed over, or is tried alone.
-    order: the first of them, or the head of the queue, against the sequence itself.
+    order: one that was ahead of it, a later arrival if there was one, against the sequence itself.
     """
 
     start_ns: int
@@ -113,6 +114,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     outcome: the finish reason, `rejected: ...`, `unfinished` (the log ends first) or `unknown` (it ended unrecorded).
     policy: in force when it arrived, or where the log begins. n: samples of the request.
+    num_replicas: of the run; steps are counted on each.
     """
 
     request: int
@@ -120,6 +122,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     n: int
     kind: RequestKind
     policy: str
+    num_replicas: int
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int

@@ -96,11 +96,21 @@ def by_key(order: Order) -> str:
     if order.policy == "edf":
         return f"its deadline was {milliseconds(own_key - key)} earlier"
     if order.policy == "lrs":
-        slack, own_slack = (value / (1 << FRACTION_BITS) for value in (key, own_key))
-        return f"its slack was {slack:,.2f} of its deadline against {own_slack:,.2f}, and smaller goes first"
+        slack, own_slack = _told_apart(key / (1 << FRACTION_BITS), own_key / (1 << FRACTION_BITS))
+        return f"its slack was {slack} of its deadline against {own_slack}, and smaller goes first"
     if order.policy == "lpm":
         return f"with the wait counted in, it had {own_key - key:,} tokens more cached"
     return f"its key under {order.policy} was {key:,} against {own_key:,}, and smaller goes first"
+
+
+def _told_apart(value: float, other: float) -> tuple[str, str]:
+    """Two numbers with the digits that it takes to see which is larger, at least two and at most six."""
+    shown = (f"{value:,.6f}", f"{other:,.6f}")
+    for digits in range(2, 6):
+        shorter = (f"{value:,.{digits}f}", f"{other:,.{digits}f}")
+        if shorter[0] != shorter[1]:
+            return shorter
+    return shown
 
 
 def _opening(explanation: Explanation) -> str:
@@ -148,16 +158,24 @@ def _queue(explanation: Explanation, intervals: list[Interval]) -> str:
 
 def _prefill(explanation: Explanation, intervals: list[Interval]) -> str:
     chunks = [step for step in explanation.steps if step.num_tokens and step.residency == 1]
-    return _told(f"Its prompt took {{}} in {_chunks(chunks)}", explanation, intervals)
+    return _told(f"Its prompt took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
 
 
 def _recompute(explanation: Explanation, intervals: list[Interval]) -> str:
     chunks = [step for step in explanation.steps if step.num_tokens and step.residency > 1]
     tokens = counted(sum(chunk.num_tokens for chunk in chunks), "token")
-    return _told(f"Computing {tokens} again took {{}} in {_chunks(chunks)}", explanation, intervals)
+    return _told(f"Computing {tokens} again took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
 
 
-def _chunks(chunks: Seq[StepShare]) -> str:
+def _where(explanation: Explanation, replicas: Iterable[int]) -> str:
+    """Behind step numbers, which each replica counts for itself."""
+    found = [str(replica) for replica in sorted(set(replicas))]
+    if explanation.num_replicas == 1 or not found:
+        return ""
+    return f" of replica{'s' * (len(found) > 1)} {_listed(found)}"
+
+
+def _chunks(explanation: Explanation, chunks: Seq[StepShare]) -> str:
     if not chunks:
         return "no step that completed"
     told = []
@@ -169,14 +187,15 @@ def _chunks(chunks: Seq[StepShare]) -> str:
     left = chunks[_MAX_NAMED:]
     if left:
         told.append(f"{len(left):,} more: {counted(sum(chunk.num_tokens for chunk in left), 'token')}")
-    return f"{counted(len(chunks), 'step')} ({'; '.join(told)})"
+    where = _where(explanation, [chunk.replica for chunk in chunks])
+    return f"{counted(len(chunks), 'step')}{where} ({'; '.join(told)})"
 
 
 def _decode(explanation: Explanation, intervals: list[Interval]) -> str:
     decodes = [step for step in explanation.steps if not step.num_tokens]
     mixed = {(step.replica, step.step): step for step in decodes if step.num_chunk_tokens}
     shared = [each for each in intervals if each.cause == "step" and (each.replica, each.steps[0]) in mixed]
-    steps = counted(len(decodes), "step")
+    steps = counted(len(decodes), "step") + _where(explanation, [step.replica for step in decodes])
     if shared:
         longest = max(shared, key=lambda each: each.duration_ns)
         step = mixed[longest.replica, longest.steps[0]]
@@ -242,11 +261,16 @@ def _reason(explanation: Explanation, cause: Cause, group: list[Interval]) -> st
     if cause == "sequence_limit":
         return f"behind {behind} (the sequence limit of {first.limit:,} was reached)"
     if cause == "blocks":
-        return f"for want of {counted(first.num_lacking, 'block')}, behind {behind} (the pool has {first.limit:,})"
+        most = max(interval.num_lacking for interval in group)
+        blocks = f"{'up to ' * (most > 1)}{counted(most, 'block')}"
+        return f"for want of {blocks}, behind {behind} (the pool has {first.limit:,})"
     if cause == "token_budget":
         steps = list(dict.fromkeys(step for interval in group for step in interval.steps))
+        where = _where(explanation, [interval.replica for interval in group if interval.steps])
         prompts = f", among them prompts of {behind}" if behind else ""
-        return f"because the token budget of {first.limit:,} went to more urgent rows in {_steps(steps)}{prompts}"
+        return (
+            f"because the token budget of {first.limit:,} went to more urgent rows in {_steps(steps)}{where}{prompts}"
+        )
     if cause == "head_of_line" and first.other is not None:
         who = _names(explanation, [first.other])
         return f"behind {who}, which was more urgent, did not fit and was not to be passed over again"
@@ -286,7 +310,7 @@ def _behind(explanation: Explanation, group: list[Interval]) -> str:
         return f"{names} that had arrived before it"
     if num_later == len(set(others)):
         return f"{names} that arrived after it"
-    return f"{names}, {num_later:,} of them later arrivals"
+    return f"{names}, {num_later:,} of them {'later arrivals' if num_later > 1 else 'a later arrival'}"
 
 
 def _names(explanation: Explanation, identities: Iterable[SequenceId]) -> str:
@@ -312,11 +336,16 @@ def _steps(steps: Seq[int]) -> str:
 
 
 def _order(explanation: Explanation, intervals: list[Interval]) -> str:
-    """One sentence on who was ahead by which key: of the longest interval that knows."""
+    """One sentence on who was ahead by which key: a later arrival before others, then of the longest interval."""
     known = [interval for interval in intervals if interval.order is not None]
     if not known:
         return ""
-    order = max(known, key=lambda interval: interval.duration_ns).order
+
+    def weight(interval: Interval) -> tuple[bool, int]:
+        came_later = interval.order is not None and interval.order.other.request > explanation.request
+        return came_later, interval.duration_ns
+
+    order = max(known, key=weight).order
     assert order is not None
     who = _names(explanation, [order.other])
     return f" {who[0].upper()}{who[1:]} was ahead of it: {by_key(order)}."

@@ -51,6 +51,7 @@ class _Wait:
         self.held_by = dict.fromkeys(held_by)
         self.admitted: dict[SequenceId, None] = {}
         self.steps: dict[int, None] = {}
+        self.num_lacking = hindrance.num_lacking
         self.order: Order | None = None
 
     def goes_on(self, hindrance: Hindrance, phase: Phase) -> bool:
@@ -63,10 +64,11 @@ class _Wait:
 class Timeline:
     """`settle` is called behind every drain, the others for what the drain's facts and decisions say."""
 
-    def __init__(self, sequence: Sequence, policy: str) -> None:
+    def __init__(self, sequence: Sequence, state: CoreState) -> None:
         arrival = sequence.arrival
         self.sequence = sequence
-        self.policy = policy
+        self.policy = state.policy_name
+        self.num_replicas = len(state.replicas)
         self.start_ns = self.cursor_ns = min(arrival.received_ns or arrival.ts, arrival.ts)
         self.first_token_ns: int | None = None
         #: Of its latest admission before the drain that is being read.
@@ -239,11 +241,12 @@ class Timeline:
         if self._wait is None or not self._wait.goes_on(hindrance, self._phase):
             self._close_wait(state.now_ns)
             self._wait = self._open_wait(state, hindrance)
+        self._wait.num_lacking = max(self._wait.num_lacking, hindrance.num_lacking)
         launched = self._launches.get(hindrance.replica)
         if hindrance.cause == "token_budget" and launched is not None:
             self._wait.steps[launched.step] = None
-        if self._wait.order is None and hindrance.cause in _BEHIND_OTHERS and (launched or state.policy.static):
-            self._wait.order = self._find_order(state, self._wait)
+        if hindrance.cause in _BEHIND_OTHERS and (launched or state.policy.static):
+            self._note_order(state, self._wait)
 
     def _open_wait(self, state: CoreState, hindrance: Hindrance) -> _Wait:
         config = state.config
@@ -265,13 +268,19 @@ class Timeline:
             wait.steps = dict.fromkeys(step.step for step in state.replicas[hindrance.replica].in_flight)
         return wait
 
-    def _find_order(self, state: CoreState, wait: _Wait) -> Order | None:
-        """The head of its queue if it is another one, else the first of those that came before it."""
+    def _note_order(self, state: CoreState, wait: _Wait) -> None:
+        """Who was ahead first; or the first that was ahead and had arrived later, for that is less to be expected."""
         sequence = self.sequence
-        if sequence.ticket:
-            head = waiting_head(state, state.replicas[wait.hindrance.replica])
-            if head is not None and head.sequence is not sequence:
-                return order_of(state, head.sequence, head.urgency, urgency_now(state, sequence))
+        head = waiting_head(state, state.replicas[wait.hindrance.replica]) if sequence.ticket else None
+        if head is not None and head.sequence is not sequence:
+            if wait.order is None or wait.order.other < sequence.id < head.sequence.id:
+                wait.order = order_of(state, head.sequence, head.urgency, urgency_now(state, sequence)) or wait.order
+        elif wait.order is None:
+            wait.order = self._find_order(state, wait)
+
+    def _find_order(self, state: CoreState, wait: _Wait) -> Order | None:
+        """The first of those that came before it, if that is more urgent."""
+        sequence = self.sequence
         for identity in wait.admitted if sequence.ticket else wait.held_by:
             request = state.requests.get(identity.request)
             other = None if request is None else request.sequences[identity.index]
@@ -305,6 +314,7 @@ class Timeline:
             n=arrival.n,
             kind=arrival.kind,
             policy=self.policy,
+            num_replicas=self.num_replicas,
             prompt_tokens=arrival.prompt_tokens,
             output_tokens=output_tokens,
             cached_tokens=cached_tokens,
@@ -332,7 +342,7 @@ class Timeline:
                 replica=wait.hindrance.replica,
                 steps=list(wait.steps),
                 limit=wait.limit,
-                num_lacking=wait.hindrance.num_lacking,
+                num_lacking=wait.num_lacking,
                 held_by=list(wait.held_by),
                 admitted=list(wait.admitted),
                 other=wait.hindrance.other,

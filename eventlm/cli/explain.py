@@ -53,6 +53,8 @@ examples:
   eventlm explain --slowest 20 --by ttft --plot slow.png
   eventlm explain 1043 --json | jq '.explanations[0].parts'
 
+A trace does not hold the ids that clients see: the server's log line of a
+request has its number as `seq`, beside the id of the x-request-id header.
 Times count from the reception of the request and are the engine's.
 
 exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),
@@ -87,6 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
     question = _question(arguments)
     if arguments.plot is not None and Path(arguments.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {arguments.plot}: a picture is a .png, .svg or .pdf file")
+    from eventlm.cli.explain_plot import MOST_BARS
+
+    if arguments.plot is not None and (arguments.slowest or 0) > MOST_BARS:
+        raise UsageError(f"--plot draws at most {MOST_BARS} sequences: give a smaller --slowest")
     # Only now: a usage error need not wait for the core and the policies to be loaded.
     from eventlm.replay.explain import explain
     from eventlm.replay.explain_rank import rank
@@ -139,10 +145,12 @@ def _question(arguments: argparse.Namespace) -> Question:
         return Question(trace, (int(number[1]), None if number[2] is None else int(number[2])))
     if len(words) == 1 and (words[0] == LATEST or Path(words[0]).exists()):
         raise UsageError(f"name a request of {words[0]} too, or rank some: `eventlm explain {words[0]} --slowest 10`")
+    if len(words) == 2 and _NUMBER.fullmatch(words[0]):
+        raise UsageError(f"the trace goes first: `eventlm explain {words[1]} {words[0]}`")
     raise UsageError(
         f"{words[-1]!r} is not the number of a request. A trace does not hold the ids that clients see: a request is "
-        f"known by the number of its `arrive` event; `eventlm explain {' '.join([*words[:-1], '--slowest 10'])}` lists "
-        "some"
+        "known by the number of its `arrive` event, which the server's log has as `seq` beside the id; "
+        f"`eventlm explain {' '.join([*words[:-1], '--slowest 10'])}` lists some"
     )
 
 

@@ -10,6 +10,7 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from eventlm.replay.explain_result import Explanation, Interval
 
@@ -19,6 +20,10 @@ BAR_INCHES = 0.34
 #: Title, axis and legend.
 MARGIN_INCHES = 1.9
 MIN_BAR_INCHES = 0.6
+#: As many as fit beside each other with the longest names.
+LEGEND_COLUMNS = 3
+#: Of more the picture would be too long to look at, or for memory.
+MOST_BARS = 200
 #: Waits are warm, work is cool, what lies outside the engine is grey.
 EDGE, WAITS_OTHER, CUT = "#9a9a9a", "#f2cf8d", "#4a4a4a"
 WAITS = {
@@ -51,6 +56,14 @@ MIXED = Colour("decoding beside prompts of others", "#2f7fae")
 
 def plot(explanations: Sequence[Explanation], path: str) -> None:
     """Write the picture. Raises UsageError if the file cannot be written."""
+    try:
+        make_figure(explanations).savefig(path)
+    except OSError as error:
+        raise UsageError(f"cannot write the picture {path}: {error.strerror}; choose another place") from error
+
+
+def make_figure(explanations: Sequence[Explanation]) -> Figure:
+    """The picture, as long as its bars need."""
     # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -58,12 +71,8 @@ def plot(explanations: Sequence[Explanation], path: str) -> None:
     height = MARGIN_INCHES + max(BAR_INCHES * len(explanations), MIN_BAR_INCHES)
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _bars(axes, explanations)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise UsageError(f"cannot write the picture {path}: {error.strerror}; choose another place") from error
+    _bars(figure.add_subplot(), explanations)
+    return figure
 
 
 def _bars(axes: Axes, explanations: Sequence[Explanation]) -> None:
@@ -95,7 +104,9 @@ def _bars(axes: Axes, explanations: Sequence[Explanation]) -> None:
     axes.set_ylabel("request")
     axes.spines[["top", "right"]].set_visible(False)
     patches = [Patch(color=colour.colour, label=colour.name) for colour in sorted(totals, key=lambda c: -totals[c])]
-    axes.legend(handles=patches, frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
+    axes.legend(
+        handles=patches, frameon=False, fontsize=8, ncols=LEGEND_COLUMNS, loc="lower left", bbox_to_anchor=(0, 1.0)
+    )
 
 
 def _merged(explanation: Explanation) -> Iterator[tuple[Colour, int, int]]:

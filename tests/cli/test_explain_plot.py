@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from eventlm.cli.explain_plot import MIXED, WAITS, WORK, _bars, _merged
+from eventlm.cli.explain_plot import MIXED, WAITS, WORK, _bars, _merged, make_figure
 from eventlm.replay.explain import explain
 from tests.replay.golden import FOLDER, GOLDEN
 from tests.replay.test_explain import read
@@ -63,6 +63,23 @@ def test_bars_are_as_long_as_the_requests_and_the_legend_names_each_colour(name:
     assert {to_rgb(patch.get_facecolor()) for patch in legend.get_patches()} == colours
     assert len({text.get_text() for text in legend.get_texts()}) == len(legend.get_texts())
     assert len(axes.lines) == sum(each.first_token_ns is not None for each in explanations)
+
+
+def test_a_legend_of_all_colours_is_no_wider_than_the_bars() -> None:
+    kinds: list[tuple[Any, ...]] = [(1, phase, "step", {"steps": [1]}) for phase in WORK]
+    kinds += [(1, "queue", cause) for cause in WAITS]
+    kinds += [(1, "decode", "lost_step"), (1, "decode", "dispatch"), (1, "text_end", "text_end"), (1, "queue", "trial")]
+    kinds += [(1, "edge", "tokenizing"), (1, "decode", "step", {"replica": 0, "steps": [2]})]
+    figure = make_figure([made(timeline(*kinds), steps=[step(2, num_chunk_tokens=1)])])
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    legend = axes.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == len(kinds)
+    box = legend.get_window_extent()
+    # One that is wider than the bars takes room from them, and may be cut off nevertheless.
+    assert box.x1 <= axes.get_window_extent().x1
+    assert box.y1 <= figure.bbox.height
 
 
 def test_seconds_for_long_ones(axes: Axes) -> None:

@@ -52,6 +52,7 @@ def made(intervals: list[Interval], **fields: Any) -> Explanation:
         "n": 1,
         "kind": "generate",
         "policy": "fcfs",
+        "num_replicas": 1,
         "prompt_tokens": 512,
         "output_tokens": 64,
         "cached_tokens": 0,
@@ -93,8 +94,8 @@ def test_the_story_of_a_request_that_waited_behind_others() -> None:
         "It reached the scheduler after 2.10 ms: 1.50 ms until its prompt was tokenized and 0.600 ms from there until "
         "the engine took it in.",
         "It waited 1,200.1 ms to be admitted: 900.0 ms behind requests 1001, 1002, 1003 and 3 others that had arrived "
-        "before it (the sequence limit of 8 was reached); 300.1 ms for want of 3 blocks, behind request 1001 that had "
-        "arrived before it (the pool has 64). Request 1010 was ahead of it: it arrived 12.0 ms earlier.",
+        "before it (the sequence limit of 8 was reached); 300.1 ms for want of up to 3 blocks, behind request 1001 "
+        "that had arrived before it (the pool has 64). Request 1010 was ahead of it: it arrived 12.0 ms earlier.",
         "Its prompt took 85.1 ms in 2 steps (step 811: 448 tokens beside 7 decodes; step 813: 64 tokens beside 1 "
         "decode and 1 prompt token of others): 65.0 ms computing; 20.1 ms at the worker, behind earlier steps without "
         "it.",
@@ -171,6 +172,12 @@ def test_a_rejected_one_and_one_that_is_partly_in_the_log() -> None:
         ("fcfs", (0, 5), (0, 5), "under fcfs both are equal, and it came first"),
         ("edf", (0, 5), (0, 250_000_005), "its deadline was 250.0 ms earlier"),
         ("lrs", (0, 1 << 18), (0, 1 << 19), "its slack was 0.25 of its deadline against 0.50, and smaller goes first"),
+        (
+            "lrs",
+            (0, 900_000),
+            (0, 900_900),
+            "its slack was 0.858 of its deadline against 0.859, and smaller goes first",
+        ),
         ("lpm", (0, -40), (0, 24), "with the wait counted in, it had 64 tokens more cached"),
         ("mine:Own", (0, -4), (0, 1000), "its key under mine:Own was -4 against 1,000, and smaller goes first"),
     ],
@@ -197,10 +204,35 @@ def test_other_reasons_in_words() -> None:
     assert "behind request 7, which was more urgent, did not fit" in waited("head_of_line", other=SequenceId(7, 0))
     assert "while request 7 was tried alone" in waited("trial", other=SequenceId(7, 0))
     assert "until it could be tried alone" in waited("trial", other=SequenceId(1043, 0))
-    assert "behind requests 7 and 2000, 1 of them later arrivals (the" in waited("sequence_limit", held_by=ids(7, 2000))
+    assert "behind requests 7 and 2000, 1 of them a later arrival (the" in waited(
+        "sequence_limit", held_by=ids(7, 2000)
+    )
     assert "behind request 2000 that arrived after it (the" in waited("sequence_limit", held_by=ids(2000))
     own_sample = waited("sequence_limit", limit=1, held_by=[SequenceId(1043, 1)])
     assert "behind another sample of its own (the sequence limit of 1 was reached)" in own_sample
+
+
+def test_steps_are_told_with_their_replica_where_there_are_several() -> None:
+    intervals = timeline(
+        (1, "queue", "token_budget", {"replica": 1, "steps": [3], "limit": 8}),
+        (2, "prefill", "step", {"replica": 0, "steps": [4]}),
+        (5, "decode", "step", {"replica": 0, "steps": [5]}),
+    )
+    found = made(intervals, steps=[step(4, 9), step(5)], num_replicas=2)
+    waited, prompt, decoded = tell(found)[1:]
+    assert waited.endswith("went to more urgent rows in step 3 of replica 1.")
+    assert prompt == "Its prompt took 2.00 ms in 1 step of replica 0 (step 4: 9 tokens)."
+    assert decoded == "Decoding took 5.00 ms in 1 step of replica 0."
+
+
+def test_of_those_ahead_a_later_arrival_is_named_first() -> None:
+    def behind(other: int) -> dict[str, Any]:
+        order = Order(policy="fcfs", other=SequenceId(other, 0), other_urgency=(0, 0), own_urgency=(1, 0))
+        return {"limit": 1, "held_by": ids(other), "order": order}
+
+    earlier, later = behind(7), behind(2000)
+    found = made(timeline((9, "queue", "sequence_limit", earlier), (1, "queue", "sequence_limit", later)))
+    assert tell(found)[1].endswith("Request 2000 was ahead of it: its priority was 0 against 1, and lower goes first.")
 
 
 def test_everything_has_a_name_and_words() -> None:

@@ -25,8 +25,10 @@ from eventlm.core.state import CoreState
 from eventlm.events import Arrived, Decision, Fact, Launched, Preempted, Routed
 from eventlm.policies.fixed import Fixed
 from eventlm.replay.explain import Explainer
+from eventlm.replay.explain_timeline import Timeline
 from eventlm.replay.rebuild import Rebuilt, rebuild
 from eventlm.replay.verify import Verifier
+from tests.core.rig import Rig
 from tests.simulation import Simulation
 
 NUM_WORKLOADS = 40
@@ -119,6 +121,48 @@ def read(folder: Path, seed: int) -> tuple[Rebuilt, Explainer, list[LogLine]]:
         lines = list(reader.lines_from(0))
         requests = {line.s: None for line in lines if line.tag == Arrived.__struct_config__.tag}
         return rebuilt, Explainer(Verifier(rebuilt, reader.header), requests), lines
+
+
+def watched(rig: Rig, request: int) -> Timeline:
+    """A timeline from the arrival on, which was in the latest drain."""
+    timeline = Timeline(rig.sequence(request), rig.state)
+    timeline.arrive()
+    return look(rig, timeline)
+
+
+def look(rig: Rig, timeline: Timeline) -> Timeline:
+    """Let a timeline, of one that waits, look at the latest drain."""
+    for launched in rig.of(Launched):
+        timeline.launch(launched, None)
+    timeline.settle(rig.state)
+    return timeline
+
+
+def test_a_later_arrival_that_was_ahead_is_noted_in_place_of_an_earlier_one() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.arrive(4, 1)
+    earlier = rig.arrive(4, 1)
+    timeline = watched(rig, rig.arrive(4, 1, priority=1))
+    later = rig.arrive(4, 1)
+    look(rig, timeline)
+    rig.complete()
+    assert rig.sequence(earlier).resident
+    look(rig, timeline)
+    (waited,) = [each for each in timeline.cut(rig.now_ns, "unfinished").intervals if each.phase == "queue"]
+    assert waited.order is not None
+    assert (waited.order.other, waited.order.other_urgency[0], waited.order.own_urgency[0]) == ((later, 0), 0, 1)
+
+
+def test_the_most_blocks_that_were_lacking_are_noted() -> None:
+    rig = Rig(num_blocks=12, max_model_len=44)
+    rig.arrive(28, 12)
+    timeline = watched(rig, rig.arrive(16, 4))
+    for _ in range(6):
+        rig.complete()
+        look(rig, timeline)
+    (waited,) = [each for each in timeline.cut(rig.now_ns, "unfinished").intervals if each.phase == "queue"]
+    # It needs 5 of 12 blocks; the other one began with 8 and has taken one more.
+    assert (waited.cause, waited.num_lacking) == ("blocks", 2)
 
 
 def test_without_its_cause_a_sequence_runs_and_with_nothing_but_its_cause_it_does_not(
