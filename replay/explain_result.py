@@ -114,7 +114,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     outcome: the finish reason, `rejected: ...`, `unfinished` (the log ends first) or `unknown` (it ended unrecorded).
     policy: in force when it arrived, or where the log begins. n: samples of the request.
-    num_replicas: of the run; steps are counted on each.
+    num_replicas: of the run; steps are counted on each. deadline_ns: for its first token, from its arrival; 0: none.
     """
 
     request: int
@@ -129,6 +129,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     outcome: str
     start_ns: int
     arrived_ns: int
+    deadline_ns: int
     first_token_ns: int | None
     end_ns: int
     intervals: list[Interval]

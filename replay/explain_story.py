@@ -105,12 +105,8 @@ def by_key(order: Order) -> str:
 
 def _told_apart(value: float, other: float) -> tuple[str, str]:
     """Two numbers with the digits that it takes to see which is larger, at least two and at most six."""
-    shown = (f"{value:,.6f}", f"{other:,.6f}")
-    for digits in range(2, 6):
-        shorter = (f"{value:,.{digits}f}", f"{other:,.{digits}f}")
-        if shorter[0] != shorter[1]:
-            return shorter
-    return shown
+    pairs = [(f"{value:,.{digits}f}", f"{other:,.{digits}f}") for digits in range(2, 7)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def _opening(explanation: Explanation) -> str:
@@ -135,7 +131,18 @@ def _opening(explanation: Explanation) -> str:
         return f"{what} had not ended when the log does, after {total}{first}."
     if explanation.outcome == "unknown":
         return f"{what} ended where nothing was recorded, and was last seen after {total}{first}."
-    return f"{what} took {total} and ended with `{explanation.outcome}`{first}."
+    return f"{what} took {total} and ended with `{explanation.outcome}`{first}.{_deadline(explanation)}"
+
+
+def _deadline(explanation: Explanation) -> str:
+    """Of a request that brought one, behind the opening."""
+    if not explanation.deadline_ns:
+        return ""
+    told = f" Its first token was due {milliseconds(explanation.deadline_ns)} after its arrival"
+    if explanation.first_token_ns is None:
+        return f"{told} and never came."
+    spare_ns = explanation.arrived_ns + explanation.deadline_ns - explanation.first_token_ns
+    return f"{told} and came {milliseconds(abs(spare_ns))} {'before' if spare_ns >= 0 else 'after'} that."
 
 
 def _unseen(explanation: Explanation, intervals: list[Interval]) -> str:
@@ -259,7 +266,8 @@ def _reason(explanation: Explanation, cause: Cause, group: list[Interval]) -> st
     first = group[0]
     behind = _behind(explanation, group)
     if cause == "sequence_limit":
-        return f"behind {behind} (the sequence limit of {first.limit:,} was reached)"
+        limit = f"{first.limit:,}{' a replica' * (explanation.num_replicas > 1)}"
+        return f"behind {behind} (the sequence limit of {limit} was reached)"
     if cause == "blocks":
         most = max(interval.num_lacking for interval in group)
         blocks = f"{'up to ' * (most > 1)}{counted(most, 'block')}"
@@ -337,16 +345,14 @@ def _steps(steps: Seq[int]) -> str:
 
 def _order(explanation: Explanation, intervals: list[Interval]) -> str:
     """One sentence on who was ahead by which key: a later arrival before others, then of the longest interval."""
-    known = [interval for interval in intervals if interval.order is not None]
+    known = [
+        (each.order.other.request > explanation.request, each.duration_ns, each.order)
+        for each in intervals
+        if each.order is not None
+    ]
     if not known:
         return ""
-
-    def weight(interval: Interval) -> tuple[bool, int]:
-        came_later = interval.order is not None and interval.order.other.request > explanation.request
-        return came_later, interval.duration_ns
-
-    order = max(known, key=weight).order
-    assert order is not None
+    *_, order = max(known, key=lambda each: each[:2])
     who = _names(explanation, [order.other])
     return f" {who[0].upper()}{who[1:]} was ahead of it: {by_key(order)}."
 

@@ -321,6 +321,7 @@ class Timeline:
             outcome=outcome,
             start_ns=self.start_ns,
             arrived_ns=arrival.ts,
+            deadline_ns=arrival.deadline_ns,
             first_token_ns=self.first_token_ns,
             end_ns=self.cursor_ns,
             intervals=self._intervals,

@@ -59,6 +59,7 @@ def made(intervals: list[Interval], **fields: Any) -> Explanation:
         "outcome": "length",
         "start_ns": 0,
         "arrived_ns": 0,
+        "deadline_ns": 0,
         "first_token_ns": None,
         "end_ns": intervals[-1].end_ns,
     }
@@ -220,9 +221,23 @@ def test_steps_are_told_with_their_replica_where_there_are_several() -> None:
     )
     found = made(intervals, steps=[step(4, 9), step(5)], num_replicas=2)
     waited, prompt, decoded = tell(found)[1:]
+    limited = {"limit": 4, "held_by": ids(7)}
+    (_, full) = tell(made(timeline((1, "queue", "sequence_limit", limited)), num_replicas=2))
+    assert full.endswith("(the sequence limit of 4 a replica was reached).")
     assert waited.endswith("went to more urgent rows in step 3 of replica 1.")
     assert prompt == "Its prompt took 2.00 ms in 1 step of replica 0 (step 4: 9 tokens)."
     assert decoded == "Decoding took 5.00 ms in 1 step of replica 0."
+
+
+@pytest.mark.parametrize(
+    ("first_token_ms", "words"),
+    [(30, "came 13.0 ms before that."), (52, "came 9.00 ms after that."), (None, "never came.")],
+)
+def test_a_deadline_is_told_as_met_or_missed(first_token_ms: int | None, words: str) -> None:
+    first_token_ns = None if first_token_ms is None else first_token_ms * MILLISECOND
+    times = {"arrived_ns": 3 * MILLISECOND, "deadline_ns": 40 * MILLISECOND, "first_token_ns": first_token_ns}
+    opening = tell(made(timeline((90, "decode", "step", {"steps": [1]})), **times))[0]
+    assert opening.endswith(f" Its first token was due 40.0 ms after its arrival and {words}")
 
 
 def test_of_those_ahead_a_later_arrival_is_named_first() -> None:
