@@ -238,8 +238,8 @@ def _legend(result: WhatIfResult) -> Iterator[str]:
     ]
     if comparison.num_censored:
         texts.append(
-            f"{counted(comparison.num_censored, 'request')} of the run were rejected, cut short or unfinished: they "
-            "keep the length that was seen, neither win nor lose, and are in no latency."
+            f"Not known is the length of {counted(comparison.num_censored, 'request')} (rejected, cut short or "
+            "unfinished in the run): they keep what was seen of it, neither win nor lose, and are in no latency."
         )
     for text in texts:
         yield textwrap.fill(text, MAX_WIDTH)

@@ -1,0 +1,41 @@
+"""When steps end and timers fire: by a cost model, or as in a record."""
+
+from __future__ import annotations
+
+from eventlm.events import Launched, TimerDue
+from eventlm.replay.cost_model import LinearCost, Overheads
+from eventlm.replay.timing import ModelledTiming, RecordedTiming, StepTimes
+
+
+def launch(ts: int, step: int, *, replica: int = 0) -> Launched:
+    decodes = [(1, 0, 10, 0)]
+    return Launched(s=step, ts=ts, replica=replica, epoch=1, step=step, decodes=decodes, num_tokens=1, predicted_ns=0)
+
+
+def test_a_step_waits_for_its_launch_and_for_the_one_before() -> None:
+    overheads = Overheads(dispatch_ns=5, between_ns=2, report_ns=3, stalls=[(125, 300)])
+    timing = ModelledTiming(LinearCost(base_ps=100_000, overheads=overheads), 2)
+    assert timing.step(launch(10, 1)) == StepTimes(15, 115, 118, 0)
+    # Its completion is due while nothing is applied; the worker goes on meanwhile.
+    assert timing.step(launch(20, 2)) == StepTimes(117, 217, 300, 0)
+    assert timing.step(launch(20, 3, replica=1)) == StepTimes(25, 125, 300, 0)
+    timing.worker_up(0, 150)
+    assert timing.step(launch(150, 4)) == StepTimes(155, 255, 300, 0)
+
+
+def test_a_recorded_timer_fires_when_one_did_that_was_due_by_then() -> None:
+    timers = [TimerDue(s=10 + place, ts=1000 * place + 7, due_ns=1000 * place) for place in range(1, 4)]
+    timing = RecordedTiming([], timers)
+    assert [timing.timer(due_ns) for due_ns in (500, 1000, 1001, 3000)] == [
+        (1007, 11),
+        (1007, 11),
+        (2007, 12),
+        (3007, 13),
+    ]
+    # None came any more: the record ends before.
+    assert timing.timer(3001) == (3001, 0)
+
+
+def test_what_the_record_does_not_have_never_completes() -> None:
+    timing = RecordedTiming([], [])
+    assert timing.step(launch(10, 1)) is None
