@@ -42,7 +42,7 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     if step.chunks:
         _confirm_chunks(step, fact.produced, reasons, outcome)
     for row, names in fact.filled:
-        _fill(replica, step, row, names)
+        _fill(replica, step, row, names, state.config.block_size)
     num_tokens = sum(fact.produced)
     if outcome.dropped:
         num_tokens -= sum(count for _, count in outcome.dropped)
@@ -136,13 +136,18 @@ def _confirm_chunks(
             drained.append(sequence)
 
 
-def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int]) -> None:
-    """Blocks of a sequence that the step's KV completed have names now, and are hittable if it held them since."""
+def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int], block_size: int) -> None:
+    """Blocks of a sequence that the step's KV completed have names now, and are hittable if it held them since.
+
+    Raises InvariantError if it has not as many full blocks.
+    """
     num_decodes = len(step.decodes)
     sequence = step.decodes[row] if row < num_decodes else step.chunks[row - num_decodes].sequence
     if sequence.ended:
         return
     sequence.block_names += names
+    if len(sequence.block_names) * block_size > sequence.num_tokens:
+        raise InvariantError(f"step {step.step} of replica {replica.index} filled more blocks than {sequence} has")
     # A preempted sequence is not admitted again while a row of it is in flight: resident now is resident since.
     if sequence.resident:
         replica.publish(sequence, len(sequence.block_names))

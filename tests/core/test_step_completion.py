@@ -115,7 +115,7 @@ def test_a_completion_of_an_older_worker_is_a_no_op() -> None:
 
 @pytest.mark.parametrize("change", [
     {"step": 7}, {"c": 1}, {"produced": []}, {"produced": [1, 1]}, {"produced": [2]}, {"produced": [-1]},
-    {"ends": [(1, "eos")]}, {"ends": [(-1, "eos")]}, {"filled": [(3, [9])]},
+    {"ends": [(1, "eos")]}, {"ends": [(-1, "eos")]}, {"filled": [(3, [9])]}, {"filled": [(0, [9, 10])]},
 ])  # fmt: skip
 def test_completions_that_contradict_their_launch_are_refused(change: dict[str, Any]) -> None:
     rig = Rig()
