@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eventlm.core.plugin import Policy, SequenceView, StepLoad, milliseconds_to_ns
+from eventlm.core.predictor import Predictor
 from tests.core.rig import MILLISECOND, Rig
 from tests.policies.views import view
 
@@ -92,3 +95,26 @@ def test_a_load_counts_its_chunks() -> None:
 ])  # fmt: skip
 def test_milliseconds_are_exact(milliseconds: float, wanted: int) -> None:
     assert milliseconds_to_ns(milliseconds) == wanted
+
+
+@given(
+    coefficients=st.lists(st.sampled_from([0, 1, 3, 999, 1000, 1001, 40_000]), min_size=5, max_size=5),
+    features=st.lists(st.integers(0, 500), min_size=4, max_size=4),
+    start=st.integers(0, 60),
+    reached=st.integers(0, 70),
+    spare_ns=st.sampled_from([-1, 0, 1]),
+)
+def test_the_largest_chunk_is_told_by_predicted_whole_nanoseconds(
+    coefficients: list[int], features: list[int], start: int, reached: int, spare_ns: int
+) -> None:
+    predictor = Predictor.from_coefficients(coefficients)
+    num_decodes, prefill_tokens, context_tokens, chunk_context = features
+    load = StepLoad(
+        num_decodes=num_decodes,
+        prefill_tokens=prefill_tokens,
+        context_tokens=context_tokens,
+        chunk_context=chunk_context,
+    )
+    target_ns = load.predicted_ns(predictor, start, reached) + spare_ns
+    fitting = [n for n in range(61) if load.predicted_ns(predictor, start, n) <= target_ns]
+    assert load.largest_chunk(predictor, target_ns, start, 60) == max(fitting, default=0)
