@@ -21,7 +21,9 @@ MILLION = 1_000_000
 
 
 class SpaceSharing(Batcher, frozen=True, kw_only=True):
-    """Like dynamic, but a very long prefill leaves as much of the step to others as it has slack, up to a half."""
+    """Like dynamic, but a prefill of more than `min_long_steps` target times leaves a part of each step to others: its
+    slack as a share of its deadline, at most `max_share`.
+    """
 
     target_ms: Annotated[float, Meta(gt=0)] = 100
     #: Progress that a prompt makes in each step it is in, however long decodes alone take.

@@ -25,9 +25,9 @@ class SequenceView(Struct, kw_only=True, eq=False):
 
     Times are nanoseconds since the run started; `deadline_ns` counts from the arrival and is 0 if the request has
     none. `prompt_tokens` includes, after a preemption, the kept output; `done_tokens` of them are done or under way.
-    `cached_tokens` of a partial prefill were found in the cache when it was first admitted and since; of a waiting
-    sequence they can be hit now, and are 0 under a policy that does not say `reads_prefixes`. `prefill_ns` is the
-    predicted time of the whole prompt, `remaining_ns` of what is left.
+    `cached_tokens` of a partial prefill were found in the cache before any preemption, as its request reports them; of
+    a waiting sequence they can be hit now, and are 0 under a policy that does not say `reads_prefixes`. `prefill_ns`
+    is the predicted time of the whole prompt, `remaining_ns` of what is left.
     """
 
     request: int

@@ -120,9 +120,9 @@ def _fit_decode(state: CoreState, replica: Replica, plan: StepPlan, sequence: Se
     """
     ahead = sequence.num_tokens + sequence.pending_tokens
     most = min(sequence.max_total_tokens - ahead, state.config.max_tokens_per_row, budget)
-    if most > 0 and ahead + most > sequence.room_tokens:
+    if most and ahead + most > sequence.room_tokens:
         most = _grow(state, replica, plan, sequence, most)
-    return max(most, 0)
+    return most
 
 
 def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, most: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.events import Cancelled, Launched
+from eventlm.events import Cancelled, Launched, Paused, Resumed
 from eventlm.policies.edf import Edf
 from eventlm.policies.fixed import Fixed
 from eventlm.policies.lrs import Lrs
@@ -59,6 +59,24 @@ def test_decodes_beyond_the_budget_wait_their_turn() -> None:
     assert [row[0] for row in launch_of(rig).decodes] == seqs[:4]
     rig.finish_all()
     assert len(rig.finished()) == 6
+
+
+def test_the_budget_ends_the_line_of_decodes_within_a_row_of_several_tokens() -> None:
+    for per_row, most in ((1, [1, 1, 1, 1]), (3, [3, 1])):
+        rig = Rig(max_num_batched_tokens=4, max_steps_in_flight=2, max_tokens_per_row=per_row)
+        seqs = rig.arrive_all(*(arrival(1, 9) for _ in range(6)))
+        rig.feed(Paused())
+        rig.complete()
+        rig.complete()
+        # All six are decodes by now, and none is in flight.
+        rig.feed(Resumed())
+        first, second = rig.of(Launched)
+        assert [row[0] for row in first.decodes + second.decodes] == seqs[: len(first.decodes) + len(second.decodes)]
+        assert first.num_tokens == sum(most) == 4
+        assert len(first.decodes) == len(most)
+        assert second.num_tokens <= 4
+        rig.finish_all()
+        assert len(rig.finished()) == 6
 
 
 def test_the_more_urgent_of_waiting_and_partial_prefills_goes_first() -> None:

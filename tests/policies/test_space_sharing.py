@@ -26,9 +26,10 @@ TARGET_MS = 10
 
 
 @given(
-    max_tokens=st.integers(1, 3000),
-    num_tokens=st.integers(0, 3000),
-    budget_tokens=st.one_of(st.just(0), st.integers(3000, 6000)),
+    max_tokens=st.integers(1, 400),
+    num_tokens=st.integers(0, 150),
+    # Up to 200 tokens fit into the target time.
+    budget_tokens=st.one_of(st.just(0), st.integers(151, 500)),
     prefill_ns=st.sampled_from([99 * MILLISECOND, 100 * MILLISECOND, 101 * MILLISECOND, 7 * SECOND]),
     deadline_ns=st.one_of(st.just(0), st.integers(1, 20 * SECOND)),
     now_ns=st.integers(0, 10 * SECOND),
@@ -50,6 +51,8 @@ def test_chunks(
         share = Fraction(0)
     load = StepLoad(now_ns=now_ns, budget_tokens=budget_tokens)
     load.add_chunk(0, num_tokens)
+    if budget_tokens:
+        max_tokens = min(max_tokens, budget_tokens - num_tokens)
     most = floor(budget_tokens * (1 - share)) - num_tokens if budget_tokens else max_tokens
     fits = load.largest_chunk(PREDICTOR, floor(10 * MILLISECOND * (1 - share)), 0, max(min(most, max_tokens), 0))
     batcher = SpaceSharing(target_ms=10, min_chunk_tokens=8, max_share=float(max_share))

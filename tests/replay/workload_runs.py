@@ -31,7 +31,7 @@ def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
     options: dict[str, Any] = {}
     if large:
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
-    # One in five is in many segments; plug-ins are drawn by the seed modulo 3 and 4.
+    # One in five is in many segments; plug-ins are drawn by the seed modulo 48.
     with LogWriter(folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
         counts: Counter[str] = Counter()
