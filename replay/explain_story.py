@@ -394,6 +394,6 @@ def largest_part(explanation: Explanation, *, from_ns: int | None = None, until_
     largest = found[0]
     whole_ns = sum(part.duration_ns for part in found)
     group = [each for each in explanation.intervals if (each.phase, each.cause) == (largest.phase, largest.cause)]
-    behind = _names(explanation, [identity for each in group for identity in [*each.held_by, *each.admitted]])
+    behind = _names(explanation, [who for each in group for who in (each.other, *each.held_by, *each.admitted) if who])
     words = f"{largest.duration_ns / whole_ns:.0%} {label(largest.phase, largest.cause)}"
     return f"{words}, behind {behind}" if behind else words

@@ -106,6 +106,8 @@ def test_the_story_of_a_request_that_waited_behind_others() -> None:
     ]
     assert largest_part(found) == "65% waiting: sequence limit, behind requests 1001, 1002, 1003 and 3 others"
     assert largest_part(found, from_ns=found.first_token_ns).endswith("% decoding: computing")
+    blocked = made(timeline((1, "queue", "head_of_line", {"other": SequenceId(7, 0)})))
+    assert largest_part(blocked) == "100% waiting: head of the line, behind request 7"
     rows = list(part_rows(found))
     assert rows[0] == ["waiting: sequence limit", "900.000000", "64.9%"]
     assert rows[-1] == ["in all", "1,386.500000", "100.0%"]
