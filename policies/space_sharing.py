@@ -21,16 +21,15 @@ MILLION = 1_000_000
 
 
 class SpaceSharing(Batcher, frozen=True, kw_only=True):
-    """Like dynamic, but a prefill of more than `min_long_steps` target times leaves a part of each step to others: its
-    slack as a share of its deadline, at most `max_share`.
+    """Like dynamic, but a very long prefill leaves a share of the step to others: its slack over its deadline.
+
+    At most `max_share`; a prefill is very long that would take more than `min_long_steps` target times alone.
     """
 
     target_ms: Annotated[float, Meta(gt=0)] = 100
     #: Progress that a prompt makes in each step it is in, however long decodes alone take.
     min_chunk_tokens: Annotated[int, Meta(ge=1)] = 16
-    #: A prefill is very long that would take more than this many target times alone.
     min_long_steps: Annotated[int, Meta(ge=0)] = 10
-    #: Most of a step that one leaves.
     max_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
     #: As in edf and lrs: the deadline of a request that brought none, against which slack is measured.
     multiplier: Annotated[float, Meta(gt=0)] = 1.5
