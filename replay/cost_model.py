@@ -36,8 +36,8 @@ class Overheads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times around a step in ns. dispatch: from the launch to the start in an idle worker; between: from the end of a
     step to the start of one that was there already; report: from the end to the completion's being applied.
 
-    stalls: (from, to), stretches of the run's time axis in which the engine applied nothing, in order and apart: a
-    completion that is due in one is applied at its end. Meanwhile a worker may run out of work, which no mean shows.
+    stalls: (from, to), stretches of the run's time axis in which completions were late, in order and apart: one that
+    is due in a stretch is applied at its end. Meanwhile a worker may run out of work, which no mean shows.
     """
 
     dispatch_ns: NotNegative = 0
