@@ -127,7 +127,7 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
         LinearCost(base_ps=0), seed=seed, overheads=measure_overheads(steps, follows_run=follows_run), **named
     )
     if not follows_run:
-        model = structs.replace(model, ratios_ppm=_ratios(durations / predicted))
+        model = structs.replace(model, ratios_ppm=_ratios(durations, predicted))
     elif windows is not None:
         slowness = _slowness(windows.places, durations, predicted)
         model = structs.replace(
@@ -265,14 +265,22 @@ def _slowness(windows: Integers, durations: Floats, predicted: Floats) -> Floats
     return np.asarray((np.bincount(windows, durations) + prior) / (np.bincount(windows, predicted) + prior))
 
 
-def _ratios(ratios: Floats) -> list[int]:
-    """The sorted ratios as means of equally many, in ppm; their own mean is a million, so that sums stay right."""
+def _ratios(durations: Floats, predicted: Floats) -> list[int]:
+    """Quantiles of the ratios in ppm, each step counted by its predicted time; their mean is a million.
+
+    A stall of some milliseconds makes a ratio of ten in a step that takes two. Counted by steps, such ratios would be
+    drawn for long steps too, and take many times the stall; counted by time they stand for what they cost.
+    """
     import numpy as np
 
-    parts = np.array_split(np.sort(ratios), min(len(ratios), MAX_RATIOS))
-    means = np.array([part.mean() for part in parts])
-    means /= means.mean()
-    return [max(round(float(value) * MILLION), 1) for value in means]
+    ratios = durations / predicted
+    order = np.argsort(ratios)
+    shares = np.cumsum(predicted[order]) - predicted[order] / 2
+    count = min(len(ratios), MAX_RATIOS)
+    middles = (np.arange(count) + 0.5) / count * predicted.sum()
+    values = np.interp(middles, shares, ratios[order])
+    values /= values.mean()
+    return [max(round(float(value) * MILLION), 1) for value in values]
 
 
 def _best_windows(steps: Sequence[RecordedStep], features: Floats, durations: Floats) -> tuple[_Windows | None, float]:

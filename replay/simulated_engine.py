@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import NamedTuple
 
-from eventlm.config import Config
+from eventlm.config import Config, CoreConfig
 from eventlm.control.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
 from eventlm.replay.cost_model import CostModel
@@ -27,11 +27,16 @@ class SimulatedEngine(NamedTuple):
 
 
 def build_engine(
-    config: Config, workload: Workload, cost: CostModel, *, model_name: str = "simulated", recorded_blocks: int = 0
+    config: Config,
+    workload: Workload,
+    cost: CostModel,
+    *,
+    model_name: str = "simulated",
+    recorded: CoreConfig | None = None,
 ) -> SimulatedEngine:
     """Resolve a configuration as an engine's start does.
 
-    Without num_blocks in it there are `recorded_blocks`, or as many as the machine of the cost model has room for, or
+    Without num_blocks in it there are as many as were `recorded`, or as the machine of the cost model has room for, or
     else more than the workload can fill. Without max_model_len the context is as long as the longest request needs, as
     far as the blocks reach. Raises UsageError for what makes no sense.
     """
@@ -43,8 +48,8 @@ def build_engine(
     if num_blocks:
         if num_blocks < 2:
             raise UsageError(f"--num-blocks {num_blocks}: at least 2 are needed")
-    elif recorded_blocks:
-        num_blocks = recorded_blocks
+    elif recorded is not None:
+        num_blocks = recorded.num_blocks
         notes.append(f"{num_blocks:,} KV blocks, as recorded")
     elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
         num_blocks = machine_blocks(cost, block_size)
@@ -54,6 +59,11 @@ def build_engine(
     else:
         num_blocks = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
         notes.append(f"{num_blocks:,} KV blocks, more than the workload can fill; --num-blocks makes them scarce")
+    if recorded is not None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            here, there = getattr(config.scheduler, name), getattr(recorded, name)
+            if here != there:
+                notes.append(f"--{name.replace('_', '-')} is {here:,}; the run was recorded with {there:,}")
     max_model_len = _context(config, workload, num_blocks, notes)
     return SimulatedEngine(
         setup=make_setup(

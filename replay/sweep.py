@@ -150,7 +150,7 @@ class Sweep:
             loaded.workload,
             self._plan.cost,
             model_name=loaded.model_name,
-            recorded_blocks=loaded.num_blocks,
+            recorded=loaded.recorded,
         )
         return [plugin.record.source_hash for plugin in resolve_plugins(config.scheduler)]
 

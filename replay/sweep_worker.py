@@ -31,7 +31,7 @@ class CellRunner:
             loaded = self._load(spec)
             config = load_config(None, spec.options, environment={})
             engine = build_engine(
-                config, loaded.workload, spec.cost, model_name=loaded.model_name, recorded_blocks=loaded.num_blocks
+                config, loaded.workload, spec.cost, model_name=loaded.model_name, recorded=loaded.recorded
             )
             workload = loaded.workload.sped_up(spec.load_ppm)
             result = simulate(workload, engine.setup, spec.cost, predictor=engine.predictor)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import xxhash
 
 from eventlm.bus.run_folder import TRACE_NAME
+from eventlm.config import CoreConfig
 from eventlm.errors import UsageError
 from eventlm.replay.recorded_run import read_run
 from eventlm.replay.workload import Workload
@@ -21,11 +22,11 @@ OnProgress = Callable[[int, int], None]
 
 
 class LoadedWorkload(NamedTuple):
-    """A workload; of a recorded run also the name of its model, and how many blocks a replica had."""
+    """A workload; of a recorded run also the name of its model, and the limits of its engine."""
 
     workload: Workload
     model_name: str = "simulated"
-    num_blocks: int = 0
+    recorded: CoreConfig | None = None
 
 
 def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) -> LoadedWorkload:
@@ -33,7 +34,7 @@ def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) ->
     if Path(path).is_file() and not _is_trace(path):
         return LoadedWorkload(read_workload(path))
     run = read_run(path, on_progress=on_progress)
-    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core.num_blocks)
+    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core)
 
 
 def workload_hash(path: Path | str) -> str:

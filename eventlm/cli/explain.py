@@ -132,7 +132,7 @@ def _question(arguments: argparse.Namespace) -> Question:
     if arguments.slowest is not None:
         if arguments.slowest < 1:
             raise UsageError(f"--slowest {arguments.slowest}: at least 1 is needed")
-        if len(words) > 1:
+        if len(words) > 1 or (words and _NUMBER.fullmatch(words[0]) and not Path(words[0]).exists()):
             raise UsageError("--slowest takes no REQUEST: `eventlm explain [TRACE] --slowest N`")
         return Question(words[0] if words else LATEST, None)
     if arguments.by is not None:

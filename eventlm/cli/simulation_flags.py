@@ -78,7 +78,5 @@ def load_ingredients(arguments: argparse.Namespace) -> Ingredients:
     config = config_from_arguments(arguments)
     cost = read_cost_model(arguments.cost_model)
     loaded = read_workload(arguments.workload)
-    engine = build_engine(
-        config, loaded.workload, cost, model_name=loaded.model_name, recorded_blocks=loaded.num_blocks
-    )
+    engine = build_engine(config, loaded.workload, cost, model_name=loaded.model_name, recorded=loaded.recorded)
     return Ingredients(loaded.workload, cost, engine)

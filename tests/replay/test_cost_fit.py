@@ -108,6 +108,24 @@ def test_ratios_have_the_spread_of_the_run_and_a_mean_of_one() -> None:
     assert not model.slowness_ppm
 
 
+def test_a_stall_of_a_short_step_is_not_drawn_for_long_ones_as_often() -> None:
+    """Every tenth of the decodes takes ten times as long, which is a part of the run's time too small to draw."""
+    steps = run_of(2000)
+    short = sorted(durations(steps))[len(steps) // 4]
+    place = 0
+    noisy = []
+    for step in steps:
+        duration_ns = step.end_ns - step.start_ns
+        place += duration_ns <= short
+        factor = 10 if duration_ns <= short and place % 10 == 0 else 1
+        noisy.append(step._replace(end_ns=step.start_ns + duration_ns * factor))
+    model, _ = fit_cost(noisy, follows_run=False)
+    share_of_time = sum(d for d in durations(steps) if d <= short) / 10 / sum(durations(steps))
+    num_stalls = sum(ratio > 3 * MILLION for ratio in model.ratios_ppm)
+    assert num_stalls <= 2 * share_of_time * MAX_RATIOS + 1
+    assert num_stalls < MAX_RATIOS / 10 / 4
+
+
 def test_it_follows_a_machine_that_slows_down() -> None:
     """Twice as slow in the second half: the shape does not know, the time does."""
     half_ns = run_of(1000)[500].start_ns

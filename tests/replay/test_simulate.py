@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from eventlm.config import CoreConfig
 from eventlm.config.load import load_config
 from eventlm.config.objectives import Objectives
 from eventlm.errors import UsageError
@@ -129,6 +130,14 @@ def test_blocks_and_context_come_from_the_machine_and_the_workload() -> None:
     assert engine.setup.core.max_model_len == 3096
     assert "NVIDIA A100" in engine.notes[0]
     assert len(engine.predictor) == 5
+
+
+def test_blocks_come_from_the_recorded_run_and_other_limits_are_told() -> None:
+    config = load_config(None, {"max_num_seqs": 8}, environment={})
+    recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4)
+    engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
+    assert engine.setup.core.num_blocks == 123
+    assert engine.notes == ["123 KV blocks, as recorded", "--max-num-seqs is 8; the run was recorded with 4"]
 
 
 def test_blocks_without_a_machine_are_more_than_the_workload_can_fill() -> None:
