@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,6 @@ import msgspec
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.load import lower_first, read_toml
 from eventlm.config.options import nearest
-from eventlm.config.toml_text import toml_value
 from eventlm.errors import UsageError
 from eventlm.replay.cost_fit import FittedCost, fit_cost
 from eventlm.replay.cost_model import CostModel, LinearCost
@@ -20,7 +19,6 @@ from eventlm.replay.recorded_steps import StepCollector
 
 _FOLDER = Path(__file__).with_name("cost_models")
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.S)
-_VALUES_A_LINE = 12
 
 OnProgress = Callable[[int, int], None]
 
@@ -66,27 +64,6 @@ def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> Fit
     if not collector.steps:
         raise UsageError(f"{path}: no step was completed in it: there is nothing to fit a cost model to")
     return fit_cost(collector.steps, follows_run=False)
-
-
-def cost_model_text(model: LinearCost | RooflineCost, *, comments: Iterable[str] = ()) -> str:
-    """The model as TOML that `load_cost_model` reads, under lines of comment."""
-    tables = msgspec.to_builtins(model)
-    lines = [*(f"# {comment}" for comment in comments), *_pairs(tables)]
-    for name, table in tables.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{name}]", *_pairs(table)]
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(table: dict[str, object]) -> list[str]:
-    return [f"{key} = {_wrapped(value)}" for key, value in table.items() if not isinstance(value, dict)]
-
-
-def _wrapped(value: object) -> str:
-    if not isinstance(value, list) or len(value) <= _VALUES_A_LINE:
-        return toml_value(value)
-    rows = [value[first : first + _VALUES_A_LINE] for first in range(0, len(value), _VALUES_A_LINE)]
-    return "[\n" + "".join(f"    {', '.join(map(toml_value, row))},\n" for row in rows) + "]"
 
 
 def _from_toml(path: Path) -> CostModel:

@@ -60,8 +60,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     no_ops: facts of requests, steps and workers that had no effect; only an exact repetition has use for them.
     timers: with the times at which they were applied. start: the state of the engine where the log begins in the middle
-    of the run, and `num_skipped` how many requests were under way there; None, 0: it does not. num_unfinished: requests
-    that it does not show to their end.
+    of the run; None: it does not. num_unfinished: requests that it does not show to their end.
     """
 
     header: Header
@@ -74,9 +73,13 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     num_events: int
     last_ns: int
     start: StateSnapshot | None
-    num_skipped: int
     num_unfinished: int
     warnings: list[str]
+
+    @property
+    def num_skipped(self) -> int:
+        """Requests that were under way where the log begins."""
+        return len(self.start.requests) if self.start is not None else 0
 
 
 class _Sample(Struct, kw_only=True):
@@ -282,7 +285,6 @@ def read_run(
             num_events=log.num_lines,
             last_ns=reader.last_ns,
             start=reader.start,
-            num_skipped=len(reader.start.requests) if reader.start is not None else 0,
             num_unfinished=len(reader.live),
             warnings=log.warnings(),
         )

@@ -28,12 +28,11 @@ def to_toml(config: Config) -> str:
             if option.is_secret and value:
                 lines.append(f'# {option.name} = "{REDACTED}"  (set but not shown; give it in {API_KEY_VARIABLE})')
             else:
-                lines.append(f"{option.name} = {toml_value(value)}")
+                lines.append(f"{option.name} = {_value(value)}")
     return "\n".join(lines[1:]) + "\n"
 
 
-def toml_value(value: object) -> str:
-    """A value as TOML writes it. Raises TypeError for one that TOML has no type for."""
+def _value(value: object) -> str:
     match value:
         case bool():
             return str(value).lower()
@@ -44,9 +43,9 @@ def toml_value(value: object) -> str:
         case str():
             return _string(value)
         case list():
-            return "[" + ", ".join(map(toml_value, value)) + "]"
+            return "[" + ", ".join(map(_value, value)) + "]"
         case dict():
-            pairs = ", ".join(f"{_key(key)} = {toml_value(inner)}" for key, inner in value.items())
+            pairs = ", ".join(f"{_key(key)} = {_value(inner)}" for key, inner in value.items())
             return "{ " + pairs + " }" if pairs else "{}"
     raise TypeError(f"TOML has no {type(value).__name__}")
 
