@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from eventlm.events import Launched
-from eventlm.replay.workload import NEVER, Fate, WorkloadRequest
+from eventlm.replay.workload import Fate, WorkloadRequest
 from eventlm.types import WorkerEnd
 
 
@@ -63,8 +63,9 @@ class Sample:
         position, marks = total - self.prompt_tokens, self._marks
         while marks and marks[-1] <= position:
             marks.pop()
-        found = marks[-1] if marks else NEVER
-        self.flag_from = min(self.prompt_tokens + found - 1, (self.num_named + 1) * block_size)
+        self.flag_from = (self.num_named + 1) * block_size
+        if marks and self.prompt_tokens + marks[-1] <= self.flag_from:
+            self.flag_from = self.prompt_tokens + marks[-1] - 1
 
 
 class Watched(NamedTuple):
@@ -177,9 +178,12 @@ class SimulatedRequests:
     def _name(self, sample: Sample, num_blocks: int) -> list[int]:
         """Names of a sample's next blocks: its own as far as they are known, then new ones."""
         sample.num_named += num_blocks
+        first = self._next_name
+        if not sample.fate.blocks:
+            self._next_name += num_blocks
+            return list(range(first, first + num_blocks))
         names = list(islice(sample.blocks, num_blocks))
         if len(names) < num_blocks or 0 in names:
-            first = self._next_name
             fresh = iter(range(first, first + num_blocks))
             names = [name or next(fresh) for name in names] + list(islice(fresh, num_blocks - len(names)))
             self._next_name = next(fresh, first + num_blocks)

@@ -12,6 +12,8 @@ position in the log: blocks fall idle while an event is applied, in the order of
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -21,13 +23,10 @@ from eventlm.core.digest import MASK, to_hex
 
 #: Parent of a first block.
 ROOT = 0
-
-
-class Node(NamedTuple):
-    """A block of the tree."""
-
-    block: int
-    parent: int
+#: A block of the tree, and its parent's name. A plain tuple, because one is made for every block that is filled.
+Node = tuple[int, int]
+_HELD, _ALLOCATED, _RELEASED, _INSERTED = range(4)
+_MAX_CHANGES = 4096
 
 
 class Path(NamedTuple):
@@ -66,7 +65,9 @@ class BlockPool:
         self._name = [0] * self.num_blocks
         #: Idle blocks, least recently used first.
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self.digest = 0
+        self._digest = 0
+        #: What the digest lacks.
+        self._changes: list[int] = []
 
     @property
     def num_available(self) -> int:
@@ -81,9 +82,9 @@ class BlockPool:
         for name in names[:max_blocks]:
             node = tree.get(name)
             # A name may come back under another parent, whose own name the engine's bounded table had lost.
-            if node is None or node.parent != parent:
+            if node is None or node[1] != parent:
                 break
-            blocks.append(node.block)
+            blocks.append(node[0])
             parent = name
         return blocks
 
@@ -102,7 +103,7 @@ class BlockPool:
         parent = names[place - 1] if place else ROOT
         while place < max_blocks:
             node = tree.get(names[place])
-            if node is None or node.parent != parent:
+            if node is None or node[1] != parent:
                 break
             last, parent = node, names[place]
             place += 1
@@ -120,25 +121,21 @@ class BlockPool:
             if references[block] == 0:
                 del self._idle[block]
             references[block] += 1
-        self._note(blocks)
+        self._note(_HELD, blocks)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Blocks with one reference each. The caller has checked `num_available`."""
         references, names, free, idle = self.references, self._name, self._free, self._idle
-        blocks = []
-        changes = []
-        for _ in range(num_blocks):
-            if free:
-                block = free.pop()
-            else:
-                block, _ = idle.popitem(last=False)
-                name, names[block] = names[block], 0
-                del self.tree[name]
-                changes.append(~name)
-            references[block] = 1
-            changes.append(block)
+        blocks = free[: -num_blocks - 1 : -1]
+        del free[len(free) - len(blocks) :]
+        while len(blocks) < num_blocks:
+            block, _ = idle.popitem(last=False)
+            del self.tree[names[block]]
+            names[block] = 0
             blocks.append(block)
-        self._note(changes)
+        for block in blocks:
+            references[block] = 1
+        self._note(_ALLOCATED, blocks)
         return blocks
 
     def release(self, blocks: list[int]) -> None:
@@ -151,7 +148,7 @@ class BlockPool:
                     self._idle[block] = None
                 else:
                     self._free.append(block)
-        self._note([~block for block in blocks])
+        self._note(_RELEASED, blocks)
 
     def release_all(self, table: list[int]) -> None:
         """Release a whole table, deepest block first."""
@@ -161,25 +158,42 @@ class BlockPool:
         """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that
         the tree has already. Returns how many.
         """
-        tree = self.tree
+        tree, name_of = self.tree, self._name
         num_blocks = 0
         for name, block in zip(names, blocks, strict=True):
             if name in tree:
                 break
-            tree[name] = Node(block, parent)
-            self._name[block] = parent = name
+            tree[name] = (block, parent)
+            name_of[block] = parent = name
             num_blocks += 1
-        self._note(names[:num_blocks])
+        self._note(_INSERTED, names[:num_blocks])
         return num_blocks
 
-    def _note(self, changes: list[int]) -> None:
-        """Roll changes into the digest. It stands for the order of the free and idle blocks too, which follow from the
-        changes; a congruential step (Knuth's MMIX constants) is enough to tell two histories apart.
+    def _note(self, kind: int, changed: list[int]) -> None:
+        changes = self._changes
+        changes += (kind, len(changed))
+        changes += changed
+        if len(changes) > _MAX_CHANGES:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Add the changes to the digest: a checksum of all there were, so that it does not matter when this is done.
+        It stands for the order of the free and idle blocks too, which follow from the changes.
         """
-        digest = self.digest
-        for change in changes:
-            digest = (digest * 6364136223846793005 + change + 1442695040888963407) & MASK
-        self.digest = digest
+        layout = f"<{len(self._changes)}Q"
+        try:
+            data = struct.pack(layout, *self._changes)
+        except struct.error:
+            # A trace that somebody made may name its blocks by any integers.
+            data = struct.pack(layout, *(change & MASK for change in self._changes))
+        self._digest = zlib.crc32(data, self._digest)
+        self._changes.clear()
+
+    @property
+    def digest(self) -> int:
+        """32 bits that stand for the pool's history since its reset."""
+        self._fold()
+        return self._digest
 
     def snapshot(self) -> PoolSnapshot:
         """The pool as it is now; it shares the tree, so it is to be encoded before the pool changes."""
@@ -194,11 +208,11 @@ class BlockPool:
         self._free, self.tree = taken.free, taken.tree
         self._idle = OrderedDict.fromkeys(taken.idle)
         for name, node in taken.tree.items():
-            self._name[node.block] = name
+            self._name[node[0]] = name
         for table in tables:
             for block in table:
                 self.references[block] += 1
-        self.digest = int(taken.digest, 16)
+        self._digest = int(taken.digest, 16)
 
     def problems(self, tables: list[list[int]]) -> list[str]:
         """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is."""
@@ -214,12 +228,12 @@ class BlockPool:
         free = [block for block in range(self.num_blocks) if counts[block] == 0 and not self._name[block]]
         if sorted(self._idle) != idle or sorted(self._free) != free:
             found.append("free or idle blocks are not those without a reference")
-        for name, node in self.tree.items():
-            if self._name[node.block] != name:
-                found.append(f"block {node.block} is not the one that the tree names {name}")
-            parent = self.tree.get(node.parent)
-            if node.parent != ROOT and parent is None:
-                found.append(f"block {node.block} ({name}) has lost its parent {node.parent}")
-            if parent is not None and self.references[parent.block] < self.references[node.block]:
-                found.append(f"block {node.block} is held more often than its parent {parent.block}")
+        for name, (block, parent) in self.tree.items():
+            if self._name[block] != name:
+                found.append(f"block {block} is not the one that the tree names {name}")
+            above = self.tree.get(parent)
+            if parent != ROOT and above is None:
+                found.append(f"block {block} ({name}) has lost its parent {parent}")
+            if above is not None and self.references[above[0]] < self.references[block]:
+                found.append(f"block {block} is held more often than its parent {above[0]}")
         return found

@@ -99,11 +99,12 @@ class Replica:
         last = sequence.max_hit_blocks(block_size)
         while place < last and place == sequence.num_tree_blocks and not sequence.arrival.skip_cache_read:
             node = self.pool.tree.get(sequence.block_names[place])
-            if node is None or node.parent != (sequence.block_names[place - 1] if place else ROOT):
+            if node is None or node[1] != (sequence.block_names[place - 1] if place else ROOT):
                 break
-            self.pool.hold([node.block])
+            block = node[0]
+            self.pool.hold([block])
             self.pool.release([sequence.block_table[place]])
-            sequence.block_table[place] = node.block
+            sequence.block_table[place] = block
             sequence.shipped_blocks = min(sequence.shipped_blocks, place)
             place += 1
             sequence.num_tree_blocks = place

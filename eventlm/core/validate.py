@@ -82,7 +82,7 @@ def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -
         found.append("is in the wrong state for its prefill")
     for place, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
         node = replica.pool.tree.get(sequence.block_names[place])
-        if node is None or node.block != block:
+        if node is None or node[0] != block:
             found.append(f"holds block {block} at place {place}, which the tree has not")
             break
     return found

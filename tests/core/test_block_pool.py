@@ -212,3 +212,13 @@ def test_the_digest_tells_histories_apart_and_repeats() -> None:
 
     assert run([[1, 11], [2]]) == run([[1, 11], [2]])
     assert len({run([[1, 11], [2]]), run([[2], [1, 11]]), run([[1, 11], [3]]), run([[1], [2]])}) == 4
+
+
+def test_the_digest_takes_any_names_and_may_be_read_at_any_time() -> None:
+    read, unread = BlockPool(16), BlockPool(16)
+    for pool in (read, unread):
+        for names in ([-1, 1 << 70], [5, (1 << 64) - 1], [7]):
+            pool.release_all(fill(pool, names).table)
+            if pool is read:
+                assert pool.digest == pool.digest
+    assert read.digest == unread.digest != BlockPool(16).digest

@@ -28,7 +28,7 @@ DERIVED = {
         "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
     },
     Replica: {"index", "queue", "running", "num_partial", "admitted_tokens", "_paths"},
-    BlockPool: {"num_blocks", "references", "_name"},
+    BlockPool: {"num_blocks", "references", "_name", "_changes"},
     Sequence: {
         "arrival", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets", "contribution",
         "room_tokens",
@@ -38,7 +38,7 @@ DERIVED = {
 RENAMED = {
     CoreState: {"policy_name": "policy", "rng_digest": "rng_digest"},
     Replica: {"in_flight": "steps"},
-    BlockPool: {"_free": "free", "_idle": "idle"},
+    BlockPool: {"_free": "free", "_idle": "idle", "_digest": "digest"},
     Sequence: {"urgency": "key_in_line", "block_names": "generated_names", "view": "view_done_tokens"},
 }
 
