@@ -24,6 +24,7 @@ class SamplerParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     of a sequence in `bad_words` cannot be drawn behind its others in the output. Before `min_tokens` output tokens
     neither an end token nor a stop token is drawn. `seed` is an unsigned 64-bit integer; the engine draws and records
     one when the request brought none. `eos_token_ids` (unless `ignore_eos`) and `stop_token_ids` end the output.
+    `grammar` (llguidance's: Lark, or JSON that wraps one) is what the output must match; empty: anything.
 
     `logprobs` and `prompt_logprobs` ask for the log-probability of each output or prompt token, and for those of so
     many of the most likely ones beside it; None: not at all. They are the model's own: of the logits before anything
@@ -46,6 +47,7 @@ class SamplerParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 

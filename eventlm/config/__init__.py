@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventlm.config.server import ServerConfig
 from eventlm.config.structs import (
     CacheConfig,
     Config,
@@ -11,7 +12,6 @@ from eventlm.config.structs import (
     PluginSpec,
     RecordConfig,
     SchedulerConfig,
-    ServerConfig,
     WorkerConfig,
 )
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from eventlm.config.server import ServerConfig
 from eventlm.config.sizes import PATTERN as SIZE_PATTERN
 
 #: A plug-in and its parameters: `{"type": "edf", "multiplier": 2}`, on the command line `edf:multiplier=2`.
@@ -165,30 +166,6 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bool,
         Meta(description="keep what a warm-up has measured, and start without one the next time; no: measure anew"),
     ] = True
-
-
-class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """HTTP server."""
-
-    host: Annotated[
-        str,
-        Meta(
-            extra={"metavar": "ADDRESS"},
-            description="address to bind; anything but loopback exposes the server",
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to bind; 0 takes a free one")] = 8000
-    api_key: Annotated[
-        str,
-        Meta(
-            extra={"metavar": "KEY", "secret": True},
-            description="key that clients must send as a bearer token; better set EVENTLM_API_KEY",
-        ),
-    ] = ""
-    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
-    drain_seconds: Annotated[
-        int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
-    ] = 30
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from aiohttp import web
 from eventlm.server.context import CONTEXT
 from eventlm.server.errors import ApiError, from_http_exception, internal_error
 from eventlm.server.generation import Generation
+from eventlm.server.principal import ANYBODY, PRINCIPAL
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -125,6 +126,7 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     api_key = request.app[CONTEXT].config.api_key
     if api_key and request.path.startswith("/v1"):
         _check_key(request, api_key)
+    request[PRINCIPAL] = ANYBODY
     return await handler(request)
 
 

@@ -1,0 +1,31 @@
+"""Options of the HTTP server: section [server]."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """HTTP server."""
+
+    host: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "ADDRESS"},
+            description="address to bind; anything but loopback exposes the server",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to bind; 0 takes a free one")] = 8000
+    api_key: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "KEY", "secret": True},
+            description="key that clients must send as a bearer token; better set EVENTLM_API_KEY",
+        ),
+    ] = ""
+    max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
+    drain_seconds: Annotated[
+        int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
+    ] = 30
