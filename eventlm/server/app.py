@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+from typing import Any
+
+import msgspec
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
@@ -10,9 +14,20 @@ from eventlm.server.chat import chat_completions
 from eventlm.server.completions import completions
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.errors import model_not_found
+from eventlm.server.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.metrics import metrics
 from eventlm.server.middleware import HEALTH_PATH, METRICS_PATH, authenticate, generating, observe, set_request_id
-from eventlm.server.replies import Model, ModelList
+from eventlm.server.openapi import JSON, Endpoint, openapi_document
+from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
+from eventlm.server.replies import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Health,
+    Model,
+    ModelList,
+    Version,
+)
 
 
 def make_app(context: ServerContext) -> web.Application:
@@ -20,14 +35,11 @@ def make_app(context: ServerContext) -> web.Application:
     app = web.Application(middlewares=[observe, authenticate])
     app[CONTEXT] = context
     app.on_response_prepare.append(set_request_id)
-    router = app.router
-    router.add_post("/v1/chat/completions", generating(chat_completions), expect_handler=_expect)
-    router.add_post("/v1/completions", generating(completions), expect_handler=_expect)
-    router.add_get("/v1/models", _list_models, expect_handler=_expect)
-    router.add_get("/v1/models/{model:.+}", _get_model, expect_handler=_expect)
-    router.add_get(HEALTH_PATH, _health, expect_handler=_expect)
-    router.add_get(METRICS_PATH, metrics, expect_handler=_expect)
-    router.add_get("/version", _version, expect_handler=_expect)
+    for endpoint in ENDPOINTS:
+        handler = generating(endpoint.handler) if endpoint.generates else endpoint.handler
+        # A GET answers a HEAD too.
+        add = app.router.add_get if endpoint.method == "GET" else partial(app.router.add_route, endpoint.method)
+        add(endpoint.path, handler, expect_handler=_expect)
     return app
 
 
@@ -43,11 +55,13 @@ async def _expect(request: web.Request) -> None:
 
 
 async def _list_models(request: web.Request) -> web.Response:
+    """The models that requests may name."""
     context = request.app[CONTEXT]
     return json_response(ModelList(data=[_model(context, name) for name in context.engine.model_names]))
 
 
 async def _get_model(request: web.Request) -> web.Response:
+    """One of the models."""
     context = request.app[CONTEXT]
     name = request.match_info["model"]
     if name not in context.engine.model_names:
@@ -60,9 +74,50 @@ def _model(context: ServerContext, name: str) -> Model:
 
 
 async def _health(request: web.Request) -> web.Response:
+    """Whether requests can be taken."""
     request.app[CONTEXT].check_available()
-    return json_response({"status": "ready"})
+    return json_response(Health())
 
 
 async def _version(request: web.Request) -> web.Response:
-    return json_response({"version": __version__})
+    """The version of the server."""
+    return json_response(Version(version=__version__))
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    """This description of the server."""
+    return web.Response(body=_openapi_json(), content_type=JSON)
+
+
+@cache
+def _openapi_json() -> bytes:
+    return msgspec.json.encode(openapi_document(ENDPOINTS))
+
+
+#: All that the server answers. `/openapi.json` is made of it.
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        body=ChatCompletionRequest,
+        reply=ChatCompletion,
+        chunk=ChatCompletionChunk,
+        generates=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions,
+        body=CompletionRequest,
+        reply=Completion,
+        chunk=Completion,
+        generates=True,
+    ),
+    Endpoint("GET", "/v1/models", _list_models, reply=ModelList),
+    Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=Model),
+    Endpoint("GET", HEALTH_PATH, _health, reply=Health, errors=(503,), scope=None),
+    Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
+    Endpoint("GET", "/version", _version, reply=Version, scope=None),
+    Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
+)

@@ -23,6 +23,8 @@ from eventlm.server.context import CONTEXT
 from eventlm.server.metric_families import EngineCollector
 
 OPENMETRICS = "application/openmetrics-text"
+#: Of replies, by what the client accepts.
+MEDIA_TYPES = ("text/plain", OPENMETRICS)
 _TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 #: Last line of an OpenMetrics reply.

@@ -180,3 +180,15 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
     object: str = "list"
     data: list[Model]
+
+
+class Health(Struct, frozen=True):
+    """Reply of `/health`: requests are taken. A server that takes none answers 503."""
+
+    status: Literal["ready"] = "ready"
+
+
+class Version(Struct, frozen=True):
+    """Reply of `/version`."""
+
+    version: str
