@@ -9,11 +9,11 @@ import msgspec
 
 from eventlm.errors import CheckpointError
 from eventlm.offline.errors import InvalidInputError
+from eventlm.server.chat_messages import chat_messages
 from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
 from eventlm.server.errors import ApiError
 from eventlm.server.protocol import ChatCompletionRequest
 from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.validation import chat_messages
 
 
 class TextPrompt(TypedDict, total=False):
@@ -155,24 +155,13 @@ def _render(given: object, place: str, template: ChatTemplate, tokenizer: Tokeni
         raise InvalidInputError(f"{place} must be a list of messages, got {_kind(given)}")
     try:
         request = msgspec.convert({"model": "", "messages": list(given)}, ChatCompletionRequest)
-        messages = chat_messages(request)
         text = template.render(
-            messages, add_generation_prompt=options.add_generation_prompt, variables=dict(options.variables)
+            chat_messages(request, knows_developer=template.knows_developer),
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            variables=dict(options.variables),
         )
     except (ApiError, ChatTemplateError, msgspec.ValidationError) as error:
         raise InvalidInputError(f"{place}: {error}") from error
-    if options.continue_final_message:
-        text = _cut_after(text, messages[-1]["content"], place)
     # The template writes the special tokens itself.
     return _encoded(text, place, tokenizer, add_special_tokens=False)
-
-
-def _cut_after(text: str, final: str, place: str) -> str:
-    """The text up to the end of the final message, whose trailing space counts only if the template kept it."""
-    start = text.rfind(final.strip()) if final.strip() else -1
-    if start < 0:
-        raise InvalidInputError(
-            f"{place}: the chat template does not show the final message, so it cannot be continued"
-        )
-    kept = final.lstrip() if text.startswith(final.lstrip(), start) else final.strip()
-    return text[: start + len(kept)]

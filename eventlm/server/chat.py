@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from eventlm.server.chat_messages import chat_messages
 from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplateError
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.errors import invalid_value
@@ -27,7 +28,7 @@ from eventlm.server.replies import (
 )
 from eventlm.server.stream import answer
 from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.validation import chat_messages, check_request, engine_request
+from eventlm.server.validation import check_request, engine_request
 
 
 class ChatReplies:
@@ -46,7 +47,9 @@ class ChatReplies:
     def opening(self, choice: int) -> ChatCompletionChunk:
         return self._chunk([ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))])
 
-    def delta(self, output: ChoiceOutput) -> ChatCompletionChunk:
+    def delta(self, output: ChoiceOutput) -> ChatCompletionChunk | None:
+        if not output.text and output.logprobs is None:
+            return None
         logprobs = chat_logprobs(self._tokenizer, output)
         return self._chunk([ChatChunkChoice(output.choice, ChatDelta(content=output.text), logprobs)])
 
@@ -122,16 +125,28 @@ async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -
         raise invalid_value(
             "messages", "This model has no chat template; use /v1/completions, or a model that was made for chat."
         )
-    messages = chat_messages(body)
+    messages = chat_messages(body, knows_developer=template.knows_developer)
     variables = body.chat_template_kwargs or {}
     for name in variables:
         if name in RESERVED_NAMES:
             param = f"chat_template_kwargs.{name}"
             raise invalid_value(param, f"Invalid value for '{param}': the server sets this variable itself.")
-    add_generation_prompt = body.add_generation_prompt is not False
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise invalid_value(
+            "continue_final_message",
+            "'continue_final_message' and 'add_generation_prompt' exclude each other: the one goes on with the last "
+            "message, the other begins a new one.",
+        )
     try:
         return await context.encoder.encode_chat(
-            template, messages, add_generation_prompt=add_generation_prompt, variables=variables
+            template,
+            messages,
+            documents=body.documents,
+            add_generation_prompt=body.add_generation_prompt is not False and not continues,
+            continue_final_message=continues,
+            variables=variables,
+            add_special_tokens=bool(body.add_special_tokens),
         )
     except ChatTemplateError as error:
         raise invalid_value("messages", f"Invalid value for 'messages': {error}.") from error

@@ -23,6 +23,9 @@ RESERVED_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
 
+#: Put behind a message that is to be continued, to find its end in the text. A template that trims cuts its space off.
+_END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
 
 class ChatTemplateError(EventLMError):
     """A template refused the messages, or cannot be rendered with them."""
@@ -68,7 +71,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """A compiled chat template with the special tokens of its tokenizer (`bos_token`, `eos_token`, ...)."""
+    """A compiled chat template with the special tokens of its tokenizer (`bos_token`, `eos_token`, ...).
+
+    `knows_developer`: whether it says anything of the role of that name.
+    """
 
     def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
         try:
@@ -76,23 +82,39 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
+        self.knows_developer = "developer" in source
 
     def render(
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: dict[str, Any] | None = None,
     ) -> str:
-        """The prompt text for `messages`. Raises ChatTemplateError with the template's own message."""
-        arguments = {
-            **self._special_tokens,
-            **(variables or {}),
-            "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        """The prompt text for `messages`. Raises ChatTemplateError with the template's own message.
+
+        With `continue_final_message` it ends where the last message's content ends; its trailing space stays if the
+        template keeps it.
+        """
+        if continue_final_message:
+            *before, last = messages
+            messages = [*before, {**last, "content": last["content"] + _END_MARK}]
+        text = self._render(
+            {
+                **self._special_tokens,
+                **(variables or {}),
+                "messages": messages,
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _render(self, arguments: dict[str, Any]) -> str:
         try:
             return self._template.render(arguments)
         except RecursionError as error:
@@ -106,3 +128,10 @@ class ChatTemplate:
             ArithmeticError,
         ) as error:
             raise ChatTemplateError(f"the chat template cannot render these messages: {error}") from error
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_END_MARK.rstrip())
+    if end < 0:
+        raise ChatTemplateError("the chat template does not show the final message, so it cannot be continued")
+    return text[:end] if text.startswith(_END_MARK, end) else text[:end].rstrip()

@@ -36,7 +36,9 @@ class CompletionReplies:
     def opening(self, choice: int) -> None:
         return None
 
-    def delta(self, output: ChoiceOutput) -> Completion:
+    def delta(self, output: ChoiceOutput) -> Completion | None:
+        if not output.text and output.logprobs is None:
+            return None
         return self._chunk([CompletionChoice(output.choice, output.text, None, self._logprobs.make(output))])
 
     def finish(self, output: ChoiceOutput) -> Completion:

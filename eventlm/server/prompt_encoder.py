@@ -51,18 +51,30 @@ class PromptEncoder:
         template: ChatTemplate,
         messages: list[dict[str, Any]],
         *,
-        add_generation_prompt: bool,
-        variables: dict[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: dict[str, Any] | None = None,
+        add_special_tokens: bool = False,
     ) -> list[int]:
-        """The token ids of rendered messages. The template writes the special tokens itself."""
+        """The token ids of rendered messages. The template writes the special tokens, others only if asked for."""
 
         def work() -> list[int]:
-            text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
-            return self._tokenizer.encode(text, add_special_tokens=False)
+            text = template.render(
+                messages,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=variables,
+            )
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
         size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
-        # A variable may be of any size, and so may what a template makes of it.
-        return await self._run(INLINE_CHARACTERS + 1 if variables else size, work)
+        # These may be of any size, and so may what a template makes of them.
+        is_unbounded = variables or tools or documents or any("tool_calls" in message for message in messages)
+        return await self._run(INLINE_CHARACTERS + 1 if is_unbounded else size, work)
 
     async def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that must not occur so that the words do not."""

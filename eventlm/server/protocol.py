@@ -90,19 +90,38 @@ class GenerationRequest(Struct, kw_only=True):
 
 
 class ContentPart(Struct):
-    """One part of a message's content; only text parts are supported."""
+    """One part of a message's content: a text, or an assistant's refusal."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(Struct):
+    """The function that an assistant called; `arguments` is JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Struct):
+    """A call in an assistant's message."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
 
 
 class ChatMessage(Struct):
-    """One message of a conversation."""
+    """One message of a conversation. `reasoning_content` and `reasoning` are two names of the same."""
 
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: dict[str, Any] | None = None
 
 
@@ -114,7 +133,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -162,9 +183,7 @@ UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "continue_final_message": (False,),
     "chat_template": (),
-    "documents": ([],),
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,

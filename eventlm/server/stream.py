@@ -36,8 +36,8 @@ class ReplyFormat(Protocol):
         """The chunk that comes before a choice's text, if the endpoint has one."""
         ...
 
-    def delta(self, output: ChoiceOutput) -> Any:
-        """A chunk with text, log-probabilities or both."""
+    def delta(self, output: ChoiceOutput) -> Any | None:
+        """A chunk with what an output says, if it says anything: text may be held back."""
         ...
 
     def finish(self, output: ChoiceOutput) -> Any:
@@ -120,11 +120,11 @@ async def _stream(
 async def _output_events(
     generation: Generation, replies: ReplyFormat, usage_of: UsageOf | None
 ) -> AsyncGenerator[bytes]:
-    """What is sent of each output that says something: tokens whose text is held back may say nothing yet."""
+    """What is sent of each output that says something."""
     async with aclosing(_outputs(generation, replies.prompt_param)) as outputs:
         async for output in outputs:
-            says_something = output.text or output.logprobs is not None
-            data = _event(replies.delta(output), usage_of, output.choice) if says_something else b""
+            chunk = replies.delta(output)
+            data = b"" if chunk is None else _event(chunk, usage_of, output.choice)
             if output.finished is not None:
                 data += _event(replies.finish(output), usage_of, output.choice)
             if data:

@@ -17,14 +17,11 @@ from eventlm.server.protocol import (
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     ChatCompletionRequest,
-    ChatMessage,
     CompletionRequest,
-    ContentPart,
     GenerationRequest,
 )
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
-_ROLES = ("system", "developer", "user", "assistant")
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -125,46 +122,6 @@ def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
             f"{param}[{place}]",
             f"Invalid value for '{param}[{place}]': token ids are from 0 to {vocab_size - 1}.",
         )
-
-
-def chat_messages(request: ChatCompletionRequest) -> list[dict[str, Any]]:
-    """The messages as a chat template sees them. Raises ApiError for what it could not be given."""
-    if not request.messages:
-        raise invalid_value("messages", "Invalid value for 'messages': at least one message is needed.")
-    return [_chat_message(message, f"messages[{place}]") for place, message in enumerate(request.messages)]
-
-
-def _chat_message(message: ChatMessage, param: str) -> dict[str, Any]:
-    if message.role not in _ROLES:
-        known = ", ".join(f"'{role}'" for role in _ROLES)
-        raise invalid_value(f"{param}.role", f"Invalid value for '{param}.role': supported values are {known}.")
-    for name in ("tool_calls", "function_call"):
-        if getattr(message, name):
-            raise invalid_value(f"{param}.{name}", f"'{param}.{name}' is not supported yet.")
-    if message.content is None:
-        raise invalid_type(
-            f"{param}.content",
-            f"Invalid type for '{param}.content': expected a string or a list of parts, got null.",
-        )
-    content = message.content
-    if not isinstance(content, str):
-        content = "\n".join(_part_text(part, f"{param}.content[{place}]") for place, part in enumerate(content))
-    # Chat templates know no developer; that role is what OpenAI renamed system to.
-    rendered = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    if message.name is not None:
-        rendered["name"] = message.name
-    return rendered
-
-
-def _part_text(part: ContentPart, param: str) -> str:
-    if part.type != "text":
-        raise invalid_value(
-            f"{param}.type",
-            f"Invalid value for '{param}.type': this model takes text parts only, got '{part.type}'.",
-        )
-    if part.text is None:
-        raise invalid_type(f"{param}.text", f"Invalid type for '{param}.text': expected a string.")
-    return part.text
 
 
 def completion_prompts(request: CompletionRequest, vocab_size: int) -> list[str | list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -77,6 +79,61 @@ def test_same_text_as_transformers(theirs, source, add_generation_prompt, variab
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
     rendered = template.render(conversation, add_generation_prompt=add_generation_prompt, variables=variables)
     assert rendered == expected
+
+
+TOOLS = """\
+{%- if tools %}# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif -%}
+{%- for document in documents or [] %}[{{ document.title }}: {{ document.text }}]{% endfor -%}
+{%- for message in messages -%}
+<{{ message.role }}>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}
+{{ message.thinking }}{{ message.content -}}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
+{%- endfor -%}
+{%- if message.role == "tool" %}({{ message.tool_call_id }}){% endif %}</{{ message.role }}>
+{% endfor -%}
+"""
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "é"}}}
+WITH_TOOLS: list[Any] = [
+    {"role": "user", "content": "1+é?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "hm", "thinking": "hm"},
+    {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    {"role": "assistant", "content": " It is  "},
+]
+
+
+def test_tools_and_documents_as_in_transformers(theirs) -> None:
+    options: Any = {
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+        "documents": [{"title": "T", "text": "<x>"}],
+    }
+    for continues in (False, True):
+        expected = theirs.apply_chat_template(
+            WITH_TOOLS, chat_template=TOOLS, tokenize=False, continue_final_message=continues, **options
+        )
+        assert '"arguments": {"a": 1, "b": "é"}' in expected
+        found = ChatTemplate(TOOLS, {}).render(
+            WITH_TOOLS, add_generation_prompt=False, continue_final_message=continues, **options
+        )
+        assert found == expected
+
+
+@pytest.mark.parametrize("final", ["Sure,", " Sure, \n", "user", "", "a 🙂", "x" * 99 + "  "])
+@pytest.mark.parametrize("source", [CHATML, LLAMA, TOOLS], ids=["chatml", "llama", "tools"])
+def test_continued_as_in_transformers(theirs, source: str, final: str) -> None:
+    messages = [{"role": "user", "content": "Sure, user"}, {"role": "assistant", "content": final}]
+    expected = theirs.apply_chat_template(
+        messages, chat_template=source, tokenize=False, continue_final_message=True, add_generation_prompt=False
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+    assert template.render(messages, add_generation_prompt=False, continue_final_message=True) == expected
+    assert messages[1]["content"] == final
+
+
+def test_a_final_message_that_is_not_shown_cannot_be_continued() -> None:
+    with pytest.raises(ChatTemplateError, match="does not show the final message"):
+        ChatTemplate("{{ messages[0].content }}", {}).render([*WITH_TOOLS], continue_final_message=True)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ async def test_encode(repeats: int) -> None:
     messages = [{"role": "user", "content": text}]
     token_ids = await encoder.encode_chat(template, messages, add_generation_prompt=True, variables={"suffix": "!"})
     assert bytes(token_ids).decode() == text + "!"
+    template = ChatTemplate("{{ tools[0].name }}{{ documents[0].text }}{{ messages[0].content }}.", {})
+    token_ids = await encoder.encode_chat(
+        template, messages, tools=[{"name": "f"}], documents=[{"text": "d"}], continue_final_message=True,
+        add_special_tokens=True,
+    )  # fmt: skip
+    assert (token_ids[0], bytes(token_ids[1:]).decode()) == (256, f"fd{text}")
     encoder.close()
 
 
