@@ -30,8 +30,8 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
-        "/v1/models, /health, /metrics, /version; /openapi.json describes them. Without --model it is the\n"
-        "default model, fetched at its first use.\n\n"
+        "/tokenize, /detokenize, /v1/models, /health, /metrics, /version; /openapi.json describes them.\n"
+        "Without --model it is the default model, fetched at its first use.\n\n"
         "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them."

@@ -28,6 +28,15 @@ from eventlm.server.replies import (
     ModelList,
     Version,
 )
+from eventlm.server.tokenization import (
+    Detokenization,
+    DetokenizeRequest,
+    Tokenization,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 
 
 def make_app(context: ServerContext) -> web.Application:
@@ -113,6 +122,23 @@ ENDPOINTS = (
         reply=Completion,
         chunk=Completion,
         generates=True,
+    ),
+    *(
+        Endpoint(
+            "POST",
+            f"{prefix}/tokenize",
+            tokenize,
+            body=(TokenizeRequest, TokenizeChatRequest),
+            reply=Tokenization,
+            errors=(503,),
+        )
+        for prefix in ("", "/v1")
+    ),
+    *(
+        Endpoint(
+            "POST", f"{prefix}/detokenize", detokenize, body=DetokenizeRequest, reply=Detokenization, errors=(503,)
+        )
+        for prefix in ("", "/v1")
     ),
     Endpoint("GET", "/v1/models", _list_models, reply=ModelList),
     Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=Model),

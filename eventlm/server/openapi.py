@@ -46,16 +46,16 @@ class Parameter(NamedTuple):
 class Endpoint(NamedTuple):
     """One operation: its route, and what its description says.
 
-    body: struct of the JSON body. reply: type of a 200, None if it is not JSON but text. media_types: of the 200, by
-    what the client accepts. chunk: struct of a stream's events, where there can be one. generates: uses the engine,
-    see `middleware.generating`. errors: statuses beside those that follow from the rest. scope: what a key must allow;
-    None where none is asked for.
+    body: struct of the JSON body, or several of which it is one. reply: type of a 200, None if it is not JSON but
+    text. media_types: of the 200, by what the client accepts. chunk: struct of a stream's events, where there can be
+    one. generates: uses the engine, see `middleware.generating`. errors: statuses beside those that follow from the
+    rest. scope: what a key must allow; None where none is asked for.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    body: Any = None
+    body: Any | tuple[Any, ...] = None
     reply: Any = None
     media_types: tuple[str, ...] = (JSON,)
     chunk: Any = None
@@ -99,8 +99,12 @@ def _types(endpoints: Sequence[Endpoint]) -> Iterator[Any]:
     """Every type that the document refers to, each once."""
     seen = [ErrorEnvelope]
     for endpoint in endpoints:
-        seen += [endpoint.body, endpoint.reply, endpoint.chunk, *(each.type for each in endpoint.parameters)]
+        seen += [*_bodies(endpoint), endpoint.reply, endpoint.chunk, *(each.type for each in endpoint.parameters)]
     return iter(dict.fromkeys(type_ for type_ in seen if type_ is not None))
+
+
+def _bodies(endpoint: Endpoint) -> tuple[Any, ...]:
+    return endpoint.body if isinstance(endpoint.body, tuple) else (endpoint.body,)
 
 
 def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
@@ -114,7 +118,9 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     if description:
         operation["description"] = description
     if endpoint.body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[endpoint.body]}}}
+        bodies = [schemas[body] for body in _bodies(endpoint)]
+        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     if endpoint.scope is not None:
         # A server without keys asks nobody for one, but nobody administers it either.
         operation["security"] = [{"key": []}] if endpoint.scope == "admin" else [{}, {"key": []}]

@@ -80,6 +80,10 @@ class PromptEncoder:
         """The token sequences that must not occur so that the words do not."""
         return await self._run(sum(map(len, words)), lambda: bad_words_token_ids(self._tokenizer, words))
 
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of whole prompts or outputs, special tokens included."""
+        return await self._run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
+
     def close(self) -> None:
         """Give the threads back; texts that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -192,16 +192,26 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
 }
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=Struct)
 
 _MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
 
 
 def decode_request(body: bytes, type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
     """The request in `body`. Raises ApiError (400) that names the field at fault."""
+    return convert_request(decode_object(body), type_, unsupported)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError (400)."""
     raw = _decode_json(body)
     if not isinstance(raw, dict):
         raise invalid_type(None, "The request body must be a JSON object.")
+    return raw
+
+
+def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
+    """The request that a decoded body is. Raises ApiError (400) that names the field at fault."""
     try:
         request = msgspec.convert(raw, type_)
     except msgspec.ValidationError as error:

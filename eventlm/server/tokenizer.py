@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ class Tokenizer(ABC):
         """The bytes of a token, special ones included."""
         return self.special_bytes.get(token_id) or self.token_bytes(token_id)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The whole text of these tokens, special ones included; U+FFFD for parts of characters."""
+        return b"".join(map(self.raw_token_bytes, token_ids)).decode(errors="replace")
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return [self.raw_token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
+
 
 class CheckpointTokenizer(Tokenizer):
     """The tokenizer of a checkpoint folder: tokenizer.json and the small files beside it."""
@@ -78,6 +87,13 @@ class CheckpointTokenizer(Tokenizer):
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        # Unlike output, which continues a prompt, a whole text loses the space that its encoding put before it.
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def _mark_special(self) -> None:
         """Tokens that the configuration names (end of sequence and so on) are special even if tokenizer.json forgot."""
