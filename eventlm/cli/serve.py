@@ -70,18 +70,20 @@ async def _serve(config: Config) -> None:
 
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose
+    from eventlm.server.api_keys import ApiKeys
     from eventlm.server.context import ServerContext
     from eventlm.server.http_server import check_address, run_server
 
     log = structlog.get_logger("eventlm.serve")
     # A model may have to be fetched first: what would be in vain is found before that.
     await check_address(config.server)
+    keys = ApiKeys(config.server)
     config, no_record = _choose_record(config)
     engine, tokenizer, defaults, vocab_size, warnings = compose(config)
     for warning in [*no_record, *warnings, *_exposure(config.server)]:
         log.warning(warning)
-    context = ServerContext(engine, tokenizer, config.server, defaults=defaults, vocab_size=vocab_size)
-    with StopSignals() as signals:
+    context = ServerContext(engine, tokenizer, config.server, defaults=defaults, vocab_size=vocab_size, keys=keys)
+    with StopSignals(on_hangup=context.reload) as signals:
         try:
             await run_server(
                 context,
@@ -122,19 +124,21 @@ def _choose_record(config: Config) -> tuple[Config, list[str]]:
 
 
 def _exposure(config: ServerConfig) -> list[str]:
-    """A warning for a server that anybody on the network can use."""
-    if config.api_key:
-        return []
+    """Warnings for a server that others on the network can reach."""
     try:
         is_local = ipaddress.ip_address(config.host).is_loopback
     except ValueError:
         is_local = config.host == "localhost"
     if is_local:
         return []
-    return [
-        f"anybody who can reach {config.host or 'any address of this machine'}:{config.port} can use the server: "
-        "set EVENTLM_API_KEY, or bind 127.0.0.1"
-    ]
+    address = f"{config.host or 'any address of this machine'}:{config.port}"
+    warnings = []
+    if not config.api_key and not config.api_keys_file:
+        warnings.append(
+            f"anybody who can reach {address} can use the server: set EVENTLM_API_KEY, or --api-keys-file FILE, "
+            "or bind 127.0.0.1"
+        )
+    return warnings
 
 
 def _announce(url: str, engine: InferenceEngine) -> None:
@@ -142,7 +146,8 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     setup = engine.setup
     model = engine.model_names[0]
     record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
-    authorization = _AUTHORIZATION if setup.config.server.api_key else ""
+    has_keys = setup.config.server.api_key or setup.config.server.api_keys_file
+    authorization = _AUTHORIZATION if has_keys else ""
     hint = _TRY.format(url=url, model=model, authorization=authorization)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from types import TracebackType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Within `with`, in a running loop, signals set `stop` and then `cut` and end nothing by themselves."""
+    """Within `with`, in a running loop, signals set `stop` and then `cut` and end nothing by themselves.
 
-    def __init__(self) -> None:
+    SIGHUP calls `on_hangup`, where that is given.
+    """
+
+    def __init__(self, *, on_hangup: Callable[[], object] | None = None) -> None:
+        self._on_hangup = on_hangup
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
         #: The signal that set `stop`.
@@ -27,6 +32,8 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._receive, number)
+        if self._on_hangup is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         return self
 
     def __exit__(
@@ -35,6 +42,8 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+        if self._on_hangup is not None:
+            loop.remove_signal_handler(signal.SIGHUP)
 
     def _receive(self, number: signal.Signals) -> None:
         if self.stop.is_set():

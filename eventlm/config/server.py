@@ -25,6 +25,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="key that clients must send as a bearer token; better set EVENTLM_API_KEY",
         ),
     ] = ""
+    api_keys_file: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "FILE"},
+            description="TOML file of API keys, a table [[keys]] for each: name, key or its sha256, scopes (inference, "
+            "admin), service_class, limits; read again when it changes",
+        ),
+    ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
     drain_seconds: Annotated[
         int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")

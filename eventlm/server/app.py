@@ -16,7 +16,15 @@ from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.errors import model_not_found
 from eventlm.server.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.metrics import metrics
-from eventlm.server.middleware import HEALTH_PATH, METRICS_PATH, authenticate, generating, observe, set_request_id
+from eventlm.server.middleware import (
+    HEALTH_PATH,
+    METRICS_PATH,
+    SCOPES,
+    authenticate,
+    generating,
+    observe,
+    set_request_id,
+)
 from eventlm.server.openapi import JSON, Endpoint, openapi_document
 from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
 from eventlm.server.replies import (
@@ -44,8 +52,10 @@ def make_app(context: ServerContext) -> web.Application:
     app = web.Application(middlewares=[observe, authenticate])
     app[CONTEXT] = context
     app.on_response_prepare.append(set_request_id)
+    scopes = app[SCOPES] = {}
     for endpoint in ENDPOINTS:
         handler = generating(endpoint.handler) if endpoint.generates else endpoint.handler
+        scopes[handler] = endpoint.scope
         # A GET answers a HEAD too.
         add = app.router.add_get if endpoint.method == "GET" else partial(app.router.add_route, endpoint.method)
         add(endpoint.path, handler, expect_handler=_expect)

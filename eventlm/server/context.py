@@ -15,6 +15,7 @@ from eventlm.config import ServerConfig
 from eventlm.control.request import EngineRequest
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
+from eventlm.server.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, unavailable
 from eventlm.server.generation import Generation
@@ -28,7 +29,10 @@ LAST_WORDS_SECONDS = 5.0
 
 
 class ServerContext:
-    """One server's state. `vocab_size` is the model's: prompts of token ids must lie below it."""
+    """One server's state. `vocab_size` is the model's: prompts of token ids must lie below it.
+
+    `keys` are those of the configuration unless they are given. Raises UsageError if they cannot be read.
+    """
 
     def __init__(
         self,
@@ -38,10 +42,12 @@ class ServerContext:
         *,
         defaults: GenerationDefaults | None = None,
         vocab_size: int | None = None,
+        keys: ApiKeys | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.config = config
+        self.keys = ApiKeys(config) if keys is None else keys
         self.defaults = defaults or GenerationDefaults()
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.encoder = PromptEncoder(tokenizer)
@@ -52,6 +58,10 @@ class ServerContext:
         self._idle = asyncio.Event()
         self._idle.set()
         self._live: dict[int, Generation] = {}
+
+    def reload(self) -> None:
+        """Read again what may have changed on the disk."""
+        self.keys.reload()
 
     @property
     def num_running(self) -> int:

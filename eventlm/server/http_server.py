@@ -56,6 +56,7 @@ class HttpServer:
             make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
         self._server: asyncio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
         """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""
@@ -73,6 +74,7 @@ class HttpServer:
         except UsageError:
             await self._runner.cleanup()
             raise
+        self._watch = asyncio.create_task(self._context.keys.watch(), name="API keys")
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
@@ -84,6 +86,8 @@ class HttpServer:
         """Stop listening and close what is open."""
         if self._server is not None:
             self._server.close()
+        if self._watch is not None:
+            self._watch.cancel()
         await self._runner.cleanup()
         self._context.encoder.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 import secrets
 import time
@@ -12,10 +11,11 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from eventlm.server.api_keys import ApiKeys
 from eventlm.server.context import CONTEXT
 from eventlm.server.errors import ApiError, from_http_exception, internal_error
 from eventlm.server.generation import Generation
-from eventlm.server.principal import ANYBODY, PRINCIPAL
+from eventlm.server.principal import ANYBODY, PRINCIPAL, Principal, Scope
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -34,6 +34,8 @@ HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 #: What monitors poll: no news unless one looks for it.
 _POLLED = (HEALTH_PATH, METRICS_PATH)
+#: What a key must allow, by the handler; None where none is asked for.
+SCOPES = web.AppKey("scopes", dict[Handler, Scope | None])
 #: The error with which a stream ended whose status had long been sent.
 STREAM_ERROR = web.ResponseKey("stream_error", ApiError)
 
@@ -73,6 +75,9 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, started_
         "status": status,
         "duration_ms": (time.perf_counter_ns() - started_ns) // 1_000_000,
     }
+    principal = request.get(PRINCIPAL)
+    if principal is not None and principal.name:
+        fields["key"] = principal.name
     error = None if response is None else response.get(STREAM_ERROR)
     if error is not None:
         # An error ended the stream, which its status does not tell.
@@ -122,21 +127,37 @@ async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Everything under /v1 needs the configured key, if there is one."""
-    api_key = request.app[CONTEXT].config.api_key
-    if api_key and request.path.startswith("/v1"):
-        _check_key(request, api_key)
-    request[PRINCIPAL] = ANYBODY
+    """Say who asks, and refuse those who have no key of the right scope. A path that does not exist needs one too."""
+    keys = request.app[CONTEXT].keys
+    scope = request.app[SCOPES].get(request.match_info.handler, "inference")
+    request[PRINCIPAL] = principal = ANYBODY if scope is None else _find_principal(request, keys)
+    if scope is not None and scope not in principal.scopes:
+        raise _lacks_scope(scope, keys)
     return await handler(request)
 
 
-def _check_key(request: web.Request, api_key: str) -> None:
+def _find_principal(request: web.Request, keys: ApiKeys) -> Principal:
+    if not keys:
+        return ANYBODY
     headers = {"WWW-Authenticate": "Bearer"}
     scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not sent.strip():
         raise ApiError(401, "You did not provide an API key: send 'Authorization: Bearer KEY'.", headers=headers)
-    if not hmac.compare_digest(sent.strip().encode("utf-8", "surrogateescape"), api_key.encode()):
+    principal = keys.find(sent.strip())
+    if principal is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=headers)
+    return principal
+
+
+def _lacks_scope(scope: Scope, keys: ApiKeys) -> ApiError:
+    """403; where no key has the scope it says how to set one up."""
+    message = f"This needs an API key with the scope '{scope}'."
+    if not keys.has_scope(scope):
+        message += (
+            f" None is set up: put [[keys]] with name, sha256 and scopes = ['{scope}'] into a file and start the "
+            "server with --api-keys-file FILE."
+        )
+    return ApiError(403, message, code="missing_scope")
 
 
 def generating(handler: Handler) -> Handler:

@@ -7,6 +7,8 @@ from typing import Literal
 from aiohttp import web
 from msgspec import Struct
 
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits
+
 Scope = Literal["inference", "admin"]
 
 
@@ -15,13 +17,14 @@ class Principal(Struct, frozen=True, kw_only=True):
 
     name: of the key in the configuration; empty where no key is asked for. owner: stands for the key where what
     belongs to it must be told from what does not (streams, explanations, prefix caches); it gives nothing away of the
-    key itself. service_class: of its requests, unless they name another.
+    key itself. service_class: of its requests, unless they name another. limits: of what they may use.
     """
 
     name: str = ""
     owner: str = ""
     scopes: tuple[Scope, ...] = ("inference",)
     service_class: str = ""
+    limits: RateLimits = NO_LIMITS
 
 
 #: Where no key is asked for. Admin endpoints always ask for one.

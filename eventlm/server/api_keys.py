@@ -1,0 +1,191 @@
+"""API keys: who may use the server, for what, and how much. From a TOML file, the configuration, or both.
+
+    [[keys]]
+    name = "alice"                         # what the log calls it
+    sha256 = "5e88...9d"                   # of the key; or the key itself: key = "sk-..."
+    scopes = ["inference"]                 # or "admin", or both
+    service_class = "interactive"          # of its requests, unless they name another
+    limits = { requests_per_minute = 60, tokens_per_minute = 100_000, concurrent_requests = 8 }
+
+Keys are found by a digest under a key of this process, so that the time that a look-up takes says nothing of any key
+and does not grow with their number. A file that has changed takes effect at once; one that is broken changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import stat
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import structlog
+from msgspec import Meta, Struct, field
+
+from eventlm.config import ServerConfig
+from eventlm.config.load import lower_first, read_toml
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits
+from eventlm.errors import UsageError
+from eventlm.server.principal import Principal, Scope
+
+_log = structlog.get_logger("eventlm.server")
+
+#: How often a file of keys is looked at.
+POLL_SECONDS = 2.0
+#: Name of the one key of --api-key and EVENTLM_API_KEY.
+CONFIGURED_NAME = "default"
+_OTHERS = stat.S_IROTH | stat.S_IWOTH
+
+
+class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[keys]]` table of the file: either `key` or `sha256` (64 hex digits of it)."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
+    key: Annotated[str, Meta(min_length=1)] = ""
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] = ""
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)] = ("inference",)
+    service_class: str = ""
+    limits: RateLimits = NO_LIMITS
+
+
+class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file as a whole."""
+
+    keys: Annotated[list[KeyEntry], Meta(min_length=1)] = field(default_factory=list)
+
+
+class _Version(NamedTuple):
+    """What tells one version of a file from the next without reading it."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class ApiKeys:
+    """The keys in force. Raises UsageError if the configured file cannot be used."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._path = Path(config.api_keys_file) if config.api_keys_file else None
+        self._configured = _principals([KeyEntry(name=CONFIGURED_NAME, key=config.api_key)]) if config.api_key else {}
+        self._secret = secrets.token_bytes(32)
+        self._version = self._stat()
+        self._by_digest = self._load()
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, key: str) -> Principal | None:
+        """Whose key this is; None if nobody's."""
+        digest = self._digest(sha256(key.encode("utf-8", "surrogateescape")).digest())
+        found = self._by_digest.get(digest)
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def has_scope(self, scope: Scope) -> bool:
+        """Whether any key may do this."""
+        return any(scope in principal.scopes for _, principal in self._by_digest.values())
+
+    def reload(self) -> bool:
+        """Read the file again. If it cannot be used, the keys stay as they are and the log says why."""
+        self._version = self._stat()
+        try:
+            self._by_digest = self._load()
+        except UsageError as error:
+            _log.error("the API keys were not reloaded, those before stay in force", error=str(error))
+            return False
+        if self._path is not None:
+            _log.info("API keys reloaded", file=str(self._path), num_keys=len(self))
+        return True
+
+    async def watch(self) -> None:
+        """Reload whenever the file changes; runs until it is cancelled."""
+        while self._path is not None:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._stat() != self._version:
+                self.reload()
+
+    def _stat(self) -> _Version | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return _Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _load(self) -> dict[bytes, tuple[bytes, Principal]]:
+        principals = dict(self._configured)
+        if self._path is not None:
+            principals |= _principals(read_key_file(self._path))
+        by_digest = {self._digest(digest): principal for digest, principal in principals.items()}
+        return {digest: (digest, principal) for digest, principal in by_digest.items()}
+
+    def _digest(self, key_sha256: bytes) -> bytes:
+        return blake2b(key_sha256, digest_size=32, key=self._secret).digest()
+
+
+def read_key_file(path: Path) -> list[KeyEntry]:
+    """The entries of a file of keys. Raises UsageError that says where it is wrong, and never shows a key."""
+    _check_mode(path)
+    tables = read_toml(path, what="the API keys")
+    try:
+        entries = msgspec.convert(tables, KeyFile).keys
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {lower_first(str(error))}") from None
+    if not entries:
+        raise UsageError(f"{path} has no [[keys]] table: nobody could use the server")
+    for place, entry in enumerate(entries):
+        if bool(entry.key) == bool(entry.sha256):
+            raise UsageError(f"{path}, [[keys]] {place + 1} ({entry.name}): give either key or sha256")
+    _check_unique(path, entries)
+    if any(entry.key for entry in entries):
+        _check_mode(path, has_keys=True)
+    return entries
+
+
+def _check_mode(path: Path, *, has_keys: bool = False) -> None:
+    """Nobody else may write the file, nor read it if a key stands in it."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise UsageError(f"cannot read the API keys {path}: {error.strerror}") from error
+    if mode & stat.S_IWOTH:
+        raise UsageError(f"{path} can be written by everybody: chmod 600 {path}")
+    if has_keys and mode & _OTHERS:
+        raise UsageError(f"{path} has keys in it and can be read by everybody: chmod 600 {path}, or give their sha256")
+
+
+def _check_unique(path: Path, entries: list[KeyEntry]) -> None:
+    names: set[str] = set()
+    name_of: dict[bytes, str] = {}
+    for entry in entries:
+        if entry.name in names:
+            raise UsageError(f"{path}: two keys have the name {entry.name!r}")
+        other = name_of.setdefault(_sha256_of(entry), entry.name)
+        if other != entry.name:
+            raise UsageError(f"{path}: {other!r} and {entry.name!r} are the same key")
+        names.add(entry.name)
+
+
+def _principals(entries: list[KeyEntry]) -> dict[bytes, Principal]:
+    """By the SHA-256 of each key."""
+    found = {}
+    for entry in entries:
+        digest = _sha256_of(entry)
+        owner = blake2b(entry.name.encode(), digest_size=16, key=digest).hexdigest()
+        found[digest] = Principal(
+            name=entry.name,
+            owner=owner,
+            scopes=entry.scopes,
+            service_class=entry.service_class,
+            limits=entry.limits,
+        )
+    return found
+
+
+def _sha256_of(entry: KeyEntry) -> bytes:
+    return bytes.fromhex(entry.sha256) if entry.sha256 else sha256(entry.key.encode()).digest()
