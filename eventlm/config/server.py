@@ -6,6 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from eventlm.config.sizes import PATTERN as SIZE_PATTERN
+
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """HTTP server."""
@@ -37,3 +39,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_seconds: Annotated[
         int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
     ] = 30
+    resume_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86_400,
+            description="how long a stream whose client lost its connection goes on, and can be resumed with "
+            "GET /v1/stream/ID and Last-Event-ID; 0 cancels it at once",
+        ),
+    ] = 0
+    resume_memory: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{SIZE_PATTERN}$",
+            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
+            description="memory for streams that can be resumed; over it the oldest cannot be resumed any more",
+        ),
+    ] = "256MiB"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.bus.recorder import Recorder
+from eventlm.config.sizes import memory_bytes
 from eventlm.config.state_folder import runs_folder
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
@@ -35,10 +37,14 @@ from eventlm.control.request import (
     ContextLengthError,
     EngineRequest,
     EngineUnavailableError,
+    OnOutput,
     QueueFullError,
     RequestHandle,
+    ResumedReply,
+    Submission,
 )
 from eventlm.control.request_check import check_request
+from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
 from eventlm.core.predictor import Predictor
 from eventlm.errors import EventLMError
@@ -76,6 +82,7 @@ class InferenceEngine:
         self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self.registry = self._make_registry()
         self._live_replicas = setup.core.num_replicas
         self._replicas = [
             ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
@@ -196,11 +203,28 @@ class InferenceEngine:
             digest_key=self._digest_key,
         )
 
-    async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
+    def _make_registry(self) -> RequestRegistry:
+        config = self.setup.config.server
+        return RequestRegistry(
+            keep_ns=config.resume_seconds * 1_000_000_000,
+            max_bytes=memory_bytes(config.resume_memory),
+            now_ns=self.now_ns,
+            cancel=self.cancel,
+            wake=lambda delay_ns: self._loop.call_later(delay_ns / 1e9, self.registry.expire) if self._loop else None,
+        )
+
+    async def submit(
+        self,
+        group: Sequence[EngineRequest],
+        *,
+        submission: Submission | None = None,
+        on_output: OnOutput | None = None,
+    ) -> list[RequestHandle]:
         """Admit a group as one; a handle for each request.
 
-        Raises QueueFullError, EngineUnavailableError, and what `check_request` finds. If the caller is cancelled while
-        it waits, the requests are cancelled too.
+        With a `submission` the group can be found by its id in the `registry`. With `on_output` all outputs go there,
+        in the engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
+        and what `check_request` finds. If the caller is cancelled while it waits, the requests are cancelled too.
         """
         if self.state != "ready":
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
@@ -211,10 +235,21 @@ class InferenceEngine:
         if not self.setup.config.cache.prefix_cache:
             group = [structs.replace(request, skip_cache_read=True) for request in group]
         driver, loop = self._require_driver(), asyncio.get_running_loop()
-        handles = [RequestHandle(-1, request.n, self._end_text, self.cancel) for request in group]
+        handles = [
+            RequestHandle(
+                -1, request.n, self._end_text, self.cancel, put=on_output and functools.partial(on_output, place)
+            )
+            for place, request in enumerate(group)
+        ]
+        sinks = [handle.put for handle in handles]
+        reply = Reply(submission, group, sinks) if submission is not None else None
+        if reply is not None:
+            sinks = self.registry.sinks(reply)
         admitted: asyncio.Future[RejectReason | None] = loop.create_future()
 
         def on_admission(reason: RejectReason | None, seqs: list[int]) -> None:
+            if reply is not None and reason is None:
+                self.registry.add(reply, seqs)
             for handle, seq in zip(handles, seqs, strict=True):
                 handle.request = seq
                 if admitted.cancelled() and reason is None:
@@ -222,7 +257,7 @@ class InferenceEngine:
             if not admitted.done():
                 admitted.set_result(reason)
 
-        driver.submit([(request, handle.put) for request, handle in zip(group, handles, strict=True)], on_admission)
+        driver.submit(list(zip(group, sinks, strict=True)), on_admission)
         self._wake()
         self._undecided.append(admitted)
         try:
@@ -239,6 +274,19 @@ class InferenceEngine:
         if reason is not None:
             raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {self.max_model_len} tokens")
         return handles
+
+    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+        """Read a reply again, from its first output on; its reader until now ends. Raises UnknownReplyError."""
+        return self.registry.resume(reply_id, owner, on_output)
+
+    def leave(self, reply_id: str, reader: int) -> None:
+        """A reader of a resumable reply (0: who submitted it) is gone. Without one it ends after a while."""
+        self.registry.leave(reply_id, reader)
+
+    async def cancel_reply(self, reply_id: str, owner: str) -> None:
+        """End the requests of a reply. Raises UnknownReplyError."""
+        for request in self.registry.find(reply_id, owner).requests:
+            self.cancel(request)
 
     def cancel(self, request: int, reason: str = "client") -> None:
         """End a request; nothing if it has ended."""

@@ -34,6 +34,10 @@ class EngineUnavailableError(EventLMError):
     """The engine is loading, draining or dead."""
 
 
+class UnknownReplyError(EventLMError):
+    """There is no such reply, not any more, or it belongs to somebody else."""
+
+
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
 
@@ -69,7 +73,30 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     front_end: int = 0
 
 
-class TokensOutput(Struct, frozen=True):
+class Submission(Struct, frozen=True, kw_only=True):
+    """What a group of requests is for its edge: one reply.
+
+    reply_id: the reply's public id, such as `chatcmpl-...`. owner: whom it belongs to (`Principal.owner`). edge_state:
+    what an edge needs to make the same reply from the same outputs again; nothing to the engine. is_resumable: whether
+    the outputs are kept for a client that lost its connection.
+    """
+
+    reply_id: str
+    owner: str = ""
+    edge_state: bytes = b""
+    is_resumable: bool = False
+
+
+class ResumedReply(Struct, frozen=True, kw_only=True):
+    """A reply that is read again: what was submitted, the seqs of its arrivals, and the number of the new reader."""
+
+    submission: Submission
+    group: list[EngineRequest]
+    requests: list[int]
+    reader: int
+
+
+class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):
     """New tokens of sequence `index`; their fact is in the trace. `start` is the place of the first in the output."""
 
     index: int
@@ -78,7 +105,7 @@ class TokensOutput(Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
-class PromptLogprobsOutput(Struct, frozen=True):
+class PromptLogprobsOutput(Struct, frozen=True, tag="prompt_logprobs", array_like=True):
     """Log-probabilities of prompt tokens from place `start` on, as sequence `index` computed them.
 
     They come in the order of the prompt, but some may come again after a preemption.
@@ -89,14 +116,14 @@ class PromptLogprobsOutput(Struct, frozen=True):
     logprobs: TokenLogprobs
 
 
-class EmbeddingOutput(Struct, frozen=True):
+class EmbeddingOutput(Struct, frozen=True, tag="embedding", array_like=True):
     """The pooled embedding of the prompt, little-endian float32, as sequence `index` computed it."""
 
     index: int
     embedding: bytes
 
 
-class ClosingOutput(Struct, frozen=True):
+class ClosingOutput(Struct, frozen=True, tag="closing", array_like=True):
     """Sequence `index` ended at `position` output tokens; the edge owes its `text_ended` if it has not sent it."""
 
     index: int
@@ -104,7 +131,7 @@ class ClosingOutput(Struct, frozen=True):
     position: int
 
 
-class FinishedOutput(Struct, frozen=True):
+class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     """Sequence `index` is over. Only its first `position` tokens belong to the output."""
 
     index: int
@@ -113,13 +140,21 @@ class FinishedOutput(Struct, frozen=True):
     cached_tokens: int
 
 
+class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):
+    """Says nothing of a request: another reader reads its reply from now on, and this one shall end."""
+
+
 RequestOutput = Union[TokensOutput, PromptLogprobsOutput, EmbeddingOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
+#: Gets what the engine says of a group, in the order in which it says it: the place of the request in the group, and
+#: an output, or the error that ends the request.
+OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]
 
 
 class RequestHandle:
     """A live request as its edge sees it. Iterating ends after the last sequence's `FinishedOutput`.
 
-    `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first.
+    `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first. With `put`, what
+    the engine says goes there, and there is nothing to iterate over.
     """
 
     def __init__(
@@ -128,12 +163,15 @@ class RequestHandle:
         n: int,
         text_ended: Callable[[int, int, int, str], None],
         cancel: Callable[[int, str], None],
+        put: Callable[[RequestOutput | EventLMError], None] | None = None,
     ) -> None:
         self.request = request
         self._unfinished = n
         self._text_ended = text_ended
         self._cancel = cancel
         self._outputs: asyncio.Queue[RequestOutput | EventLMError] = asyncio.Queue()
+        #: The engine's side: takes an output, or the error that ends the request.
+        self.put = put or self._outputs.put_nowait
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self
@@ -148,10 +186,6 @@ class RequestHandle:
         if isinstance(output, FinishedOutput):
             self._unfinished -= 1
         return output
-
-    def put(self, output: RequestOutput | EventLMError) -> None:
-        """The engine's side: queue an output, or the error that ends the request."""
-        self._outputs.put_nowait(output)
 
     def text_ended(self, index: int, position: int, reason: str = "") -> None:
         """Tell the engine that the text of sequence `index` ends at `position` tokens, or was looked at to there."""

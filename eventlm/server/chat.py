@@ -39,7 +39,7 @@ class ChatReplies:
     def __init__(self, model: str, tokenizer: Tokenizer, *, with_usage: bool) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._id = f"chatcmpl-{secrets.token_hex(16)}"
+        self.reply_id = f"chatcmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
         #: Chunks of a stream that will report its usage carry a null until then.
         self._no_usage: UnsetType | None = None if with_usage else UNSET
@@ -64,7 +64,7 @@ class ChatReplies:
     def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> ChatCompletion:
         [request] = generation.group
         return ChatCompletion(
-            id=self._id,
+            id=self.reply_id,
             created=self._created,
             model=self._model,
             choices=[self._choice(output) for output in choices],
@@ -84,7 +84,7 @@ class ChatReplies:
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            id=self._id,
+            id=self.reply_id,
             created=self._created,
             model=self._model,
             choices=choices,
@@ -112,10 +112,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             ready_ns=context.engine.now_ns(),
         )
     ]
-    generation = await context.submit(group, prompt_param=ChatReplies.prompt_param)
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     replies = ChatReplies(body.model, context.tokenizer, with_usage=with_usage)
-    return await answer(request, body, generation, replies)
+    return await answer(request, body, group, replies)
 
 
 async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -> list[int]:

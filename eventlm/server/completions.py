@@ -29,7 +29,7 @@ class CompletionReplies:
         self._model = model
         self._tokenizer = tokenizer
         self._logprobs = CompletionLogprobsMaker(tokenizer, skip_special_tokens=skip_special_tokens)
-        self._id = f"cmpl-{secrets.token_hex(16)}"
+        self.reply_id = f"cmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._no_usage: UnsetType | None = None if with_usage else UNSET
 
@@ -67,7 +67,7 @@ class CompletionReplies:
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         return Completion(
-            id=self._id,
+            id=self.reply_id,
             created=self._created,
             model=self._model,
             choices=choices,
@@ -82,7 +82,6 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
     check_request(body, context.limits)
     group = await _group(context, body, received_ns)
-    generation = await context.submit(group, prompt_param=CompletionReplies.prompt_param)
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     replies = CompletionReplies(
         body.model,
@@ -90,7 +89,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         with_usage=with_usage,
         skip_special_tokens=body.skip_special_tokens is not False,
     )
-    return await answer(request, body, generation, replies)
+    return await answer(request, body, group, replies)
 
 
 async def _group(context: ServerContext, body: CompletionRequest, received_ns: int) -> list[EngineRequest]:

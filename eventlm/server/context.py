@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.config import ServerConfig
-from eventlm.control.request import EngineRequest
+from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
 from eventlm.server.api_keys import ApiKeys
@@ -87,10 +87,10 @@ class ServerContext:
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
 
-    async def submit(self, group: list[EngineRequest], *, prompt_param: str) -> Generation:
+    async def submit(self, group: list[EngineRequest], submission: Submission, *, prompt_param: str) -> Generation:
         """Hand a group to the engine. Raises ApiError. `release` the generation in the end."""
         try:
-            generation = await generations.submit(self.engine, self.tokenizer, group)
+            generation = await generations.submit(self.engine, self.tokenizer, group, submission)
         except EventLMError as error:
             raise from_engine_error(error, prompt_param=prompt_param) from error
         # The seq of a request's arrival in the trace; a body of several prompts has consecutive ones.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from eventlm.control.metrics_components import EngineMetrics
-from eventlm.control.request import EngineRequest, RequestHandle
+from eventlm.control.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
 
 
 class Engine(Protocol):
@@ -35,6 +35,30 @@ class Engine(Protocol):
         """All figures of this moment."""
         ...
 
-    async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
-        """Admit the group as one. Raises QueueFullError, ContextLengthError or EngineUnavailableError."""
+    async def submit(
+        self,
+        group: Sequence[EngineRequest],
+        *,
+        submission: Submission | None = None,
+        on_output: OnOutput | None = None,
+    ) -> list[RequestHandle]:
+        """Admit the group as one. With `on_output` all outputs go there, in order, and none to the handles.
+
+        Raises QueueFullError, ContextLengthError or EngineUnavailableError.
+        """
+        ...
+
+    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+        """Read a resumable reply again: `on_output` gets its outputs from the first on, in order.
+
+        The reader until now is told by a `TakenOver`. Raises UnknownReplyError.
+        """
+        ...
+
+    def leave(self, reply_id: str, reader: int) -> None:
+        """A reader of a resumable reply (0: who submitted it) is gone; nothing if another has taken over."""
+        ...
+
+    async def cancel_reply(self, reply_id: str, owner: str) -> None:
+        """End the requests of a reply. Raises UnknownReplyError."""
         ...

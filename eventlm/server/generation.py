@@ -19,6 +19,7 @@ from eventlm.control.request import (
     PromptLogprobsOutput,
     RequestHandle,
     RequestOutput,
+    Submission,
     TokensOutput,
 )
 from eventlm.errors import EventLMError
@@ -63,20 +64,22 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
     )
 
 
-async def submit(engine: Engine, tokenizer: Tokenizer, group: Sequence[EngineRequest]) -> Generation:
+async def submit(
+    engine: Engine, tokenizer: Tokenizer, group: Sequence[EngineRequest], submission: Submission | None = None
+) -> Generation:
     """Hand a group to the engine. A caller that is cancelled meanwhile leaves nothing behind in the engine."""
-    submission = asyncio.ensure_future(engine.submit(group))
+    submitting = asyncio.ensure_future(engine.submit(group, submission=submission))
     try:
-        handles = await asyncio.shield(submission)
+        handles = await asyncio.shield(submitting)
     except asyncio.CancelledError:
-        submission.add_done_callback(_cancel_submitted)
+        submitting.add_done_callback(_cancel_submitted)
         raise
     return Generation(tokenizer, group, handles)
 
 
-def _cancel_submitted(submission: asyncio.Future[list[RequestHandle]]) -> None:
-    if not submission.cancelled() and submission.exception() is None:
-        for handle in submission.result():
+def _cancel_submitted(submitting: asyncio.Future[list[RequestHandle]]) -> None:
+    if not submitting.cancelled() and submitting.exception() is None:
+        for handle in submitting.result():
             handle.cancel()
 
 

@@ -10,11 +10,13 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error
 from eventlm.server.generation import ChoiceOutput, Generation, join_outputs
 from eventlm.server.middleware import GENERATION, STREAM_ERROR
+from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import GenerationRequest, StreamOptions
 from eventlm.server.replies import Usage
 
@@ -31,6 +33,8 @@ class ReplyFormat(Protocol):
 
     #: Field that holds the prompt, for errors.
     prompt_param: str
+    #: The reply's public id.
+    reply_id: str
 
     def opening(self, choice: int) -> Any | None:
         """The chunk that comes before a choice's text, if the endpoint has one."""
@@ -54,9 +58,11 @@ class ReplyFormat(Protocol):
 
 
 async def answer(
-    request: web.Request, body: GenerationRequest, generation: Generation, replies: ReplyFormat
+    request: web.Request, body: GenerationRequest, group: list[EngineRequest], replies: ReplyFormat
 ) -> web.StreamResponse:
-    """Answer with what is generated. However this ends, the generation is released."""
+    """Submit a group and answer with what is generated."""
+    submission = Submission(reply_id=replies.reply_id, owner=request[PRINCIPAL].owner)
+    generation = await request.app[CONTEXT].submit(group, submission, prompt_param=replies.prompt_param)
     request[GENERATION] = generation
     try:
         if not body.stream:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from eventlm.control.live_requests import Sink
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
@@ -15,10 +17,14 @@ from eventlm.control.request import (
     ClosingOutput,
     EngineRequest,
     FinishedOutput,
+    OnOutput,
     PromptLogprobsOutput,
     RequestHandle,
+    ResumedReply,
+    Submission,
     TokensOutput,
 )
+from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.errors import EventLMError
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.types import FinishReason
@@ -64,6 +70,8 @@ class EngineDouble:
         self.cancelled: list[tuple[int, str]] = []
         self.text_ends: list[tuple[int, int, int, str]] = []
         self.handles: list[RequestHandle] = []
+        self.keep(seconds=0)
+        self._sinks: list[Sink] = []
         self.store = MetricsStore()
         self._ends: dict[tuple[int, int], asyncio.Future[tuple[FinishReason, int | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -76,11 +84,24 @@ class EngineDouble:
             log=self.store.snapshot(), state=self.state, scheduling_time=Histogram.over(SCHEDULING_BUCKETS_NS)
         )
 
-    async def submit(self, group: Sequence[EngineRequest]) -> list[RequestHandle]:
+    async def submit(
+        self,
+        group: Sequence[EngineRequest],
+        *,
+        submission: Submission | None = None,
+        on_output: OnOutput | None = None,
+    ) -> list[RequestHandle]:
         await asyncio.sleep(self.submit_seconds)
         if self.submit_error is not None:
             raise self.submit_error
-        handles = [self._start(request) for request in group]
+        handles = [self._handle(request, place, on_output) for place, request in enumerate(group)]
+        sinks = [handle.put for handle in handles]
+        if submission is not None:
+            reply = Reply(submission, group, sinks)
+            sinks = self.registry.sinks(reply)
+            self.registry.add(reply, [handle.request for handle in handles])
+        for request, handle, sink in zip(group, handles, sinks, strict=True):
+            self._start(request, handle.request, sink)
         self.submitted.set()
         return handles
 
@@ -88,31 +109,58 @@ class EngineDouble:
         """The engine dies under all that runs."""
         for task in self._tasks:
             task.cancel()
-        for handle in self.handles:
-            handle.put(error)
+        for put in self._sinks:
+            put(error)
 
-    def _start(self, request: EngineRequest) -> RequestHandle:
+    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+        return self.registry.resume(reply_id, owner, on_output)
+
+    def leave(self, reply_id: str, reader: int) -> None:
+        self.registry.leave(reply_id, reader)
+
+    async def cancel_reply(self, reply_id: str, owner: str) -> None:
+        for request in self.registry.find(reply_id, owner).requests:
+            self._cancel(request, "client")
+
+    def keep(self, *, seconds: int, max_bytes: int = 1 << 20) -> None:
+        """Keep what is said of resumable replies from now on."""
+
+        def wake(delay_ns: int) -> None:
+            asyncio.get_running_loop().call_later(delay_ns / 1e9, lambda: self.registry.expire())
+
+        self.registry = RequestRegistry(
+            keep_ns=seconds * 1_000_000_000,
+            max_bytes=max_bytes,
+            now_ns=self.now_ns,
+            cancel=lambda request: self._cancel(request, "client"),
+            wake=wake,
+        )
+
+    def _handle(self, request: EngineRequest, place: int, on_output: OnOutput | None) -> RequestHandle:
         number = len(self.requests)
         self.requests.append(request)
-        handle = RequestHandle(number, request.n, self._text_ended, self._cancel)
-        self.handles.append(handle)
+        put = on_output and functools.partial(on_output, place)
+        self.handles.append(RequestHandle(number, request.n, self._text_ended, self._cancel, put))
+        return self.handles[-1]
+
+    def _start(self, request: EngineRequest, number: int, sink: Sink) -> None:
+        self._sinks.append(sink)
         for index in range(request.n):
             self._ends[number, index] = asyncio.get_running_loop().create_future()
-            self._tasks.append(asyncio.create_task(self._run(request, handle, index)))
-        return handle
+            self._tasks.append(asyncio.create_task(self._run(request, number, index, sink)))
 
-    async def _run(self, request: EngineRequest, handle: RequestHandle, index: int) -> None:
-        end = self._ends[handle.request, index]
+    async def _run(self, request: EngineRequest, number: int, index: int, put: Sink) -> None:
+        end = self._ends[number, index]
         reason: FinishReason = self.script_end or "length"
         num_tokens = 0
-        self._put_prompt_logprobs(request, handle, index)
+        self._put_prompt_logprobs(request, put, index)
         for step in self._steps(request, index):
             await asyncio.sleep(self.step_seconds)
             if end.done():
                 break
             token_ids = step[: request.params.max_tokens - num_tokens]
             logprobs = spell_logprobs(token_ids, request.params.logprobs)
-            handle.put(TokensOutput(index, num_tokens, token_ids, logprobs))
+            put(TokensOutput(index, num_tokens, token_ids, logprobs))
             num_tokens += len(token_ids)
             if num_tokens == request.params.max_tokens:
                 reason = "length"
@@ -121,12 +169,12 @@ class EngineDouble:
             if not request.has_text_ends:
                 end.set_result((reason, num_tokens))
             else:
-                handle.put(ClosingOutput(index, reason, num_tokens))
+                put(ClosingOutput(index, reason, num_tokens))
         told, position = await end
         finish = told or reason
-        handle.put(FinishedOutput(index, finish, num_tokens if position is None else position, cached_tokens=4))
+        put(FinishedOutput(index, finish, num_tokens if position is None else position, cached_tokens=4))
 
-    def _put_prompt_logprobs(self, request: EngineRequest, handle: RequestHandle, index: int) -> None:
+    def _put_prompt_logprobs(self, request: EngineRequest, put: Sink, index: int) -> None:
         """In two chunks, the first of which comes again, as behind a preemption."""
         num_top = request.params.prompt_logprobs
         chunks = [request.prompt_token_ids[1:5], request.prompt_token_ids[5:]]
@@ -134,7 +182,7 @@ class EngineDouble:
         for which in (0, 0, 1):
             logprobs = spell_logprobs(chunks[which], num_top)
             if logprobs is not None and chunks[which]:
-                handle.put(PromptLogprobsOutput(index, starts[which], logprobs))
+                put(PromptLogprobsOutput(index, starts[which], logprobs))
 
     def _steps(self, request: EngineRequest, index: int):
         steps = self.script(request, index)

@@ -1,0 +1,233 @@
+"""Replies by their public ids: whose they are, which requests they are made of, and what the engine said of them.
+
+A reply that is resumable keeps the engine's outputs, encoded, in the order in which the engine gave them; the number
+of outputs is what a reader counts by. Such a reply has at most one reader: a newer one takes over. The edge that
+submitted it is its first reader, number 0. It goes on to get every output when it reads no longer, for it owes the
+engine the ends of the texts.
+
+Without a reader a reply has `keep_ns`, then its requests are cancelled. When it is over it is kept for `keep_ns` more.
+What is kept has a bound: over it the reply that was over first loses its outputs, and where none is over the oldest.
+A reply whose outputs are lost can still be looked up, and is cancelled at once when nobody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from eventlm.control.request import (
+    EngineRequest,
+    FinishedOutput,
+    OnOutput,
+    RequestOutput,
+    ResumedReply,
+    Submission,
+    TakenOver,
+    UnknownReplyError,
+)
+from eventlm.errors import EventLMError
+
+#: Replies that can be looked up, resumable or not.
+MAX_REPLIES = 16_384
+#: What the interpreter needs for an output that is kept, beside its bytes, and for a token of a prompt.
+_OUTPUT_BYTES = 64
+_TOKEN_BYTES = 8
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
+
+Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
+
+
+class Reply:
+    """One reply. `requests` are the seqs of its arrivals; `outputs` what is kept of it, None if nothing is.
+
+    edge: where the outputs of each request go. reader: the number of who reads, None if nobody does; `on_output` is
+    where the outputs go besides if that is not the edge.
+    """
+
+    def __init__(self, submission: Submission, group: Sequence[EngineRequest], edge: Sequence[Put]) -> None:
+        self.submission = submission
+        self.group = group
+        self.edge = edge
+        self.requests: list[int] = []
+        self.outputs: list[bytes] | None = [] if submission.is_resumable else None
+        self.num_bytes = len(submission.edge_state) + _TOKEN_BYTES * sum(len(each.prompt_token_ids) for each in group)
+        self.num_unfinished = sum(request.n for request in group)
+        self.reader: int | None = 0
+        self.num_readers = 1
+        self.on_output: OnOutput | None = None
+
+    def take_over(self, on_output: OnOutput) -> int:
+        """A new reader, which has had nothing yet; its number."""
+        assert self.outputs is not None
+        if self.reader == 0:
+            self.edge[0](TakenOver())
+        elif self.on_output is not None:
+            self.on_output(0, TakenOver())
+        self.reader = self.num_readers
+        self.num_readers += 1
+        self.on_output = on_output
+        for output in self.outputs:
+            on_output(*_decode(output))
+        return self.reader
+
+
+class RequestRegistry:
+    """All replies that can be looked up.
+
+    keep_ns: 0 keeps nothing. max_bytes: bound on what all replies keep together. now_ns: the clock. cancel: ends a
+    request. wake: asks for a call of `expire` in so many nanoseconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_ns: int,
+        max_bytes: int,
+        now_ns: Callable[[], int],
+        cancel: Callable[[int], None],
+        wake: Callable[[int], None],
+        max_replies: int = MAX_REPLIES,
+    ) -> None:
+        self._keep_ns = keep_ns
+        self._max_bytes = max_bytes
+        self._max_replies = max_replies
+        self._now_ns = now_ns
+        self._cancel = cancel
+        self._wake = wake
+        #: The oldest first.
+        self._replies: dict[str, Reply] = {}
+        #: Those that keep outputs, the oldest first; and of those the ones that are over, in the order of their ends.
+        self._kept: dict[str, Reply] = {}
+        self._over: dict[str, Reply] = {}
+        #: When a reply ends unless a reader comes. All wait equally long, so the first in order is due first.
+        self._due_ns: dict[str, int] = {}
+        self.num_bytes = 0
+
+    def sinks(self, reply: Reply) -> list[Put]:
+        """Where the engine's outputs of each request must go: to the edge, and to what is kept."""
+        if not self._keep_ns:
+            reply.outputs = None
+        if reply.outputs is None:
+            return list(reply.edge)
+        return [self._sink(reply, place, put) for place, put in enumerate(reply.edge)]
+
+    def add(self, reply: Reply, requests: list[int]) -> None:
+        """The reply was admitted, its requests have these seqs."""
+        reply.requests = requests
+        reply_id = reply.submission.reply_id
+        self._replies[reply_id] = reply
+        if reply.outputs is not None:
+            self._kept[reply_id] = reply
+            self._charge(reply, 0)
+        if len(self._replies) > self._max_replies:
+            self._forget_oldest()
+
+    def find(self, reply_id: str, owner: str) -> Reply:
+        """The reply if it is this owner's. Raises UnknownReplyError."""
+        reply = self._replies.get(reply_id)
+        if reply is None or reply.submission.owner != owner:
+            raise UnknownReplyError(f"there is no reply with the id '{reply_id}', or not any more")
+        return reply
+
+    def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+        """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept."""
+        reply = self.find(reply_id, owner)
+        if reply.outputs is None:
+            raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or not any more")
+        self._due_ns.pop(reply_id, None)
+        reader = reply.take_over(on_output)
+        if not reply.num_unfinished:
+            self._wait(reply_id)
+        return ResumedReply(
+            submission=reply.submission, group=list(reply.group), requests=reply.requests, reader=reader
+        )
+
+    def leave(self, reply_id: str, reader: int) -> None:
+        """A reader reads no longer; nothing if another one has taken over."""
+        reply = self._replies.get(reply_id)
+        if reply is None or reply.reader != reader:
+            return
+        reply.reader = reply.on_output = None
+        if reply.outputs is not None:
+            self._wait(reply_id)
+        else:
+            self._end(reply)
+
+    def expire(self) -> None:
+        """End what has waited long enough; asks to be called again if something still waits."""
+        now_ns = self._now_ns()
+        while self._due_ns:
+            reply_id, due_ns = next(iter(self._due_ns.items()))
+            if due_ns > now_ns:
+                self._wake(due_ns - now_ns)
+                return
+            self._drop_outputs(reply_id)
+
+    def _forget_oldest(self) -> None:
+        """But none that may yet have to be cancelled when its reader leaves: those are as many as run at most."""
+        for reply_id, reply in self._replies.items():
+            if not (self._keep_ns and reply.submission.is_resumable and reply.num_unfinished):
+                self._drop_outputs(reply_id)
+                del self._replies[reply_id]
+                return
+
+    def _sink(self, reply: Reply, place: int, put: Put) -> Put:
+        def sink(output: RequestOutput | TakenOver | EventLMError) -> None:
+            if isinstance(output, EventLMError):
+                reply.num_unfinished = 0
+                self._drop_outputs(reply.submission.reply_id)
+            else:
+                self._keep(reply, place, output)
+            put(output)
+            if reply.on_output is not None:
+                reply.on_output(place, output)
+
+        return sink
+
+    def _keep(self, reply: Reply, place: int, output: RequestOutput | TakenOver) -> None:
+        if isinstance(output, FinishedOutput):
+            reply.num_unfinished -= 1
+        if reply.outputs is None:
+            return
+        encoded = _encode((place, output))
+        reply.outputs.append(encoded)
+        if not reply.num_unfinished:
+            reply_id = reply.submission.reply_id
+            self._over[reply_id] = reply
+            self._wait(reply_id)
+        self._charge(reply, len(encoded) + _OUTPUT_BYTES)
+
+    def _charge(self, reply: Reply, num_bytes: int) -> None:
+        """Count what a reply keeps, all of it when it is new, and make room for it."""
+        self.num_bytes += num_bytes or reply.num_bytes
+        reply.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes:
+            self._drop_outputs(next(iter(self._over or self._kept)))
+
+    def _wait(self, reply_id: str) -> None:
+        """From now on a reader has `keep_ns` to come."""
+        is_first = not self._due_ns
+        self._due_ns.pop(reply_id, None)
+        self._due_ns[reply_id] = self._now_ns() + self._keep_ns
+        if is_first:
+            self._wake(self._keep_ns)
+
+    def _drop_outputs(self, reply_id: str) -> None:
+        """Keep nothing of a reply any more; without a reader it has no purpose."""
+        reply = self._kept.pop(reply_id, None)
+        if reply is None:
+            return
+        self._over.pop(reply_id, None)
+        self._due_ns.pop(reply_id, None)
+        self.num_bytes -= reply.num_bytes
+        reply.outputs = None
+        reply.group = ()
+        if reply.reader is None:
+            self._end(reply)
+
+    def _end(self, reply: Reply) -> None:
+        if reply.num_unfinished:
+            for request in reply.requests:
+                self._cancel(request)
