@@ -85,7 +85,7 @@ class LocalBackend:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._context.encoder.close()
+        self._context.close()
         await self._engine.stop()
 
     def check(self, parameters: dict[str, Any]) -> None:

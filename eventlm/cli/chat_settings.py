@@ -17,7 +17,8 @@ _NOT_SETTINGS = frozenset(
     {
         "model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs", "prompt_logprobs",
         "add_generation_prompt", "add_special_tokens", "continue_final_message", "echo", "return_token_ids",
-        "return_tokens_as_token_ids", "response_format", "tools", "tool_choice", "parallel_tool_calls",
+        "return_tokens_as_token_ids", "response_format", "structured_outputs", "guided_json",
+        "guided_regex", "guided_choice", "guided_grammar", "tools", "tool_choice", "parallel_tool_calls",
     }
 )  # fmt: skip
 

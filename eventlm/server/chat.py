@@ -99,6 +99,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
     limits = context.limits
     check_request(body, limits)
+    grammar = await context.grammars.requested(body)
     prompt_token_ids = await encode_messages(context, body)
     group = [
         engine_request(
@@ -107,6 +108,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             defaults=context.defaults,
             limits=limits,
             bad_words=await context.encoder.encode_bad_words(body.bad_words or []),
+            grammar=grammar,
             prompt_param=ChatReplies.prompt_param,
             received_ns=received_ns,
             ready_ns=context.engine.now_ns(),

@@ -96,6 +96,7 @@ async def _group(context: ServerContext, body: CompletionRequest, received_ns: i
     limits = context.limits
     add_special_tokens = body.add_special_tokens is not False
     bad_words = await context.encoder.encode_bad_words(body.bad_words or [])
+    grammar = await context.grammars.requested(body)
     group = []
     for prompt in completion_prompts(body, limits.vocab_size):
         if isinstance(prompt, str):
@@ -107,6 +108,7 @@ async def _group(context: ServerContext, body: CompletionRequest, received_ns: i
                 defaults=context.defaults,
                 limits=limits,
                 bad_words=bad_words,
+                grammar=grammar,
                 prompt_param=CompletionReplies.prompt_param,
                 received_ns=received_ns,
                 ready_ns=context.engine.now_ns(),

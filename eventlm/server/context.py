@@ -20,6 +20,7 @@ from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, unavailable
 from eventlm.server.generation import Generation
 from eventlm.server.generation_config import GenerationDefaults
+from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.prompt_encoder import PromptEncoder
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.validation import Limits
@@ -51,6 +52,7 @@ class ServerContext:
         self.defaults = defaults or GenerationDefaults()
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.encoder = PromptEncoder(tokenizer)
+        self.grammars = GrammarChecker(list(tokenizer.special_bytes.values()))
         self.created = int(time.time())
         self.draining = False
         self._cut = False
@@ -115,6 +117,11 @@ class ServerContext:
         self._num_running -= 1
         if not self._num_running:
             self._idle.set()
+
+    def close(self) -> None:
+        """Give the threads back."""
+        self.encoder.close()
+        self.grammars.close()
 
     async def drain(self, cut: asyncio.Event) -> None:
         """Refuse new requests; wait for those that run until drain_seconds are over or `cut` is set, end the rest."""

@@ -49,6 +49,39 @@ class LatencyObjective(Struct):
     tpot_ms: Milliseconds | None = None
 
 
+class JsonSchemaFormat(Struct):
+    """`response_format.json_schema`. The schema holds whether or not it says `strict`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`response_format`. `schema` beside the type json_object is llama.cpp's."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's `structured_outputs`: exactly one of the first five, and how JSON may be laid out.
+
+    json: a JSON schema, or its text. grammar: Lark or GBNF.
+    """
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
 class GenerationRequest(Struct, kw_only=True):
     """What both endpoints take. Absent and null mean the default."""
 
@@ -82,6 +115,13 @@ class GenerationRequest(Struct, kw_only=True):
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    #: Names that `structured_outputs` had in older versions of vLLM.
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -165,6 +205,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
+    "guided_whitespace_pattern": (),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "return_token_ids": (False,),

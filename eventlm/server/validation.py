@@ -167,6 +167,7 @@ def engine_request(
     received_ns: int,
     ready_ns: int,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    grammar: str = "",
 ) -> EngineRequest:
     """One prompt of the body for the engine, `bad_words` as token ids. Raises ApiError if it exceeds the context."""
     slo = request.slo
@@ -174,7 +175,7 @@ def engine_request(
     return EngineRequest(
         model=request.model,
         prompt_token_ids=prompt_token_ids,
-        params=_sampler_params(request, defaults, limits, max_tokens, bad_words),
+        params=_sampler_params(request, defaults, limits, max_tokens, bad_words, grammar),
         n=request.n or 1,
         # As in vLLM and llama.cpp, -1 is the same as none.
         seed=None if request.seed in (None, -1) else request.seed % 2**64,
@@ -190,6 +191,7 @@ def engine_request(
         include_stop_str_in_output=request.include_stop_str_in_output or False,
         skip_special_tokens=request.skip_special_tokens is not False,
         has_text_ends=bool(stop_strings(request)),
+        waits_for_grammar=bool(grammar),
         received_ns=received_ns,
         ready_ns=ready_ns,
     )
@@ -225,6 +227,7 @@ def _sampler_params(
     limits: Limits,
     max_tokens: int,
     bad_words: tuple[tuple[int, ...], ...],
+    grammar: str,
 ) -> SamplerParams:
     temperature = defaults.temperature if request.temperature is None else request.temperature
     top_k = defaults.top_k if request.top_k is None else request.top_k
@@ -246,6 +249,7 @@ def _sampler_params(
         ignore_eos=request.ignore_eos or False,
         eos_token_ids=defaults.eos_token_ids,
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        grammar=grammar,
         logprobs=request.num_logprobs,
         prompt_logprobs=request.prompt_logprobs,
     )

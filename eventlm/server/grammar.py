@@ -1,0 +1,215 @@
+"""What a request says of its output's structure, as the text of an llguidance grammar.
+
+The functions that make grammars check what they are given and raise ApiError with the `param` at fault; whether
+llguidance can build what they return is for `GrammarChecker` to find, in a thread. Grammars can be composed: a Lark
+grammar takes the JSON of a `compiled_schema` behind `%json`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from eventlm.grammars import MAX_GRAMMAR_CHARACTERS
+from eventlm.server.errors import ApiError, invalid_type, invalid_value, missing_parameter
+from eventlm.server.protocol import GenerationRequest, ResponseFormat, StructuredOutputs
+
+#: Between two tokens of a JSON text. Without a bound a model can go on with it for ever.
+JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+#: Keys of llguidance's own in a schema.
+_OWN_OPTIONS = "x-guidance"
+MAX_CHOICES = 4096
+
+
+class RequestedGrammar(NamedTuple):
+    """A grammar and the part of the request that asked for it; both are empty where none is wanted."""
+
+    grammar: str
+    param: str
+
+
+def asks_for_structure(request: GenerationRequest) -> bool:
+    """Whether any field has a say in it."""
+    return any(getattr(request, name) is not None for name in _FIELDS)
+
+
+def requested_grammar(request: GenerationRequest) -> RequestedGrammar:
+    """What the fields of a request ask for. Raises ApiError for more than one of them, and for what is wrong in one."""
+    asked = [(name, value) for name in _FIELDS if (value := getattr(request, name)) is not None]
+    found = [grammar for name, value in asked if (grammar := _grammar_of(name, value)).grammar]
+    if len(found) > 1:
+        raise invalid_value(
+            found[1].param,
+            f"Invalid value for '{found[1].param}': the output cannot have two structures, and "
+            f"'{found[0].param}' asks for one already.",
+        )
+    return found[0] if found else RequestedGrammar("", "")
+
+
+def _grammar_of(name: str, value: Any) -> RequestedGrammar:
+    if isinstance(value, ResponseFormat):
+        return _response_format(value)
+    if isinstance(value, StructuredOutputs):
+        return _structured_outputs(value)
+    return RequestedGrammar(_GUIDED[name](value, name), name)
+
+
+def _response_format(asked: ResponseFormat) -> RequestedGrammar:
+    match asked.type:
+        case "text":
+            return RequestedGrammar("", "")
+        case "json_object":
+            # llama.cpp's form with a schema beside the type.
+            if asked.schema is not None:
+                return RequestedGrammar(
+                    json_schema_grammar(asked.schema, "response_format.schema"), "response_format.schema"
+                )
+            return RequestedGrammar(json_object_grammar(), "response_format")
+        case "json_schema":
+            if asked.json_schema is None:
+                raise missing_parameter("response_format.json_schema")
+            if asked.json_schema.schema is None:
+                raise missing_parameter("response_format.json_schema.schema")
+            param = "response_format.json_schema.schema"
+            return RequestedGrammar(json_schema_grammar(asked.json_schema.schema, param), param)
+        case _:
+            raise invalid_value(
+                "response_format.type",
+                "Invalid value for 'response_format.type': supported values are 'text', 'json_object', 'json_schema'.",
+            )
+
+
+def _structured_outputs(asked: StructuredOutputs) -> RequestedGrammar:
+    if asked.structural_tag is not None:
+        raise invalid_value(
+            "structured_outputs.structural_tag", "'structured_outputs.structural_tag' is not supported; leave it out."
+        )
+    kinds = {"json": asked.json, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
+    given = [name for name, value in kinds.items() if value is not None]
+    if asked.json_object:
+        given.append("json_object")
+    if len(given) != 1:
+        raise invalid_value(
+            "structured_outputs",
+            "Invalid value for 'structured_outputs': exactly one of 'json', 'regex', 'choice', 'grammar' and "
+            f"'json_object' is needed, got {' and '.join(map(repr, given)) or 'none'}.",
+        )
+    [kind] = given
+    param = f"structured_outputs.{kind}"
+    whitespace = _whitespace(asked)
+    if kind == "json_object":
+        return RequestedGrammar(json_object_grammar(whitespace), param)
+    if kind == "json":
+        return RequestedGrammar(json_schema_grammar(asked.json, param, whitespace), param)
+    return RequestedGrammar(_GUIDED[f"guided_{kind}"](kinds[kind], param), param)
+
+
+def _whitespace(asked: StructuredOutputs) -> str:
+    """The pattern of whitespace between the tokens of a JSON text; empty: none is allowed."""
+    if asked.disable_any_whitespace:
+        return ""
+    return asked.whitespace_pattern or JSON_WHITESPACE
+
+
+def json_object_grammar(whitespace: str = JSON_WHITESPACE) -> str:
+    """Any JSON object."""
+    return json_schema_grammar({"type": "object"}, "", whitespace)
+
+
+def json_schema_grammar(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) -> str:
+    """JSON texts that are valid under a schema, which is a dict, a bool, or the text of one of them."""
+    return _grammar({"json_schema": compiled_schema(schema, param, whitespace)}, param)
+
+
+def compiled_schema(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) -> dict[str, Any]:
+    """A schema with llguidance's options in it, as `%json` takes it. Raises ApiError."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise invalid_value(param, f"Invalid value for '{param}': it is not JSON.") from error
+    if schema is True:
+        schema = {}
+    if schema is False:
+        raise invalid_grammar(param, "nothing can match it")
+    if not isinstance(schema, dict):
+        raise invalid_type(param, f"Invalid type for '{param}': expected a JSON schema, which is an object.")
+    options = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    return {name: value for name, value in schema.items() if name != _OWN_OPTIONS} | {_OWN_OPTIONS: options}
+
+
+def regex_grammar(regex: str, param: str) -> str:
+    """Texts that a regular expression matches as a whole."""
+    from llguidance import LLMatcher
+
+    _check_size(regex, param)
+    try:
+        grammar = LLMatcher.grammar_from_regex(regex)
+    except UnicodeEncodeError as error:
+        raise invalid_grammar(param, "it has half of a surrogate pair") from error
+    _check_size(grammar, param)
+    return grammar
+
+
+def choice_grammar(choices: list[str], param: str) -> str:
+    """One of several texts."""
+    if not 0 < len(choices) <= MAX_CHOICES:
+        raise invalid_value(
+            param, f"Invalid value for '{param}': 1 to {MAX_CHOICES} choices are allowed, got {len(choices)}."
+        )
+    if empty := [place for place, choice in enumerate(choices) if not choice]:
+        raise invalid_value(f"{param}[{empty[0]}]", f"Invalid value for '{param}[{empty[0]}]': it is empty.")
+    return lark_grammar("start: " + " | ".join(map(lark_string, choices)), param)
+
+
+def lark_string(text: str) -> str:
+    """A text as a literal of a Lark grammar."""
+    return json.dumps(text)
+
+
+def text_grammar(text: str, param: str) -> str:
+    """A context-free grammar in llguidance's Lark, or in llama.cpp's GBNF, which has `::=`."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_size(text, param)
+    try:
+        lark = any_to_lark(text)
+    except RecursionError as error:
+        raise invalid_grammar(param, "it is nested too deeply") from error
+    except Exception as error:  # the converter raises plain Exception
+        raise invalid_grammar(param, str(error)) from error
+    return lark_grammar(lark, param)
+
+
+def lark_grammar(text: str, param: str) -> str:
+    """A grammar in llguidance's Lark."""
+    return _grammar({"lark_grammar": text}, param)
+
+
+def _grammar(part: dict[str, Any], param: str) -> str:
+    try:
+        grammar = json.dumps({"grammars": [part]}, separators=(",", ":"))
+    except RecursionError as error:
+        raise invalid_grammar(param, "it is nested too deeply") from error
+    _check_size(grammar, param)
+    return grammar
+
+
+def _check_size(text: str, param: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise invalid_grammar(param, f"it is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are allowed")
+
+
+def invalid_grammar(param: str, detail: str) -> ApiError:
+    """400: `detail` says what is wrong with the grammar or the schema at `param`."""
+    return invalid_value(param or None, f"Invalid value for '{param}': {detail.rstrip('.')}.")
+
+
+#: vLLM's older fields, each with what makes its grammar.
+_GUIDED = {
+    "guided_json": json_schema_grammar,
+    "guided_regex": regex_grammar,
+    "guided_choice": choice_grammar,
+    "guided_grammar": text_grammar,
+}
+_FIELDS = ("response_format", "structured_outputs", *_GUIDED)

@@ -1,0 +1,97 @@
+"""Grammars that cannot be built are refused before the arrival, with the part that is at fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from eventlm.server.errors import ApiError
+from eventlm.server.grammar import RequestedGrammar, json_schema_grammar, lark_grammar, regex_grammar
+from eventlm.server.grammar_checker import GrammarChecker
+
+
+@pytest.fixture
+def checker() -> Iterator[GrammarChecker]:
+    checker = GrammarChecker([b"<|im_end|>"])
+    yield checker
+    checker.close()
+
+
+def check(checker: GrammarChecker, grammar: str) -> str:
+    return asyncio.run(checker.check(RequestedGrammar(grammar, "p")))
+
+
+def fault(checker: GrammarChecker, grammar: str) -> tuple[str | None, str]:
+    with pytest.raises(ApiError) as caught:
+        check(checker, grammar)
+    body = caught.value.envelope.error
+    assert (caught.value.status, body.code) == (400, "invalid_value")
+    return body.param, body.message
+
+
+def of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": {"type": "string"}, "b": schema}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "param", "message"),
+    [
+        ({"type": "foo"}, "p", "Invalid type: foo"),
+        (of({"type": "array", "uniqueItems": True}), "p.properties.b", "uniqueItems"),
+        (of({"type": "array", "items": of({"not": {}})}), "p.properties.b.items.properties.b", "Unimplemented keys"),
+        (of({"minLength": 5, "maxLength": 2, "type": "string"}), "p.properties.b", "minLength (5) is greater"),
+        (of({"type": "string", "pattern": "(a"}), "p.properties.b", "unclosed group"),
+        (of({"type": "string", "format": "nonsense"}), "p.properties.b", "Unknown format"),
+        ({"anyOf": [{"type": "null"}, of({"if": {}})]}, "p.anyOf[1].properties.b", "Unimplemented keys"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"if": {}}}}, "p.$defs.x", "Unimplemented keys"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "p", "incompatible types"),
+        ({"$ref": "#/$defs/x"}, "p", "$defs/x"),
+        ({"$ref": "http://127.0.0.1:9/x"}, "p", "not present"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "p", "oneOf"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "p.$defs.a",
+            "match",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_hold_is_refused_with_its_part(
+    checker: GrammarChecker, schema: dict[str, Any], param: str, message: str
+) -> None:
+    found, text = fault(checker, json_schema_grammar(schema, "p"))
+    assert found == param
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("regex", "message"),
+    [
+        ("(a", "unclosed group"),
+        (r"(a)\1", "backreferences"),
+        ("(?=a)b", "look-around"),
+        (r"[^\s\S]", "nothing can match"),
+        ("", "no text but the empty one"),
+        ("(a{1000}){1000}", "too complex"),
+        ("x{3,1}", "repetition"),
+    ],
+)
+def test_a_bad_regex_is_refused(checker: GrammarChecker, regex: str, message: str) -> None:
+    param, text = fault(checker, regex_grammar(regex, "p"))
+    assert param == "p"
+    assert message in text
+    assert "\n<" not in text
+
+
+@pytest.mark.parametrize(
+    "text", ["start: nope", 'x: "a"', "start: <|nope|>", "start: @x", 'start: %json {"type": "x"}']
+)
+def test_a_bad_grammar_is_refused(checker: GrammarChecker, text: str) -> None:
+    assert fault(checker, lark_grammar(text, "p"))[0] == "p"
+
+
+def test_special_tokens_of_the_model_may_be_named(checker: GrammarChecker) -> None:
+    grammar = lark_grammar('start: "a" <|im_end|>', "p")
+    assert check(checker, grammar) == grammar
