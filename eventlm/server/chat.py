@@ -22,13 +22,15 @@ from eventlm.server.replies import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatLogprobs,
     ChatReplyMessage,
+    TokenIds,
     Usage,
     api_finish_reason,
 )
 from eventlm.server.stream import answer
 from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.validation import check_request, engine_request
+from eventlm.server.validation import check_request, engine_request, truncate_prompt
 
 
 class ChatReplies:
@@ -36,22 +38,27 @@ class ChatReplies:
 
     prompt_param = "messages"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, *, with_usage: bool) -> None:
-        self._model = model
+    def __init__(self, body: ChatCompletionRequest, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:
+        self._body = body
         self._tokenizer = tokenizer
+        self._prompt_ids: TokenIds = prompt_token_ids if body.return_token_ids else UNSET
         self.reply_id = f"chatcmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
         #: Chunks of a stream that will report its usage carry a null until then.
         self._no_usage: UnsetType | None = None if with_usage else UNSET
 
     def opening(self, choice: int) -> ChatCompletionChunk:
-        return self._chunk([ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))])
+        choices = [ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))]
+        return self._chunk(choices, prompt_ids=self._prompt_ids)
 
     def delta(self, output: ChoiceOutput) -> ChatCompletionChunk | None:
-        if not output.text and output.logprobs is None:
+        token_ids = self._token_ids(output)
+        if not output.text and output.logprobs is None and not token_ids:
             return None
-        logprobs = chat_logprobs(self._tokenizer, output)
-        return self._chunk([ChatChunkChoice(output.choice, ChatDelta(content=output.text), logprobs)])
+        logprobs = self._logprobs(output)
+        delta = ChatDelta(content=output.text)
+        return self._chunk([ChatChunkChoice(output.choice, delta, logprobs, token_ids=token_ids)])
 
     def finish(self, output: ChoiceOutput) -> ChatCompletionChunk:
         assert output.finished is not None
@@ -66,10 +73,11 @@ class ChatReplies:
         return ChatCompletion(
             id=self.reply_id,
             created=self._created,
-            model=self._model,
+            model=self._body.model,
             choices=[self._choice(output) for output in choices],
             usage=generation.usage(),
-            prompt_logprobs=prompt_logprobs(self._tokenizer, request, choices[0]),
+            prompt_logprobs=prompt_logprobs(self._tokenizer, request, choices[0], self._body.prompt_logprobs),
+            prompt_token_ids=self._prompt_ids,
         )
 
     def _choice(self, output: ChoiceOutput) -> ChatChoice:
@@ -78,17 +86,27 @@ class ChatReplies:
             output.choice,
             ChatReplyMessage(output.text),
             api_finish_reason(output.finished.reason),
-            chat_logprobs(self._tokenizer, output),
+            self._logprobs(output),
             output.stop_reason,
+            self._token_ids(output),
         )
 
-    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+    def _logprobs(self, output: ChoiceOutput) -> ChatLogprobs | None:
+        return chat_logprobs(self._tokenizer, output, as_token_ids=bool(self._body.return_tokens_as_token_ids))
+
+    def _token_ids(self, output: ChoiceOutput) -> TokenIds:
+        return output.token_ids if self._body.return_token_ids else UNSET
+
+    def _chunk(
+        self, choices: list[ChatChunkChoice], usage: Usage | None = None, *, prompt_ids: TokenIds = UNSET
+    ) -> ChatCompletionChunk:
         return ChatCompletionChunk(
             id=self.reply_id,
             created=self._created,
-            model=self._model,
+            model=self._body.model,
             choices=choices,
             usage=self._no_usage if usage is None else usage,
+            prompt_token_ids=prompt_ids,
         )
 
 
@@ -114,13 +132,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             ready_ns=context.engine.now_ns(),
         )
     ]
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    replies = ChatReplies(body.model, context.tokenizer, with_usage=with_usage)
+    replies = ChatReplies(body, context.tokenizer, prompt_token_ids)
     return await answer(request, body, group, replies)
 
 
 async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
-    """The token ids of the conversation under the model's template. Raises ApiError."""
+    """The token ids of the conversation under the model's template, the last ones if so asked. Raises ApiError."""
     template = context.tokenizer.chat_template
     if template is None:
         raise invalid_value(
@@ -140,7 +157,7 @@ async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -
             "message, the other begins a new one.",
         )
     try:
-        return await context.encoder.encode_chat(
+        token_ids = await context.encoder.encode_chat(
             template,
             messages,
             documents=body.documents,
@@ -151,3 +168,4 @@ async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -
         )
     except ChatTemplateError as error:
         raise invalid_value("messages", f"Invalid value for 'messages': {error}.") from error
+    return truncate_prompt(body, token_ids, context.limits)

@@ -11,35 +11,62 @@ from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
 from eventlm.server.context import CONTEXT, ServerContext, read_body
+from eventlm.server.echo import Echo
 from eventlm.server.generation import ChoiceOutput, Generation
-from eventlm.server.logprobs import CompletionLogprobsMaker, prompt_logprobs
+from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
 from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest, decode_request
-from eventlm.server.replies import Completion, CompletionChoice, Usage, api_finish_reason
+from eventlm.server.replies import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    TokenIds,
+    Usage,
+    api_finish_reason,
+)
 from eventlm.server.stream import answer
 from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.validation import check_request, completion_prompts, engine_request
+from eventlm.server.validation import check_request, completion_prompts, engine_request, truncate_prompt
 
 
 class CompletionReplies:
-    """The shapes of completion replies."""
+    """The shapes of completion replies. `echoes` are the prompts to be shown, if there are to be any."""
 
     prompt_param = "prompt"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, *, with_usage: bool, skip_special_tokens: bool) -> None:
-        self._model = model
+    def __init__(
+        self, body: CompletionRequest, tokenizer: Tokenizer, group: Sequence[EngineRequest], echoes: Sequence[Echo]
+    ) -> None:
+        self._body = body
         self._tokenizer = tokenizer
-        self._logprobs = CompletionLogprobsMaker(tokenizer, skip_special_tokens=skip_special_tokens)
+        #: One for each choice.
+        self._requests = [request for request in group for _ in range(request.n)]
+        self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]
+        #: Prompt tokens that are shown already, where they are shown with their log-probabilities.
+        self._num_echoed = [1] * len(self._echoes)
+        self._logprobs = CompletionLogprobsMaker(
+            tokenizer,
+            num_top=body.logprobs or 0,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            as_token_ids=bool(body.return_tokens_as_token_ids),
+            echoed_characters=lambda choice: len(self._echoes[choice].text) if self._echoes else 0,
+        )
         self.reply_id = f"cmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
         self._no_usage: UnsetType | None = None if with_usage else UNSET
 
-    def opening(self, choice: int) -> None:
-        return None
+    def opening(self, choice: int) -> Completion | None:
+        if not self._echoes and not self._body.return_token_ids:
+            return None
+        text, logprobs = self._echo_start(choice)
+        return self._chunk([CompletionChoice(choice, text, None, logprobs, prompt_token_ids=self._prompt_ids(choice))])
 
     def delta(self, output: ChoiceOutput) -> Completion | None:
-        if not output.text and output.logprobs is None:
+        text, logprobs = self._content(output)
+        token_ids = self._token_ids(output)
+        if not text and logprobs is None and not token_ids:
             return None
-        return self._chunk([CompletionChoice(output.choice, output.text, None, self._logprobs.make(output))])
+        return self._chunk([CompletionChoice(output.choice, text, None, logprobs, token_ids=token_ids)])
 
     def finish(self, output: ChoiceOutput) -> Completion:
         assert output.finished is not None
@@ -50,26 +77,55 @@ class CompletionReplies:
         return self._chunk([], usage)
 
     def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Completion:
-        requests = [request for request in generation.group for _ in range(request.n)]
-        found = [self._choice(output, request) for output, request in zip(choices, requests, strict=True)]
-        return self._chunk(found, generation.usage())
+        return self._chunk([self._choice(output) for output in choices], generation.usage())
 
-    def _choice(self, output: ChoiceOutput, request: EngineRequest) -> CompletionChoice:
+    def _choice(self, output: ChoiceOutput) -> CompletionChoice:
         assert output.finished is not None
+        start, first = self._echo_start(output.choice)
+        text, logprobs = self._content(output)
+        request = self._requests[output.choice]
         return CompletionChoice(
             output.choice,
-            output.text,
+            start + text,
             api_finish_reason(output.finished.reason),
-            self._logprobs.make(output),
+            join_logprobs([first, logprobs]),
             output.stop_reason,
-            prompt_logprobs(self._tokenizer, request, output),
+            prompt_logprobs(self._tokenizer, request, output, self._body.prompt_logprobs),
+            self._token_ids(output),
+            self._prompt_ids(output.choice),
         )
+
+    def _echo_start(self, choice: int) -> tuple[str, CompletionLogprobs | None]:
+        """What is known of a prompt from the start: all of it, or its first token where the others' are scored."""
+        if not self._echoes:
+            return "", None
+        if self._body.logprobs is None:
+            return self._echoes[choice].text, None
+        part = self._echoes[choice].part(0, 1)
+        return part.text, self._logprobs.prompt_start(part)
+
+    def _content(self, output: ChoiceOutput) -> tuple[str, CompletionLogprobs | None]:
+        """Text and log-probabilities of an output, those of echoed prompt tokens in front."""
+        logprobs = self._logprobs.output(output)
+        found = output.prompt_logprobs
+        if found is None or not self._echoes or self._body.logprobs is None:
+            return output.text, logprobs
+        start = self._num_echoed[output.choice]
+        end = self._num_echoed[output.choice] = start + len(found.logprobs)
+        part = self._echoes[output.choice].part(start, end)
+        return part.text + output.text, join_logprobs([self._logprobs.prompt(part, found), logprobs])
+
+    def _token_ids(self, output: ChoiceOutput) -> TokenIds:
+        return output.token_ids if self._body.return_token_ids else UNSET
+
+    def _prompt_ids(self, choice: int) -> TokenIds:
+        return self._requests[choice].prompt_token_ids if self._body.return_token_ids else UNSET
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         return Completion(
             id=self.reply_id,
             created=self._created,
-            model=self._model,
+            model=self._body.model,
             choices=choices,
             usage=self._no_usage if usage is None else usage,
         )
@@ -81,30 +137,26 @@ async def completions(request: web.Request) -> web.StreamResponse:
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
     check_request(body, context.limits)
-    group = await _group(context, body, received_ns)
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    replies = CompletionReplies(
-        body.model,
-        context.tokenizer,
-        with_usage=with_usage,
-        skip_special_tokens=body.skip_special_tokens is not False,
-    )
+    group, echoes = await _group(context, body, received_ns)
+    replies = CompletionReplies(body, context.tokenizer, group, echoes)
     return await answer(request, body, group, replies)
 
 
-async def _group(context: ServerContext, body: CompletionRequest, received_ns: int) -> list[EngineRequest]:
+async def _group(
+    context: ServerContext, body: CompletionRequest, received_ns: int
+) -> tuple[list[EngineRequest], list[Echo]]:
+    """The body's prompts for the engine, and for an echo, if there is to be one."""
     limits = context.limits
-    add_special_tokens = body.add_special_tokens is not False
     bad_words = await context.encoder.encode_bad_words(body.bad_words or [])
     grammar = await context.grammars.requested(body)
-    group = []
+    group, echoes = [], []
     for prompt in completion_prompts(body, limits.vocab_size):
-        if isinstance(prompt, str):
-            prompt = await context.encoder.encode(prompt, add_special_tokens=add_special_tokens)
+        token_ids = await _encoded(context, body, prompt)
+        kept = truncate_prompt(body, token_ids, limits)
         group.append(
             engine_request(
                 body,
-                prompt,
+                kept,
                 defaults=context.defaults,
                 limits=limits,
                 bad_words=bad_words,
@@ -114,4 +166,13 @@ async def _group(context: ServerContext, body: CompletionRequest, received_ns: i
                 ready_ns=context.engine.now_ns(),
             )
         )
-    return group
+        if body.echo:
+            is_whole_text = isinstance(prompt, str) and len(kept) == len(token_ids)
+            echoes.append(await context.encoder.echo(prompt if is_whole_text else None, kept))
+    return group, echoes
+
+
+async def _encoded(context: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    return await context.encoder.encode(prompt, add_special_tokens=body.add_special_tokens is not False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
+from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.detokenizer import Detokenizer
+from eventlm.server.echo import Echo
 from eventlm.server.generation import ChoiceOutput
 from eventlm.server.replies import (
     ChatLogprobs,
@@ -23,65 +25,107 @@ from eventlm.server.tokenizer import Tokenizer
 SMALLEST_LOGPROB = -9999.0
 
 
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token by itself, special ones by their names; U+FFFD for parts of characters."""
+def token_text(tokenizer: Tokenizer, token_id: int, *, as_token_id: bool = False) -> str:
+    """A token by itself, special ones by their names; U+FFFD for parts of characters. Or `token_id:` and its id."""
+    if as_token_id:
+        return f"token_id:{token_id}"
     return tokenizer.raw_token_bytes(token_id).decode(errors="replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput) -> ChatLogprobs | None:
+def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: bool) -> ChatLogprobs | None:
     """What a chat says of an output's tokens; None if it was not asked to."""
     found = output.logprobs
     if found is None:
         return None
+
+    def top_logprob(token_id: int, logprob: float) -> TopLogprob:
+        token = token_text(tokenizer, token_id, as_token_id=as_token_ids)
+        return TopLogprob(token, max(logprob, SMALLEST_LOGPROB), list(tokenizer.raw_token_bytes(token_id)))
+
+    content = []
     rows = zip(output.token_ids, found.logprobs, found.top_ids, found.top_logprobs, strict=True)
-    return ChatLogprobs([_chat_token(tokenizer, *row) for row in rows])
-
-
-def _chat_token(
-    tokenizer: Tokenizer, token_id: int, logprob: float, top_ids: list[int], top_logprobs: list[float]
-) -> TokenLogprob:
-    top = [_top_logprob(tokenizer, *pair) for pair in zip(top_ids, top_logprobs, strict=True)]
-    own = _top_logprob(tokenizer, token_id, logprob)
-    return TokenLogprob(own.token, own.logprob, own.bytes, top)
-
-
-def _top_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
-    data = tokenizer.raw_token_bytes(token_id)
-    return TopLogprob(data.decode(errors="replace"), max(logprob, SMALLEST_LOGPROB), list(data))
+    for token_id, logprob, top_ids, top_logprobs in rows:
+        own = top_logprob(token_id, logprob)
+        top = [top_logprob(*pair) for pair in zip(top_ids, top_logprobs, strict=True)]
+        content.append(TokenLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
 
 
 class CompletionLogprobsMaker:
-    """What completions say of their tokens, choice by choice and output by output."""
+    """What completions say of their tokens, with `num_top` alternatives, choice by choice and output by output.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    `echoed_characters`: how long the text is that stands before the output of a choice.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        num_top: int,
+        skip_special_tokens: bool,
+        as_token_ids: bool,
+        echoed_characters: Callable[[int], int],
+    ) -> None:
         self._tokenizer = tokenizer
+        self._num_top = num_top
         self._token_bytes = tokenizer.token_bytes if skip_special_tokens else tokenizer.raw_token_bytes
+        self._as_token_ids = as_token_ids
+        self._echoed_characters = echoed_characters
         self._offsets: dict[int, _Offset] = {}
 
-    def make(self, output: ChoiceOutput) -> CompletionLogprobs | None:
-        """For the next output of a choice; None if it was not asked to."""
-        found = output.logprobs
-        if found is None:
+    def output(self, output: ChoiceOutput) -> CompletionLogprobs | None:
+        """Of the next output tokens of a choice; None if there are none."""
+        if output.logprobs is None:
             return None
-        offset = self._offsets.setdefault(output.choice, _Offset(self._token_bytes))
-        tokens = [token_text(self._tokenizer, token_id) for token_id in output.token_ids]
+        if output.choice not in self._offsets:
+            self._offsets[output.choice] = _Offset(self._token_bytes, self._echoed_characters(output.choice))
+        offset = self._offsets[output.choice]
+        return self._make(output.token_ids, output.logprobs, [offset.advance(token) for token in output.token_ids])
+
+    def prompt_start(self, part: Echo) -> CompletionLogprobs:
+        """Of the first token of an echoed prompt."""
+        return CompletionLogprobs([self._text(part.token_ids[0])], [None], [None], list(part.text_offset))
+
+    def prompt(self, part: Echo, found: TokenLogprobs) -> CompletionLogprobs:
+        """Of further tokens of an echoed prompt."""
+        return self._make(part.token_ids, found, part.text_offset)
+
+    def _make(self, token_ids: list[int], found: TokenLogprobs, text_offset: list[int]) -> CompletionLogprobs:
+        tokens = [self._text(token_id) for token_id in token_ids]
         logprobs = [max(logprob, SMALLEST_LOGPROB) for logprob in found.logprobs]
-        top = []
+        top: list[dict[str, float] | None] = []
         for token, logprob, ids, values in zip(tokens, logprobs, found.top_ids, found.top_logprobs, strict=True):
             by_text = {token: logprob}
-            for token_id, value in zip(ids, values, strict=True):
+            for token_id, value in zip(ids[: self._num_top], values[: self._num_top], strict=True):
                 # Parts of characters may look alike; the most likely one stands for them.
-                by_text.setdefault(token_text(self._tokenizer, token_id), max(value, SMALLEST_LOGPROB))
+                text = self._text(token_id)
+                by_text[text] = max(value, by_text.get(text, SMALLEST_LOGPROB))
             top.append(by_text)
-        return CompletionLogprobs(tokens, logprobs, top, [offset.advance(token_id) for token_id in output.token_ids])
+        return CompletionLogprobs(tokens, list(logprobs), top, list(text_offset))
+
+    def _text(self, token_id: int) -> str:
+        return token_text(self._tokenizer, token_id, as_token_id=self._as_token_ids)
+
+
+def join_logprobs(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs | None:
+    """Consecutive parts as one; None if there is nothing in them."""
+    found = [part for part in parts if part is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return CompletionLogprobs(
+        [token for part in found for token in part.tokens],
+        [logprob for part in found for logprob in part.token_logprobs],
+        [top for part in found for top in part.top_logprobs],
+        [place for part in found for place in part.text_offset],
+    )
 
 
 class _Offset:
     """Counts the characters of one choice's text before each token."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], num_characters: int) -> None:
         self._detokenizer = Detokenizer(token_bytes)
-        self._num_characters = 0
+        self._num_characters = num_characters
 
     def advance(self, token_id: int) -> int:
         before = self._num_characters
@@ -89,16 +133,20 @@ class _Offset:
         return before
 
 
-def prompt_logprobs(tokenizer: Tokenizer, request: EngineRequest, output: ChoiceOutput) -> PromptLogprobs | UnsetType:
-    """A whole choice's view of its prompt; unset if it was not asked for. The first token has no entry."""
-    if request.params.prompt_logprobs is None:
+def prompt_logprobs(
+    tokenizer: Tokenizer, request: EngineRequest, output: ChoiceOutput, num_top: int | None
+) -> PromptLogprobs | UnsetType:
+    """A whole choice's view of its prompt; unset if `num_top` says that none was asked for.
+
+    The first token has no entry.
+    """
+    if num_top is None:
         return UNSET
     found = output.prompt_logprobs
     if found is None:  # a prompt of one token
         return [None]
-    rows = zip(
-        request.prompt_token_ids[1:], found.logprobs, found.ranks, found.top_ids, found.top_logprobs, strict=True
-    )
+    top_ids, top_logprobs = ([row[:num_top] for row in rows] for rows in (found.top_ids, found.top_logprobs))
+    rows = zip(request.prompt_token_ids[1:], found.logprobs, found.ranks, top_ids, top_logprobs, strict=True)
     return [None, *(_prompt_token(tokenizer, *row) for row in rows)]
 
 

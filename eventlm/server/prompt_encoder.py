@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from eventlm.server.chat_template import ChatTemplate
+from eventlm.server.echo import Echo, echo_of_text, echo_of_tokens
 from eventlm.server.errors import invalid_value
 from eventlm.server.tokenizer import Tokenizer
 
@@ -75,6 +76,13 @@ class PromptEncoder:
         # These may be of any size, and so may what a template makes of them.
         is_unbounded = variables or tools or documents or any("tool_calls" in message for message in messages)
         return await self._run(INLINE_CHARACTERS + 1 if is_unbounded else size, work)
+
+    async def echo(self, prompt: str | None, token_ids: list[int]) -> Echo:
+        """A prompt to be shown again: as the text that it came as, else as its tokens."""
+        if prompt is None:
+            # A token has a few characters.
+            return await self._run(4 * len(token_ids), lambda: echo_of_tokens(self._tokenizer, token_ids))
+        return await self._run(len(prompt), lambda: echo_of_text(self._tokenizer, prompt, token_ids))
 
     async def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that must not occur so that the words do not."""

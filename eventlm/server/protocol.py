@@ -23,6 +23,10 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256
 #: Most alternatives of a token whose log-probabilities can be asked for.
 MAX_LOGPROBS = 20
+#: OpenAI's bounds of `metadata`.
+MAX_METADATA_PAIRS = 16
+MAX_METADATA_KEY_CHARACTERS = 64
+MAX_METADATA_VALUE_CHARACTERS = 512
 #: Sequences that one body can ask for: prompts times n.
 MAX_GROUP_SEQUENCES = 2048
 
@@ -114,6 +118,8 @@ class GenerationRequest(Struct, kw_only=True):
     slo: LatencyObjective | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    #: How many of the prompt's last tokens are kept; -1: as many as fit into the context.
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -122,11 +128,32 @@ class GenerationRequest(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    return_token_ids: bool | None = None
+    #: In log-probabilities: `token_id:` and the id in place of a token's text.
+    return_tokens_as_token_ids: bool | None = None
+    #: Of these two only the form is looked at; they are kept nowhere.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         """How many alternatives of each token are asked for; None: no log-probabilities at all."""
         raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same of prompt tokens: as many as anything in the reply needs."""
+        return self.prompt_logprobs
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many output tokens there may be; None: as many as the context holds."""
+        return self.max_tokens
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is to be any output at all."""
+        return True
 
 
 class ContentPart(Struct):
@@ -181,16 +208,34 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of `POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
 
     prompt: str | list[str | int | list[int]]
+    #: 0 goes with `echo` only: the prompt is shown, and scored if there are to be log-probabilities.
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
+
+    @property
+    def generates(self) -> bool:
+        return self.max_tokens != 0
 
 
 #: Fields without support, each with the values that ask for nothing.
@@ -207,14 +252,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_whitespace_pattern": (),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
+    "thinking_token_budget": (),
     "kv_transfer_params": (),
-    "echo": (False,),
+    "vllm_xargs": ({},),
 }
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
+    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -229,8 +273,11 @@ UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "suffix": ("",),
-    "best_of": (1,),
     "prompt_embeds": (),
+}
+#: Why some of them are not.
+_REASONS = {
+    "chat_template": "is not accepted: a template is a program, and this server runs only the one in the model's folder"
 }
 
 RequestT = TypeVar("RequestT", bound=Struct)
@@ -263,7 +310,7 @@ def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dic
         value = raw.get(name)
         if value is not None and value not in neutral:
             remedy = f"leave it out or set it to {_to_json(neutral[0])}" if neutral else "leave it out"
-            raise invalid_value(name, f"'{name}' is not supported yet; {remedy}.")
+            raise invalid_value(name, f"'{name}' {_REASONS.get(name, 'is not supported yet')}; {remedy}.")
     return request
 
 

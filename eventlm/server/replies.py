@@ -12,7 +12,9 @@ ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
-    """OpenAI's name for the ordinary end of a sequence."""
+    """OpenAI's name for the ordinary end of a sequence. A prompt that was only scored had no room for more."""
+    if reason == "complete":
+        return "length"
     return reason if reason in ("length", "tool_calls") else "stop"
 
 
@@ -59,11 +61,12 @@ class CompletionLogprobs(Struct, frozen=True):
     """`logprobs` of a completion, one entry of each list a token.
 
     top_logprobs: of the token itself and of the most likely ones, by their text. text_offset: characters before it.
+    The first token of an echoed prompt has neither, since nothing predicts it.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -78,6 +81,8 @@ class PromptLogprob(Struct, frozen=True):
 #: By place of the prompt, then by token id: the token that is there, and the most likely ones. vLLM's extension.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 StopReason = str | int | None
+#: vLLM's extension, for those who ask with `return_token_ids`.
+TokenIds = list[int] | UnsetType
 
 
 class ChatReplyMessage(Struct, frozen=True):
@@ -96,6 +101,7 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: ApiFinishReason
     logprobs: ChatLogprobs | None = None
     stop_reason: StopReason = None
+    token_ids: TokenIds = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -109,6 +115,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: Usage
     system_fingerprint: None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: TokenIds = UNSET
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
@@ -127,10 +134,14 @@ class ChatChunkChoice(Struct, frozen=True):
     finish_reason: ApiFinishReason | None = None
     #: In the last chunk only.
     stop_reason: StopReason | UnsetType = UNSET
+    token_ids: TokenIds = UNSET
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
-    """One event of a chat stream. `usage` is absent unless the client asked for it, then null except in the last."""
+    """One event of a chat stream. `usage` is absent unless the client asked for it, then null except in the last.
+
+    `prompt_token_ids` are in the first one of each choice.
+    """
 
     id: str
     object: str = "chat.completion.chunk"
@@ -139,10 +150,11 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: None = None
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: TokenIds = UNSET
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One completed text, or a chunk's part of it."""
+    """One completed text, or a chunk's part of it. The first one of a stream has the `prompt_token_ids`."""
 
     index: int
     text: str
@@ -151,6 +163,8 @@ class CompletionChoice(Struct, frozen=True):
     #: Once it is over.
     stop_reason: StopReason | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: TokenIds = UNSET
+    prompt_token_ids: TokenIds = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):

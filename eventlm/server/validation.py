@@ -14,6 +14,9 @@ from eventlm.server.protocol import (
     MAX_BAD_WORDS,
     MAX_GROUP_SEQUENCES,
     MAX_LOGIT_BIASES,
+    MAX_METADATA_KEY_CHARACTERS,
+    MAX_METADATA_PAIRS,
+    MAX_METADATA_VALUE_CHARACTERS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     ChatCompletionRequest,
@@ -41,6 +44,14 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
         raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
     if request.seed is not None and not -(2**63) <= request.seed < 2**64:
         raise invalid_value("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
+    if request.truncate_prompt_tokens == 0:
+        raise invalid_value(
+            "truncate_prompt_tokens",
+            "Invalid value for 'truncate_prompt_tokens': it is the number of prompt tokens to keep, or -1.",
+        )
+    _check_metadata(request.metadata or {})
+    if isinstance(request, CompletionRequest):
+        _check_completion(request)
     _check_stops(request)
     check_token_ids(request.stop_token_ids or [], limits.vocab_size, "stop_token_ids")
     _check_logprobs(request)
@@ -50,6 +61,30 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
         if not request.allowed_token_ids:
             raise invalid_value("allowed_token_ids", "Invalid value for 'allowed_token_ids': it is empty.")
         check_token_ids(request.allowed_token_ids, limits.vocab_size, "allowed_token_ids")
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    """OpenAI's bounds. What is in it stays out of messages, too."""
+    if len(metadata) > MAX_METADATA_PAIRS:
+        raise invalid_value(
+            "metadata", f"Invalid value for 'metadata': at most {MAX_METADATA_PAIRS} pairs, got {len(metadata)}."
+        )
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_CHARACTERS or len(value) > MAX_METADATA_VALUE_CHARACTERS:
+            raise invalid_value(
+                "metadata",
+                f"Invalid value for 'metadata': keys have at most {MAX_METADATA_KEY_CHARACTERS} characters, values "
+                f"{MAX_METADATA_VALUE_CHARACTERS}.",
+            )
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    if not request.generates and not request.echo:
+        raise invalid_value("max_tokens", "Invalid value for 'max_tokens': 0 is only allowed when 'echo' is true.")
+    if request.best_of not in (None, request.n or 1):
+        raise invalid_value(
+            "best_of", "'best_of' is not supported yet; leave it out or set it to the same value as 'n'."
+        )
 
 
 def _check_logprobs(request: GenerationRequest) -> None:
@@ -157,6 +192,17 @@ def _all_of(items: list[Any], kind: type, plural: str) -> list[Any]:
     return items
 
 
+def truncate_prompt(request: GenerationRequest, token_ids: list[int], limits: Limits) -> list[int]:
+    """The prompt's last tokens, as many as the request wants to keep."""
+    num_kept = request.truncate_prompt_tokens
+    if num_kept is None:
+        return token_ids
+    if num_kept == -1:
+        most_tokens = 1 if request.most_tokens is None else request.most_tokens
+        num_kept = max(limits.max_model_len - most_tokens, 1)
+    return token_ids[-num_kept:]
+
+
 def engine_request(
     request: GenerationRequest,
     prompt_token_ids: list[int],
@@ -171,26 +217,31 @@ def engine_request(
 ) -> EngineRequest:
     """One prompt of the body for the engine, `bad_words` as token ids. Raises ApiError if it exceeds the context."""
     slo = request.slo
+    if request.generates:
+        stops = stop_strings(request)
+    else:
+        stops, grammar = (), ""
     max_tokens = _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
     return EngineRequest(
         model=request.model,
         prompt_token_ids=prompt_token_ids,
         params=_sampler_params(request, defaults, limits, max_tokens, bad_words, grammar),
+        kind="generate" if request.generates else "score",
         n=request.n or 1,
         # As in vLLM and llama.cpp, -1 is the same as none.
         seed=None if request.seed in (None, -1) else request.seed % 2**64,
         # Only what is computed has log-probabilities.
-        skip_cache_read=request.prompt_logprobs is not None,
+        skip_cache_read=request.num_prompt_logprobs is not None or not request.generates,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         deadline_ns=(request.deadline_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         slo_ttft_ns=(slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
         slo_tpot_ns=(slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
         drop_if_late=request.drop_if_late or False,
-        stop=stop_strings(request),
+        stop=stops,
         include_stop_str_in_output=request.include_stop_str_in_output or False,
         skip_special_tokens=request.skip_special_tokens is not False,
-        has_text_ends=bool(stop_strings(request)),
+        has_text_ends=bool(stops),
         waits_for_grammar=bool(grammar),
         received_ns=received_ns,
         ready_ns=ready_ns,
@@ -201,10 +252,8 @@ def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, limits: Limi
     context = limits.max_model_len
     if not num_prompt_tokens:
         raise invalid_value(prompt_param, f"Invalid value for '{prompt_param}': it is empty.")
-    asked = request.max_tokens
-    if isinstance(request, ChatCompletionRequest) and request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
-    completion = asked or 1
+    asked = request.most_tokens
+    completion = 1 if asked is None else asked
     if num_prompt_tokens + completion > context:
         raise context_length_exceeded(
             f"This model's maximum context length is {context} tokens. However, you requested "
@@ -251,5 +300,5 @@ def _sampler_params(
         stop_token_ids=tuple(request.stop_token_ids or ()),
         grammar=grammar,
         logprobs=request.num_logprobs,
-        prompt_logprobs=request.prompt_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
     )

@@ -151,10 +151,11 @@ class EngineDouble:
 
     async def _run(self, request: EngineRequest, number: int, index: int, put: Sink) -> None:
         end = self._ends[number, index]
-        reason: FinishReason = self.script_end or "length"
+        is_scored = request.kind == "score"
+        reason: FinishReason = "complete" if is_scored else self.script_end or "length"
         num_tokens = 0
         self._put_prompt_logprobs(request, put, index)
-        for step in self._steps(request, index):
+        for step in [] if is_scored else self._steps(request, index):
             await asyncio.sleep(self.step_seconds)
             if end.done():
                 break
@@ -177,6 +178,8 @@ class EngineDouble:
     def _put_prompt_logprobs(self, request: EngineRequest, put: Sink, index: int) -> None:
         """In two chunks, the first of which comes again, as behind a preemption."""
         num_top = request.params.prompt_logprobs
+        if num_top is None and request.kind == "score":
+            num_top = 0
         chunks = [request.prompt_token_ids[1:5], request.prompt_token_ids[5:]]
         starts = [1, 5]
         for which in (0, 0, 1):

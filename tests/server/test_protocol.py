@@ -44,6 +44,8 @@ def test_neutral_values_and_unknown_fields_are_fine(server: RunningServer) -> No
         presence_penalty=0, frequency_penalty=0.0, logit_bias={}, logprobs=False, tools=[], tool_choice="auto",
         response_format={"type": "text"}, repetition_penalty=1.0, min_p=None, unheard_of={"a": [1]}, stop=None,
         seed=None, user="u",
+        metadata={"k" * 64: "v" * 512, "b": ""}, echo=False, continue_final_message=False, length_penalty=1,
     )  # fmt: skip
     assert reply.status == 200
+    assert server.complete(n=2, best_of=2).status == 200
     assert server.complete(echo=False, best_of=1, suffix="", logprobs=None).status == 200
