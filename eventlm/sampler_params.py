@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+#: How a prompt becomes one vector: its last token's hidden state, or the mean of all of them.
+Pooling = Literal["last", "mean"]
 
 #: Below it division by the temperature overflows; such requests want the most likely token.
 SMALLEST_TEMPERATURE = 1e-5
@@ -29,6 +34,9 @@ class SamplerParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `logprobs` and `prompt_logprobs` ask for the log-probability of each output or prompt token, and for those of so
     many of the most likely ones beside it; None: not at all. They are the model's own: of the logits before anything
     above changes them.
+
+    `pooling` is of requests of the kind `pool`, which are not sampled. A mean needs every hidden state of the prompt:
+    such a request must skip cache reads.
     """
 
     temperature: float = 1.0
@@ -50,6 +58,7 @@ class SamplerParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grammar: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Pooling = "last"
 
 
 class TokenLogprobs(Struct, frozen=True, kw_only=True):

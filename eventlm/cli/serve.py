@@ -30,7 +30,8 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
-        "/tokenize, /detokenize, /v1/models, /health, /metrics, /version; /openapi.json describes them.\n"
+        "/v1/embeddings, /tokenize, /detokenize, /v1/models, /health, /metrics, /version; /openapi.json\n"
+        "describes them.\n"
         "Without --model it is the default model, fetched at its first use.\n\n"
         "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
@@ -79,10 +80,18 @@ async def _serve(config: Config) -> None:
     await check_address(config.server)
     keys = ApiKeys(config.server)
     config, no_record = _choose_record(config)
-    engine, tokenizer, defaults, vocab_size, warnings = compose(config)
+    engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
     for warning in [*no_record, *warnings, *_exposure(config.server)]:
         log.warning(warning)
-    context = ServerContext(engine, tokenizer, config.server, defaults=defaults, vocab_size=vocab_size, keys=keys)
+    context = ServerContext(
+        engine,
+        tokenizer,
+        config.server,
+        defaults=defaults,
+        vocab_size=vocab_size,
+        embedding_size=embedding_size,
+        keys=keys,
+    )
     with StopSignals(on_hangup=context.reload) as signals:
         try:
             await run_server(

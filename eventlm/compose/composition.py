@@ -20,19 +20,21 @@ from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults, load_generation_defaults
 from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
 from eventlm.worker.fake import FakeParameters
+from eventlm.worker.fake_extras import FAKE_EMBEDDING_SIZE
 from eventlm.worker.protocol import FAKE_MODEL
 
 
 class Composition(NamedTuple):
     """An engine that has not been started, its tokenizer, and what a request gets that does not say otherwise.
 
-    `vocab_size` is the model's; `warnings` are for the user.
+    `vocab_size` and `embedding_size` (of a pooled prompt) are the model's; `warnings` are for the user.
     """
 
     engine: InferenceEngine
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     vocab_size: int
+    embedding_size: int
     warnings: list[str]
 
 
@@ -66,7 +68,7 @@ def _with_fake_tokenizer(engine: InferenceEngine, warnings: list[str]) -> Compos
     tokenizer = FakeTokenizer()
     assert tokenizer.eos_token_id is not None
     defaults = GenerationDefaults(eos_token_ids=(tokenizer.eos_token_id,))
-    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, warnings)
+    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, FAKE_EMBEDDING_SIZE, warnings)
 
 
 def _with_checkpoint(engine: InferenceEngine, folder: Path, warnings: list[str]) -> Composition:
@@ -75,7 +77,8 @@ def _with_checkpoint(engine: InferenceEngine, folder: Path, warnings: list[str])
         read_header(shard)
     tokenizer = CheckpointTokenizer(folder)
     defaults = load_generation_defaults(folder, tokenizer)
-    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, warnings)
+    embedding_size = read_config(folder).hidden_size
+    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, embedding_size, warnings)
 
 
 def _check_predictor(coefficients: list[int]) -> None:

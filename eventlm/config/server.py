@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from eventlm.config.sizes import PATTERN as SIZE_PATTERN
+from eventlm.sampler_params import Pooling
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +37,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = ""
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
+    pooling: Annotated[
+        Pooling,
+        Meta(
+            description="what embeddings are of, where a request does not say: the last token's hidden state, or the "
+            "mean of all tokens'"
+        ),
+    ] = "last"
     drain_seconds: Annotated[
         int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
     ] = 30

@@ -13,6 +13,7 @@ from eventlm._version import __version__
 from eventlm.server.chat import chat_completions
 from eventlm.server.completions import completions
 from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.embeddings import EmbeddingList, EmbeddingRequest, embeddings
 from eventlm.server.errors import model_not_found
 from eventlm.server.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.metrics import metrics
@@ -133,6 +134,7 @@ ENDPOINTS = (
         chunk=Completion,
         generates=True,
     ),
+    Endpoint("POST", "/v1/embeddings", embeddings, body=EmbeddingRequest, reply=EmbeddingList, generates=True),
     *(
         Endpoint(
             "POST",

@@ -24,14 +24,17 @@ from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.prompt_encoder import PromptEncoder
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.validation import Limits
+from eventlm.worker.fake_extras import FAKE_EMBEDDING_SIZE
 
 #: How long the remaining handlers have for their last words once their requests were cancelled.
 LAST_WORDS_SECONDS = 5.0
 
 
 class ServerContext:
-    """One server's state. `vocab_size` is the model's: prompts of token ids must lie below it.
+    """One server's state.
 
+    `vocab_size` and `embedding_size` are the model's: prompts of token ids lie below the one, and no embedding is
+    longer than the other.
     `keys` are those of the configuration unless they are given. Raises UsageError if they cannot be read.
     """
 
@@ -43,6 +46,7 @@ class ServerContext:
         *,
         defaults: GenerationDefaults | None = None,
         vocab_size: int | None = None,
+        embedding_size: int = FAKE_EMBEDDING_SIZE,
         keys: ApiKeys | None = None,
     ) -> None:
         self.engine = engine
@@ -51,6 +55,7 @@ class ServerContext:
         self.keys = ApiKeys(config) if keys is None else keys
         self.defaults = defaults or GenerationDefaults()
         self.vocab_size = vocab_size or tokenizer.vocab_size
+        self.embedding_size = embedding_size
         self.encoder = PromptEncoder(tokenizer)
         self.grammars = GrammarChecker(list(tokenizer.special_bytes.values()))
         self.created = int(time.time())

@@ -58,7 +58,8 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
         [token_id for output in outputs for token_id in output.token_ids],
         _joined([output.logprobs for output in outputs if output.logprobs is not None]),
         _joined([output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]),
-        b"".join(output.embedding for output in outputs),
+        # A prompt that was preempted behind its last chunk is computed again.
+        next((output.embedding for output in reversed(outputs) if output.embedding), b""),
         last.finished,
         last.stop_reason,
     )

@@ -161,23 +161,28 @@ def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
 
 def completion_prompts(request: CompletionRequest, vocab_size: int) -> list[str | list[int]]:
     """The prompts of the body, each a text or token ids. Raises ApiError for empty and mixed ones."""
-    prompt = request.prompt
+    prompts = read_prompts(request.prompt, vocab_size, "prompt")
+    if len(prompts) * (request.n or 1) > MAX_GROUP_SEQUENCES:
+        raise invalid_value("prompt", f"Invalid value for 'prompt': prompts times n is at most {MAX_GROUP_SEQUENCES}.")
+    return prompts
+
+
+def read_prompts(prompt: str | list[Any], vocab_size: int, field: str) -> list[str | list[int]]:
+    """What a text, token ids or a list of either in `field` has. Raises ApiError for empty and mixed ones."""
     prompts: list[str | list[int]]
     if isinstance(prompt, str):
         prompts = [prompt]
     elif prompt and isinstance(prompt[0], int):
-        prompts = [_all_of(prompt, int, "integers")]
+        prompts = [_all_of(prompt, int, "integers", field)]
     elif prompt and isinstance(prompt[0], list):
-        prompts = _all_of(prompt, list, "lists of integers")
+        prompts = _all_of(prompt, list, "lists of integers", field)
     else:
-        prompts = _all_of(prompt, str, "strings")
+        prompts = _all_of(prompt, str, "strings", field)
     if not prompts:
-        raise invalid_value("prompt", "Invalid value for 'prompt': it is empty.")
-    if len(prompts) * (request.n or 1) > MAX_GROUP_SEQUENCES:
-        raise invalid_value("prompt", f"Invalid value for 'prompt': prompts times n is at most {MAX_GROUP_SEQUENCES}.")
+        raise invalid_value(field, f"Invalid value for '{field}': it is empty.")
     one = isinstance(prompt, str) or isinstance(prompt[0], int)
     for place, each in enumerate(prompts):
-        param = "prompt" if one else f"prompt[{place}]"
+        param = field if one else f"{field}[{place}]"
         if not each:
             raise invalid_value(param, f"Invalid value for '{param}': it is empty.")
         if not isinstance(each, str):
@@ -185,10 +190,10 @@ def completion_prompts(request: CompletionRequest, vocab_size: int) -> list[str 
     return prompts
 
 
-def _all_of(items: list[Any], kind: type, plural: str) -> list[Any]:
+def _all_of(items: list[Any], kind: type, plural: str, field: str) -> list[Any]:
     for place, item in enumerate(items):
         if not isinstance(item, kind):
-            raise invalid_type(f"prompt[{place}]", f"Invalid type for 'prompt[{place}]': expected only {plural}.")
+            raise invalid_type(f"{field}[{place}]", f"Invalid type for '{field}[{place}]': expected only {plural}.")
     return items
 
 

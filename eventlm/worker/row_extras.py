@@ -30,10 +30,8 @@ def row_extras(
         row = rows[number]
         own_TH = hidden_TH[offsets[number] : offsets[number + 1]]
         _add_prompt_logprobs(found[number], row, decoder, own_TH)
-        is_complete = row.start + row.num_tokens == row.sequence.num_prompt_tokens
-        if row.sequence.kind == "pool" and is_complete:
-            embedding = decoder.norm(own_TH[-1]).float().cpu().numpy()
-            found[number]["embedding"] = embedding.astype("<f4").tobytes()
+        if row.sequence.kind == "pool" and (pooled_H := _pool(row, decoder, own_TH)) is not None:
+            found[number]["embedding"] = pooled_H.cpu().numpy().astype("<f4").tobytes()
     return [RowExtras(row=number, **fields) for number, fields in found.items() if fields]
 
 
@@ -71,3 +69,16 @@ def _add_prompt_logprobs(fields: dict[str, Any], row: Row, decoder: Decoder, own
     fields["prompt_logprobs"] = token_logprobs(
         lambda span: decoder.logits(own_TH[span]), token_ids, vocab_size, num_top
     )
+
+
+def _pool(row: Row, decoder: Decoder, own_TH: Tensor) -> Tensor | None:
+    """The embedding behind the last chunk of a prompt, [H]. Chunks before it add to the sum of a mean."""
+    sequence = row.sequence
+    is_complete = row.start + row.num_tokens == sequence.num_prompt_tokens
+    if sequence.params.pooling == "last":
+        return decoder.norm(own_TH[-1]).float() if is_complete else None
+    sum_H = decoder.norm(own_TH).double().sum(dim=0)
+    # A prompt that is computed again starts anew.
+    before_H = sequence.hidden_sum_H if row.start else None
+    sequence.hidden_sum_H = sum_H = sum_H if before_H is None else before_H + sum_H
+    return (sum_H / sequence.num_prompt_tokens).float() if is_complete else None

@@ -10,12 +10,15 @@ that point. Any disagreement is a `DesyncError`, after which nothing that this t
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import SequenceId, WorkerEnd, ceil_div
 from eventlm.worker.protocol import NewSequence, StepPayload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DesyncError(Exception):
@@ -31,7 +34,17 @@ class Sequence:
     `token_ids`.
     """
 
-    __slots__ = ("block_table", "id", "kind", "lengths", "num_prompt_tokens", "params", "token_ids", "wants_extras")
+    __slots__ = (
+        "block_table",
+        "hidden_sum_H",
+        "id",
+        "kind",
+        "lengths",
+        "num_prompt_tokens",
+        "params",
+        "token_ids",
+        "wants_extras",
+    )
 
     def __init__(self, new: NewSequence) -> None:
         self.id = SequenceId(new.request, new.index)
@@ -43,6 +56,8 @@ class Sequence:
         self.wants_extras = (
             new.kind != "generate" or new.params.logprobs is not None or new.params.prompt_logprobs is not None
         )
+        #: Of the prompt tokens computed so far, where their mean is wanted; float64.
+        self.hidden_sum_H: Tensor | None = None
         #: Block numbers by place, 32-bit.
         self.block_table = array("i")
         #: Length at its start and after each executed step, less what no later launch can ask for.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -15,6 +16,7 @@ from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.request import (
     ClosingOutput,
+    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
     OnOutput,
@@ -50,6 +52,11 @@ def spell_logprobs(token_ids: Sequence[int], num_top: int | None) -> TokenLogpro
         top_ids=[list(range(32, 32 + num_top)) for _ in token_ids],
         top_logprobs=[[-(32 + place) / 100 for place in range(num_top)] for _ in token_ids],
     )
+
+
+def spell_embedding(token_ids: Sequence[int]) -> bytes:
+    """16 numbers: of a prompt its length, the sum of its ids, then zeros."""
+    return struct.pack("<16f", len(token_ids), sum(token_ids), *[0.0] * 14)
 
 
 class EngineDouble:
@@ -154,6 +161,11 @@ class EngineDouble:
         is_scored = request.kind == "score"
         reason: FinishReason = "complete" if is_scored else self.script_end or "length"
         num_tokens = 0
+        if request.kind == "pool":
+            await asyncio.sleep(self.step_seconds)
+            put(EmbeddingOutput(index, spell_embedding(request.prompt_token_ids)))
+            put(FinishedOutput(index, "complete", 0, cached_tokens=0))
+            return
         self._put_prompt_logprobs(request, put, index)
         for step in [] if is_scored else self._steps(request, index):
             await asyncio.sleep(self.step_seconds)

@@ -147,6 +147,35 @@ def test_an_embedding_is_the_last_hidden_state_behind_the_last_norm(
     assert not schedule.outputs
 
 
+MEAN = structs.replace(GREEDY, pooling="mean")
+
+
+def mean_of(pair: Pair, token_ids: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        return pair.model.model(torch.tensor([token_ids])).last_hidden_state[0].mean(dim=0).numpy()
+
+
+@pytest.mark.parametrize("sizes", [[LENGTH], [1, 60], [50, 11], [20, 20, 20, 1]])
+def test_a_mean_is_over_all_chunks(pair: Pair, schedule: Schedule, sizes: list[int]) -> None:
+    prefill(schedule, sizes, kind="pool", samples=False, params=MEAN)
+    [beside] = schedule.extras[1, 0]
+    found = np.frombuffer(beside.embedding, dtype="<f4")
+    assert found == pytest.approx(mean_of(pair, prompt_of(LENGTH, seed=1)), abs=1e-4)
+
+
+def test_a_mean_starts_anew_with_its_prompt(pair: Pair, schedule: Schedule) -> None:
+    """Whether the sequence is held, or was forgotten behind a preemption."""
+    prompt = prompt_of(LENGTH, seed=1)
+    new = structs.replace(new_sequence(1, prompt, params=MEAN), kind="pool")
+    blocks = [(0, 0, list(range(20, 40)))]
+    schedule.step(new=[new], chunks=[(1, 0, 0, 40, 0)], blocks=blocks)
+    schedule.step(chunks=[(1, 0, 0, 30, 0)], blocks=blocks)
+    schedule.step(forget=[(1, 0)], new=[new], chunks=[(1, 0, 0, 50, 0)], blocks=blocks)
+    schedule.step(chunks=[(1, 0, 50, LENGTH - 50, 0)])
+    [beside] = schedule.extras[1, 0]
+    assert np.frombuffer(beside.embedding, dtype="<f4") == pytest.approx(mean_of(pair, prompt), abs=1e-4)
+
+
 def test_kinds_share_a_step(pair: Pair, schedule: Schedule) -> None:
     prompts = [prompt_of(9, seed=request) for request in range(4)]
     kinds: list[Any] = ["pool", "generate", "score", "pool"]
