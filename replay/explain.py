@@ -148,17 +148,20 @@ class Explainer:
                 del self._live[identity]
 
     def _admit(self, state: CoreState, decision: Admitted) -> None:
-        if self.arriving.pop(decision.request, None) is None:
+        arrival = self.arriving.pop(decision.request, None)
+        if arrival is None:
             return
-        for index in self._indices(state, decision.request):
-            # It cannot have ended: the decisions of its own arrival come first.
-            timeline = Timeline(state.requests[decision.request].sequences[index], state)
+        request = state.requests.get(decision.request)
+        for index in self._indices(arrival):
+            # One that its deadline ended as it arrived has left the state.
+            sequence = _arrived(arrival, index) if request is None else request.sequences[index]
+            timeline = Timeline(sequence, state)
             timeline.arrive()
             self._live[timeline.sequence.id] = timeline
 
-    def _indices(self, state: CoreState, request: int) -> list[int]:
-        n = state.requests[request].arrival.n
-        indices = self._wanted[request]
+    def _indices(self, arrival: Arrived) -> list[int]:
+        n = arrival.n
+        indices = self._wanted[arrival.s]
         return list(range(n)) if indices is None else [index for index in indices if index < n]
 
     def _reject(self, state: CoreState, decision: Rejected) -> None:
@@ -175,7 +178,7 @@ class Explainer:
                 self.found[identity] = timeline.cut(last_ns, "unknown")
                 del self._live[identity]
         for request in self._wanted:
-            for index in self._indices(state, request) if request in state.requests else []:
+            for index in self._indices(state.requests[request].arrival) if request in state.requests else []:
                 identity = SequenceId(request, index)
                 sequence = _find(state, identity)
                 if sequence is not None:
@@ -195,6 +198,11 @@ def _find(state: CoreState, identity: SequenceId) -> Sequence | None:
     request = state.requests.get(identity.request)
     sequence = None if request is None else request.sequences[identity.index]
     return None if sequence is None or sequence.state is State.FINISHED else sequence
+
+
+def _arrived(arrival: Arrived, index: int) -> Sequence:
+    """A sequence that ended as it arrived."""
+    return Sequence(arrival, index, SequenceView.of(arrival, index, 0))
 
 
 def _launches_in_flight(state: CoreState) -> list[Launched]:
@@ -231,7 +239,7 @@ def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explan
     group = (
         f" (it came in a group of {arrival.group_size:,}, which is rejected as one)" if arrival.group_size > 1 else ""
     )
-    timeline = Timeline(Sequence(arrival, 0, SequenceView.of(arrival, 0, 0)), state)
+    timeline = Timeline(_arrived(arrival, 0), state)
     timeline.arrive()
     timeline.notes.append(note + group)
     return timeline.cut(decision.ts, f"rejected: {decision.reason}")

@@ -351,7 +351,8 @@ class MetricsStore:
         if event.reason in COMPLETED:
             observe_request(row, metrics)
         elif request.deadline_ns and sequence.first_token_ns is None:
-            metrics.num_deadlines_missed += request.arrived_ns + request.deadline_ns <= event.ts
+            due_ns = request.arrived_ns + request.deadline_ns
+            metrics.num_deadlines_missed += event.reason == "deadline" or due_ns <= event.ts
         if self._sink is not None:
             self._sink.request_ended(row)
 

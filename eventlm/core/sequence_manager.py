@@ -74,12 +74,8 @@ def _register(state: CoreState, arrival: Arrived) -> None:
         state.touch(sequence)
         if sequence.state is State.WAITING:
             state.unrouted[sequence.id] = sequence
-    deadline_ns = sequences[0].view.deadline_ns
-    if arrival.drop_if_late and deadline_ns:
-        due_ns = arrival.ts + deadline_ns
-        state.add_timer(due_ns, arrival.s)
-        state.requests[arrival.s].has_timer = True
-        state.decide(TimerSet, because=arrival.s, request=arrival.s, due_ns=due_ns)
+    if arrival.drop_if_late and sequences[0].view.deadline_ns:
+        _watch_deadline(state, state.requests[arrival.s], because=arrival.s)
 
 
 def enqueue(state: CoreState, sequence: Sequence) -> None:
@@ -172,13 +168,48 @@ def _finish_request(state: CoreState, request_seq: int, reason: FinishReason) ->
 
 
 def timers_due(state: CoreState, fact: TimerDue) -> None:
-    """Deadlines have passed: sequences without a first token end."""
+    """Deadlines have passed, or cannot be met any more: sequences without a first token end."""
     if fact.due_ns > fact.ts:
         raise InvariantError(f"timers are due up to {fact.due_ns}, which is after {fact.ts}")
     for request_seq in state.pop_timers(fact.due_ns):
-        for sequence in state.requests[request_seq].sequences:
-            if not sequence.ended and sequence.num_output_tokens == 0:
-                finish(state, sequence, "deadline", 0)
+        _watch_deadline(state, state.requests[request_seq], because=fact.s)
+
+
+def _watch_deadline(state: CoreState, request: Request, *, because: int) -> None:
+    """End the sequences of a request that is dropped if late which will have no first token in time; a timer says when
+    to look at the others again.
+
+    One that waits ends once its prompt alone is predicted to take longer than what is left; one that is on a replica
+    may go on until the deadline, for its prediction leaves out what it does not know.
+    """
+    arrival = request.arrival
+    due_ns = arrival.ts + request.sequences[0].view.deadline_ns
+    look_ns = []
+    for sequence in request.sequences:
+        if sequence.ended or sequence.num_output_tokens:
+            continue
+        last_ns = due_ns
+        if not sequence.resident and not sequence.in_flight:
+            last_ns = min(due_ns, due_ns - _least_prefill_ns(state, sequence) + 1)
+        if last_ns <= state.now_ns:
+            finish(state, sequence, "deadline", 0)
+        else:
+            look_ns.append(last_ns)
+    if look_ns:
+        state.add_timer(min(look_ns), arrival.s)
+        request.has_timer = True
+        state.decide(TimerSet, because=because, request=arrival.s, due_ns=min(look_ns))
+
+
+def _least_prefill_ns(state: CoreState, sequence: Sequence) -> int:
+    """Predicted time of a waiting sequence's prompt if it went on alone, with all that can be hit on any replica."""
+    num_hit_blocks = 0
+    if not sequence.arrival.skip_cache_read:
+        last = sequence.max_hit_blocks(state.config.block_size)
+        for replica in state.replicas:
+            num_hit_blocks = max(num_hit_blocks, len(replica.pool.lookup(sequence.block_names, last)))
+    done_tokens = num_hit_blocks * state.config.block_size
+    return state.predictor.prefill_ns(sequence.num_tokens, done_tokens, state.config.max_num_batched_tokens)
 
 
 def grammar_ready(state: CoreState, fact: GrammarReady) -> None:

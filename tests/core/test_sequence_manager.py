@@ -240,12 +240,17 @@ def test_a_lost_front_end_takes_its_requests_with_it_and_nobody_elses() -> None:
 # --- deadlines -------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_asked_for_it_is_dropped_when_late() -> None:
+#: What the rig's predictor says of a prompt of 4 tokens: 2 ms a step and 40 us a token, and what attention reads.
+FOUR_TOKENS_NS = 2_160_088
+
+
+def test_a_request_that_asked_for_it_is_dropped_once_it_cannot_be_in_time() -> None:
     rig = Rig(max_num_seqs=1)
     running = rig.arrive(4, 9)
     late = rig.arrive(4, 9, deadline_ns=5 * MILLISECOND, drop_if_late=True)
     (timer,) = rig.of(TimerSet)
-    assert timer.due_ns == rig.now_ns + 5 * MILLISECOND == rig.core.next_timer_ns
+    # A nanosecond behind the last moment at which its prompt could begin.
+    assert timer.due_ns == rig.now_ns + 5 * MILLISECOND - FOUR_TOKENS_NS + 1 == rig.core.next_timer_ns
     rig.feed(TimerDue(due_ns=timer.due_ns), at=timer.due_ns)
     assert rig.finished() == [(late, 0, "deadline", 0)]
     assert rig.core.next_timer_ns is None
@@ -253,10 +258,53 @@ def test_a_request_that_asked_for_it_is_dropped_when_late() -> None:
     assert rig.finished()[1][0] == running
 
 
-def test_the_slo_counts_where_there_is_no_deadline() -> None:
+def test_who_cannot_be_in_time_from_the_start_is_dropped_as_it_arrives() -> None:
     rig = Rig()
+    rig.arrive_all(arrival(4, 9, n=2, deadline_ns=FOUR_TOKENS_NS - 1, drop_if_late=True))
+    assert [(found.index, found.reason) for found in rig.of(Finished)] == [(0, "deadline"), (1, "deadline")]
+    assert not rig.of(TimerSet)
+    assert not rig.of(Launched)
+    assert not rig.state.requests
+    assert rig.state.num_waiting == 0
+    rig.arrive_all(arrival(4, 9, deadline_ns=FOUR_TOKENS_NS, drop_if_late=True))
+    assert rig.of(Launched)
+
+
+def test_on_a_replica_a_prediction_drops_nobody() -> None:
+    rig = Rig()
+    seq = rig.arrive(4, 9, deadline_ns=5 * MILLISECOND, drop_if_late=True)
+    assert rig.of(Launched)
+    (timer,) = rig.of(TimerSet)
+    rig.feed(TimerDue(due_ns=timer.due_ns), at=timer.due_ns)
+    # It is looked at again when the deadline itself has come.
+    (again,) = rig.of(TimerSet)
+    assert again.due_ns == rig.sequence(seq).arrival.ts + 5 * MILLISECOND
+    rig.feed(TimerDue(due_ns=again.due_ns), at=again.due_ns)
+    assert rig.finished() == [(seq, 0, "deadline", 0)]
+
+
+def test_what_can_be_hit_meanwhile_gives_more_time() -> None:
+    rig = Rig(max_num_seqs=1)
+    blocks = [1, 2, 3]
+    rig.arrive(13, 1)
+    rig.arrive(13, 9, blocks=blocks)
+    seq = rig.arrive(13, 9, blocks=blocks, deadline_ns=60 * MILLISECOND, drop_if_late=True)
+    first_ns = rig.core.next_timer_ns
+    assert first_ns is not None
+    rig.complete()
+    rig.feed(TimerDue(due_ns=first_ns), at=first_ns)
+    # Twelve of its thirteen tokens are being computed for the one ahead of it.
+    (again,) = rig.of(TimerSet)
+    assert again.due_ns - first_ns >= 12 * 40_000
+    assert rig.sequence(seq).state is State.WAITING
+    rig.feed(TimerDue(due_ns=again.due_ns), at=again.due_ns)
+    assert rig.finished()[-1] == (seq, 0, "deadline", 0)
+
+
+def test_the_slo_counts_where_there_is_no_deadline() -> None:
+    rig = Rig(up=False)
     rig.arrive(4, 9, slo_ttft_ns=5 * MILLISECOND, drop_if_late=True)
-    assert [found.due_ns for found in rig.of(TimerSet)] == [rig.now_ns + 5 * MILLISECOND]
+    assert [found.due_ns for found in rig.of(TimerSet)] == [rig.now_ns + 5 * MILLISECOND - FOUR_TOKENS_NS + 1]
 
 
 def test_who_has_a_first_token_is_on_time() -> None:
@@ -267,6 +315,7 @@ def test_who_has_a_first_token_is_on_time() -> None:
     assert due_ns is not None
     rig.feed(TimerDue(due_ns=due_ns), at=due_ns)
     assert rig.finished() == []
+    assert rig.core.next_timer_ns is None
     rig.finish_all()
     assert rig.finished() == [(seq, 0, "length", 3)]
 
@@ -322,7 +371,7 @@ def test_a_grammar_twice_or_for_nobody_is_a_no_op() -> None:
 def test_a_request_may_be_cancelled_or_late_while_its_grammar_is_built() -> None:
     rig = Rig()
     cancelled = rig.arrive(4, 3, waits_for_grammar=True)
-    late = rig.arrive(4, 3, waits_for_grammar=True, deadline_ns=MILLISECOND, drop_if_late=True)
+    late = rig.arrive(4, 3, waits_for_grammar=True, deadline_ns=5 * MILLISECOND, drop_if_late=True)
     due_ns = rig.core.next_timer_ns
     assert due_ns is not None
     rig.feed(Cancelled(request=cancelled), TimerDue(due_ns=due_ns), at=due_ns)

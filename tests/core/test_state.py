@@ -21,7 +21,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     (PolicySwapped(name="lrs"), {"policy", "queue"}),
     (PredictorSwapped(coefficients=[1, 2, 3, 4, 5]), {"policy"}),
     (arrival(4, 9, offline=True), {"queue", "sequences", "rng"}),
-    (arrival(4, 9, deadline_ns=50, drop_if_late=True), {"queue", "sequences", "rng", "timers"}),
+    (arrival(4, 9, deadline_ns=50 * MILLISECOND, drop_if_late=True), {"queue", "sequences", "rng", "timers"}),
 ])  # fmt: skip
 def test_a_digest_changes_with_its_component(fact: Fact, wanted: set[str]) -> None:
     rig = Rig(max_num_seqs=1, others={"lrs": Lrs()})
