@@ -7,7 +7,8 @@ from typing import Any
 
 from eventlm.config import Config
 from eventlm.config.load import load_config
-from eventlm.config.options import Option, options, sections
+from eventlm.config.classes import ServiceClass
+from eventlm.config.options import CLASSES, Option, options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
 from eventlm.config.toml_text import to_toml
 
@@ -27,6 +28,23 @@ def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...
         for option in options().values():
             if option.section == section:
                 add_flag(group, option)
+    if "server" not in without:
+        _add_class_flag(parser)
+
+
+def _add_class_flag(parser: argparse.ArgumentParser) -> None:
+    keys = ", ".join(ServiceClass.__struct_fields__)
+    group = parser.add_argument_group("Service classes ([classes.NAME] in the TOML file)")
+    group.add_argument(
+        "--service-class",
+        dest=_PREFIX + CLASSES,
+        action="append",
+        metavar="NAME:KEY=VALUE,...",
+        default=argparse.SUPPRESS,
+        help=f"what requests of a class get where they say nothing themselves: {keys}; may be repeated. A key of "
+        "--api-keys-file names its class, else a request does, by the header x-eventlm-class or by service_tier; "
+        "`default` is for those that name none",
+    )
 
 
 def add_flag(group: argparse._ActionsContainer, option: Option) -> None:

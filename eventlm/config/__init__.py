@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventlm.config.classes import ServiceClass
 from eventlm.config.server import ServerConfig
 from eventlm.config.structs import (
     CacheConfig,
@@ -25,5 +26,6 @@ __all__ = [
     "RecordConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "ServiceClass",
     "WorkerConfig",
 ]

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from eventlm.config.options import Option, nearest, options, sections
+from eventlm.config.classes import AUTO_CLASS, CLASS_NAME, ServiceClass
+from eventlm.config.options import CLASSES, Option, nearest, options, sections
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.config.structs import Config
 from eventlm.errors import UsageError
@@ -39,7 +40,7 @@ def load_config(
     """The configuration of the file under the overrides.
 
     `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
-    line. `environment` is `os.environ` if not given. Raises UsageError that names file, section, key, value
+    line. Those of `classes` are specs such as `gold:priority=-10`, each of a whole class. `environment` is `os.environ` if not given. Raises UsageError that names file, section, key, value
     and what is allowed.
     """
     values: dict[str, Any] = {}
@@ -48,7 +49,11 @@ def load_config(
     api_key = (os.environ if environment is None else environment).get(API_KEY_VARIABLE)
     if api_key:
         values["api_key"] = api_key
+    classes: dict[str, ServiceClass] = values.pop(CLASSES, {})
     for name, value in (overrides or {}).items():
+        if name == CLASSES:
+            classes |= dict(map(_class_of_spec, value))
+            continue
         option = options().get(name)
         if option is None:
             raise UsageError(f"unknown option {name!r}{_did_you_mean(name, options())}")
@@ -56,7 +61,7 @@ def load_config(
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
         by_section[options()[name].section][name] = value
-    return msgspec.convert(by_section, Config)
+    return msgspec.convert({**by_section, CLASSES: classes}, Config)
 
 
 def redacted(config: Config) -> dict[str, Any]:
@@ -98,6 +103,11 @@ def lower_first(text: str) -> str:
 def _file_values(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for section, table in read_toml(path, what="the configuration").items():
+        if section == CLASSES and isinstance(table, dict):
+            values[CLASSES] = {
+                name: _service_class(name, keys, f"{path}, [classes.{name}]") for name, keys in table.items()
+            }
+            continue
         if section not in sections():
             raise UsageError(f"{path}: {_unknown_top_level(section, table)}")
         if not isinstance(table, dict):
@@ -114,6 +124,37 @@ def _file_values(path: Path) -> dict[str, Any]:
                     f"{path}, [{section}]: {name} = {_shown(option, value)}: must be {option.allowed}{reason}"
                 ) from None
     return values
+
+
+def _class_of_spec(spec: str) -> tuple[str, ServiceClass]:
+    """A class as on the command line: NAME:KEY=VALUE,..."""
+    name, _, keys = spec.partition(":")
+    try:
+        table = parse_parameters(keys, whole=spec) if keys else {}
+    except UsageError as error:
+        raise UsageError(f"--service-class: {error}") from None
+    return name, _service_class(name, table, f"--service-class {spec}")
+
+
+def _service_class(name: str, table: object, where: str) -> ServiceClass:
+    known = ServiceClass.__struct_fields__
+    if not CLASS_NAME.fullmatch(name) or name == AUTO_CLASS:
+        raise UsageError(f"{where}: a class's name has 1 to 64 letters, digits, - or _, and is not {AUTO_CLASS}")
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: must be a table of {', '.join(known)}")
+    for key in table:
+        if key not in known:
+            hint = _did_you_mean(key, dict.fromkeys(known)) or f"; known: {', '.join(known)}"
+            raise UsageError(f"{where}: unknown key {key!r}{hint}")
+    try:
+        found = msgspec.convert(table, ServiceClass)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at ")
+        key = place.strip("`").removeprefix("$.")
+        raise UsageError(f"{where}: {key} = {table[key]!r}: {lower_first(problem)}") from None
+    if found.drop_if_late and not found.deadline_ms and not found.slo_ttft_ms:
+        raise UsageError(f"{where}: drop_if_late needs a deadline_ms or a slo_ttft_ms to be late for")
+    return found
 
 
 def _flag_value(option: Option, value: object) -> object:
@@ -169,9 +210,12 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
 
 
 def _unknown_top_level(name: str, value: object) -> str:
+    if name == CLASSES:
+        return f"{name} = {value!r}: must be tables, one [classes.NAME] for each class"
     if not isinstance(value, dict):
         return _unknown_key("", name)
-    return f"unknown section [{name}]{_did_you_mean(name, sections())}; known: {', '.join(sections())}"
+    known = {**sections(), CLASSES: ""}
+    return f"unknown section [{name}]{_did_you_mean(name, known)}; known: {', '.join(known)}"
 
 
 def _unknown_key(section: str, name: str) -> str:

@@ -15,6 +15,9 @@ from msgspec import NODEFAULT, Meta
 
 from eventlm.config.structs import Config
 
+#: The section whose tables are service classes, see `eventlm.config.classes`.
+CLASSES = "classes"
+
 
 class Option(NamedTuple):
     """One field of one section. `type` is its annotation with constraints, `bare_type` the type alone."""
@@ -85,7 +88,7 @@ class Option(NamedTuple):
 def options() -> MappingProxyType[str, Option]:
     """Every option by name, in the order of the sections and their fields."""
     table = {}
-    for section in msgspec.structs.fields(Config):
+    for section in _sections():
         for field in msgspec.structs.fields(section.type):
             bare_type, *annotations = get_args(field.type)
             meta = next(annotation for annotation in annotations if isinstance(annotation, Meta))
@@ -98,9 +101,14 @@ def options() -> MappingProxyType[str, Option]:
 
 @functools.cache
 def sections() -> MappingProxyType[str, str]:
-    """Every section of the TOML file and its title."""
-    fields = msgspec.structs.fields(Config)
-    return MappingProxyType({field.name: (field.type.__doc__ or "").split("\n")[0].rstrip(".") for field in fields})
+    """Every section of the TOML file that holds options, and its title."""
+    titles = {field.name: (field.type.__doc__ or "").split("\n")[0].rstrip(".") for field in _sections()}
+    return MappingProxyType(titles)
+
+
+def _sections() -> list[msgspec.structs.FieldInfo]:
+    """Service classes are no options: users make up their names."""
+    return [field for field in msgspec.structs.fields(Config) if field.name != CLASSES]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

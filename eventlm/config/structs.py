@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from eventlm.config.classes import ServiceClass
 from eventlm.config.server import ServerConfig
 from eventlm.config.sizes import PATTERN as SIZE_PATTERN
 
@@ -277,7 +278,7 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of an engine and its server."""
+    """The whole configuration of an engine and its server. `classes` by name."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -286,3 +287,4 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: WorkerConfig = WorkerConfig()
     record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
+    classes: dict[str, ServiceClass] = {}

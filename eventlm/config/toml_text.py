@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from eventlm.config.load import API_KEY_VARIABLE, REDACTED
-from eventlm.config.options import options, sections
+from eventlm.config.options import CLASSES, options, sections
 from eventlm.config.structs import Config
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -29,6 +29,9 @@ def to_toml(config: Config) -> str:
                 lines.append(f'# {option.name} = "{REDACTED}"  (set but not shown; give it in {API_KEY_VARIABLE})')
             else:
                 lines.append(f"{option.name} = {_value(value)}")
+    for name, table in tables[CLASSES].items():
+        lines += ["", f"# Service class {name}", f"[{CLASSES}.{name}]"]
+        lines += [f"{key} = {_value(value)}" for key, value in table.items()]
     return "\n".join(lines[1:]) + "\n"
 
 
