@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from eventlm.config import Config
-from eventlm.config.load import load_config
 from eventlm.config.classes import ServiceClass
+from eventlm.config.load import load_config
 from eventlm.config.options import CLASSES, Option, options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
 from eventlm.config.toml_text import to_toml

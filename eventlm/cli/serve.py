@@ -74,6 +74,7 @@ async def _serve(config: Config) -> None:
     from eventlm.server.api_keys import ApiKeys
     from eventlm.server.context import ServerContext
     from eventlm.server.http_server import check_address, run_server
+    from eventlm.server.scheduling import check_key_classes
 
     log = structlog.get_logger("eventlm.serve")
     # A model may have to be fetched first: what would be in vain is found before that.
@@ -91,7 +92,10 @@ async def _serve(config: Config) -> None:
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         keys=keys,
+        classes=config.classes,
     )
+    for warning in check_key_classes(context):
+        log.warning(warning)
     with StopSignals(on_hangup=context.reload) as signals:
         try:
             await run_server(

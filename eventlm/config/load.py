@@ -40,8 +40,8 @@ def load_config(
     """The configuration of the file under the overrides.
 
     `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
-    line. Those of `classes` are specs such as `gold:priority=-10`, each of a whole class. `environment` is `os.environ` if not given. Raises UsageError that names file, section, key, value
-    and what is allowed.
+    line; those of `classes` are specs of whole classes such as `gold:priority=-10`. `environment` is `os.environ` if
+    not given. Raises UsageError that names file, section, key, value and what is allowed.
     """
     values: dict[str, Any] = {}
     if toml_path is not None:

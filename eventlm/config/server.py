@@ -36,6 +36,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "admin), service_class, limits; read again when it changes",
         ),
     ] = ""
+    requests_choose_class: Annotated[
+        bool,
+        Meta(
+            description="requests may choose any service class although keys have classes; without keys that have one "
+            "they always may"
+        ),
+    ] = False
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
     pooling: Annotated[
         Pooling,

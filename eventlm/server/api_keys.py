@@ -4,7 +4,7 @@
     name = "alice"                         # what the log calls it
     sha256 = "5e88...9d"                   # of the key; or the key itself: key = "sk-..."
     scopes = ["inference"]                 # or "admin", or both
-    service_class = "interactive"          # of its requests, unless they name another
+    service_class = "interactive"          # of its requests
     limits = { requests_per_minute = 60, tokens_per_minute = 100_000, concurrent_requests = 8 }
 
 Keys are found by a digest under a key of this process, so that the time that a look-up takes says nothing of any key
@@ -67,7 +67,10 @@ class _Version(NamedTuple):
 
 
 class ApiKeys:
-    """The keys in force. Raises UsageError if the configured file cannot be used."""
+    """The keys in force. Raises UsageError if the configured file cannot be used.
+
+    service_classes: those that keys name, in order of name.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         self._path = Path(config.api_keys_file) if config.api_keys_file else None
@@ -88,6 +91,11 @@ class ApiKeys:
     def has_scope(self, scope: Scope) -> bool:
         """Whether any key may do this."""
         return any(scope in principal.scopes for _, principal in self._by_digest.values())
+
+    @property
+    def have_classes(self) -> bool:
+        """Whether any key names a service class."""
+        return bool(self.service_classes)
 
     def reload(self) -> bool:
         """Read the file again. If it cannot be used, the keys stay as they are and the log says why."""
@@ -121,6 +129,7 @@ class ApiKeys:
         principals = dict(self._configured)
         if self._path is not None:
             principals |= _principals(read_key_file(self._path))
+        self.service_classes = sorted({principal.service_class for principal in principals.values()} - {""})
         by_digest = {self._digest(digest): principal for digest, principal in principals.items()}
         return {digest: (digest, principal) for digest, principal in by_digest.items()}
 

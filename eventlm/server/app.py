@@ -26,7 +26,7 @@ from eventlm.server.middleware import (
     observe,
     set_request_id,
 )
-from eventlm.server.openapi import JSON, Endpoint, openapi_document
+from eventlm.server.openapi import JSON, Endpoint, Parameter, openapi_document
 from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
 from eventlm.server.replies import (
     ChatCompletion,
@@ -37,6 +37,7 @@ from eventlm.server.replies import (
     ModelList,
     Version,
 )
+from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.tokenization import (
     Detokenization,
     DetokenizeRequest,
@@ -114,12 +115,14 @@ def _openapi_json() -> bytes:
     return msgspec.json.encode(openapi_document(ENDPOINTS))
 
 
+CLASS_PARAMETER = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
 #: All that the server answers. `/openapi.json` is made of it.
 ENDPOINTS = (
     Endpoint(
         "POST",
         "/v1/chat/completions",
         chat_completions,
+        parameters=(CLASS_PARAMETER,),
         body=ChatCompletionRequest,
         reply=ChatCompletion,
         chunk=ChatCompletionChunk,
@@ -129,12 +132,21 @@ ENDPOINTS = (
         "POST",
         "/v1/completions",
         completions,
+        parameters=(CLASS_PARAMETER,),
         body=CompletionRequest,
         reply=Completion,
         chunk=Completion,
         generates=True,
     ),
-    Endpoint("POST", "/v1/embeddings", embeddings, body=EmbeddingRequest, reply=EmbeddingList, generates=True),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        parameters=(CLASS_PARAMETER,),
+        body=EmbeddingRequest,
+        reply=EmbeddingList,
+        generates=True,
+    ),
     *(
         Endpoint(
             "POST",

@@ -126,6 +126,7 @@ class CompletionReplies:
             id=self.reply_id,
             created=self._created,
             model=self._body.model,
+            service_tier=self._body.used_tier,
             choices=choices,
             usage=self._no_usage if usage is None else usage,
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import structlog
 from aiohttp import web
 
-from eventlm.config import ServerConfig
+from eventlm.config import ServerConfig, ServiceClass
 from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
@@ -35,7 +36,8 @@ class ServerContext:
 
     `vocab_size` and `embedding_size` are the model's: prompts of token ids lie below the one, and no embedding is
     longer than the other.
-    `keys` are those of the configuration unless they are given. Raises UsageError if they cannot be read.
+    `keys` are those of the configuration unless they are given. Raises UsageError if they cannot be read. `classes` are
+    the service classes by name.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class ServerContext:
         vocab_size: int | None = None,
         embedding_size: int = FAKE_EMBEDDING_SIZE,
         keys: ApiKeys | None = None,
+        classes: Mapping[str, ServiceClass] | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.config = config
         self.keys = ApiKeys(config) if keys is None else keys
+        self.classes = classes or {}
         self.defaults = defaults or GenerationDefaults()
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.embedding_size = embedding_size

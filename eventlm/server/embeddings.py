@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
@@ -29,7 +29,8 @@ from eventlm.server.errors import (
 from eventlm.server.generation import Generation
 from eventlm.server.middleware import GENERATION
 from eventlm.server.principal import PRINCIPAL
-from eventlm.server.protocol import MAX_GROUP_SEQUENCES, decode_request
+from eventlm.server.protocol import MAX_GROUP_SEQUENCES, SchedulingFields, decode_request
+from eventlm.server.scheduling import schedule
 from eventlm.server.validation import read_prompts
 
 PARAM = "input"
@@ -42,7 +43,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class EmbeddingRequest(Struct, kw_only=True):
+class EmbeddingRequest(SchedulingFields, kw_only=True):
     """Body of `POST /v1/embeddings`. `input` is a text, token ids, or a list of either.
 
     dimensions: keep only so many of the first ones. normalize: to length 1, which is done unless it is false.
@@ -59,7 +60,6 @@ class EmbeddingRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     normalize: bool | None = None
     pooling: Pooling | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: str | None = None
 
 
@@ -85,6 +85,7 @@ class EmbeddingList(Struct, frozen=True, kw_only=True):
     object: str = "list"
     created: int
     model: str
+    service_tier: str | UnsetType = UNSET
     data: list[Embedding]
     usage: EmbeddingUsage
 
@@ -95,7 +96,7 @@ async def embeddings(request: web.Request) -> web.Response:
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), EmbeddingRequest, UNSUPPORTED)
     _check(context, body)
-    group = await _group(context, body, received_ns)
+    group = schedule(request, body, await _group(context, body, received_ns))
     submission = Submission(reply_id=f"embd-{secrets.token_hex(16)}", owner=request[PRINCIPAL].owner)
     generation = await context.submit(group, submission, prompt_param=PARAM)
     request[GENERATION] = generation
@@ -109,6 +110,7 @@ async def embeddings(request: web.Request) -> web.Response:
             id=submission.reply_id,
             created=int(time.time()),
             model=body.model,
+            service_tier=body.used_tier,
             data=[Embedding(index=place, embedding=vector) for place, vector in enumerate(vectors)],
             usage=EmbeddingUsage(num_tokens, num_tokens),
         )
@@ -154,7 +156,6 @@ async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: in
                 # A mean is over what is computed.
                 skip_cache_read=pooling == "mean",
                 cache_salt=body.cache_salt or "",
-                priority=body.priority or 0,
                 received_ns=received_ns,
                 ready_ns=context.engine.now_ns(),
             )

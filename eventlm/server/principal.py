@@ -17,7 +17,7 @@ class Principal(Struct, frozen=True, kw_only=True):
 
     name: of the key in the configuration; empty where no key is asked for. owner: stands for the key where what
     belongs to it must be told from what does not (streams, explanations, prefix caches); it gives nothing away of the
-    key itself. service_class: of its requests, unless they name another. limits: of what they may use.
+    key itself. service_class: of its requests. limits: of what they may use.
     """
 
     name: str = ""

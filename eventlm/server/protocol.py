@@ -10,7 +10,7 @@ import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.sampler_params import LARGEST_PENALTY, LARGEST_REPETITION_PENALTY, SMALLEST_REPETITION_PENALTY
 from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
@@ -86,7 +86,30 @@ class StructuredOutputs(Struct):
     structural_tag: str | dict[str, Any] | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
+class EventlmOptions(Struct):
+    """`eventlm`: what only this server knows. `timings`: say in the reply where the time went."""
+
+    timings: bool | None = None
+
+
+class SchedulingFields(Struct, kw_only=True):
+    """How a request is scheduled; see `eventlm.server.scheduling` for what is left out."""
+
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    deadline_ms: Milliseconds | None = None
+    drop_if_late: bool | None = None
+    slo: LatencyObjective | None = None
+    #: OpenAI's: a service class, or one of its own tiers.
+    service_tier: str | None = None
+    eventlm: EventlmOptions | None = None
+
+    @property
+    def used_tier(self) -> str | UnsetType:
+        """What a reply says of it, once the request is scheduled."""
+        return UNSET if self.service_tier is None else self.service_tier
+
+
+class GenerationRequest(SchedulingFields, kw_only=True):
     """What both endpoints take. Absent and null mean the default."""
 
     model: str
@@ -112,10 +135,6 @@ class GenerationRequest(Struct, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    deadline_ms: Milliseconds | None = None
-    drop_if_late: bool | None = None
-    slo: LatencyObjective | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     #: How many of the prompt's last tokens are kept; -1: as many as fit into the context.

@@ -114,6 +114,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: None = None
+    service_tier: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: TokenIds = UNSET
 
@@ -149,6 +150,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     system_fingerprint: None = None
+    service_tier: str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: TokenIds = UNSET
 
@@ -176,6 +178,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: None = None
+    service_tier: str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
 
 

@@ -19,6 +19,7 @@ from eventlm.server.middleware import GENERATION, STREAM_ERROR
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import GenerationRequest, StreamOptions
 from eventlm.server.replies import Usage
+from eventlm.server.scheduling import schedule
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -61,6 +62,7 @@ async def answer(
     request: web.Request, body: GenerationRequest, group: list[EngineRequest], replies: ReplyFormat
 ) -> web.StreamResponse:
     """Submit a group and answer with what is generated."""
+    group = schedule(request, body, group)
     submission = Submission(reply_id=replies.reply_id, owner=request[PRINCIPAL].owner)
     generation = await request.app[CONTEXT].submit(group, submission, prompt_param=replies.prompt_param)
     request[GENERATION] = generation

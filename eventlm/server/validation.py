@@ -23,7 +23,6 @@ from eventlm.server.protocol import (
     CompletionRequest,
     GenerationRequest,
 )
-from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -220,8 +219,10 @@ def engine_request(
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: str = "",
 ) -> EngineRequest:
-    """One prompt of the body for the engine, `bad_words` as token ids. Raises ApiError if it exceeds the context."""
-    slo = request.slo
+    """One prompt of the body for the engine, `bad_words` as token ids. Raises ApiError if it exceeds the context.
+
+    How it is scheduled is not in it yet, see `eventlm.server.scheduling`.
+    """
     if request.generates:
         stops = stop_strings(request)
     else:
@@ -238,11 +239,6 @@ def engine_request(
         # Only what is computed has log-probabilities.
         skip_cache_read=request.num_prompt_logprobs is not None or not request.generates,
         cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        deadline_ns=(request.deadline_ms or 0) * NANOSECONDS_PER_MILLISECOND,
-        slo_ttft_ns=(slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
-        slo_tpot_ns=(slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND if slo else 0,
-        drop_if_late=request.drop_if_late or False,
         stop=stops,
         include_stop_str_in_output=request.include_stop_str_in_output or False,
         skip_special_tokens=request.skip_special_tokens is not False,

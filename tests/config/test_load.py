@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventlm.config import CoreConfig
+from eventlm.config import CoreConfig, ServiceClass
 from eventlm.config.load import config_hash, load_config, redacted, replace_fields
 from eventlm.config.options import options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, parse_parameters, parse_plugin_spec
@@ -60,7 +60,7 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
         (
             "[servr]\nport = 1",
             ": unknown section [servr]; did you mean server?; "
-            "known: model, cache, scheduler, server, worker, record, log",
+            "known: model, cache, scheduler, server, worker, record, log, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         ("prot = 1", ": unknown key 'prot'; did you mean port in the section [server]?"),
@@ -170,6 +170,52 @@ def test_the_hash_depends_on_values_and_not_on_order_or_secrets() -> None:
     assert len(hash_of()) == 16
     assert hash_of() != hash_of(port=1)
     assert hash_of(api_key="a") == hash_of(api_key="b") != hash_of()
+
+
+def test_service_classes_of_file_and_flags(tmp_path: Path) -> None:
+    path = tmp_path / "eventlm.toml"
+    path.write_text("[classes.gold]\npriority = -10\ndeadline_ms = 500\n[classes.bronze]\npriority = 10\n")
+    specs = ["bronze:slo_ttft_ms=900,drop_if_late=true", "bare"]
+    config = load_config(path, {"classes": specs}, environment=NO_ENVIRONMENT)
+    assert config.classes == {
+        "gold": ServiceClass(priority=-10, deadline_ms=500),
+        # A flag stands for the whole class.
+        "bronze": ServiceClass(slo_ttft_ms=900, drop_if_late=True),
+        "bare": ServiceClass(),
+    }
+    printed = tmp_path / "printed.toml"
+    printed.write_text(to_toml(config))
+    assert load_config(printed, environment=NO_ENVIRONMENT) == config
+    assert redacted(config)["classes"]["gold"]["priority"] == -10
+
+
+@pytest.mark.parametrize(
+    ("spec", "toml", "message"),
+    [
+        ("a:priorty=1", "priorty = 1", "unknown key 'priorty'; did you mean priority?"),
+        ("a:zzz=1", "zzz = 1", "unknown key 'zzz'; known: priority, deadline_ms, slo_ttft_ms"),
+        ("a:priority=x", "priority = 'x'", "priority = 'x': expected `int`, got `str`"),
+        ("a:deadline_ms=-1", "deadline_ms = -1", "deadline_ms = -1: expected `int` >= 0"),
+        ("a:drop_if_late=true", "drop_if_late = true", "drop_if_late needs a deadline_ms or a slo_ttft_ms"),
+    ],
+)
+def test_an_error_in_a_service_class_says_which(tmp_path: Path, spec: str, toml: str, message: str) -> None:
+    told = file_error(tmp_path, f"[classes.a]\n{toml}")
+    assert told.startswith(f", [classes.a]: {message}")
+    with pytest.raises(UsageError) as caught:
+        load_config(None, {"classes": [spec]}, environment=NO_ENVIRONMENT)
+    assert str(caught.value).startswith(f"--service-class {spec}: {message}")
+
+
+@pytest.mark.parametrize("name", ["auto", "two words", "x" * 65, ""])
+def test_a_class_has_a_name_that_can_stand_anywhere(name: str) -> None:
+    with pytest.raises(UsageError, match="a class's name has 1 to 64 letters"):
+        load_config(None, {"classes": [f"{name}:priority=1"]}, environment=NO_ENVIRONMENT)
+
+
+def test_classes_are_tables(tmp_path: Path) -> None:
+    assert file_error(tmp_path, "classes = 3").startswith(": classes = 3: must be tables, one [classes.NAME]")
+    assert file_error(tmp_path, "[classes]\ngold = 3").startswith(", [classes.gold]: must be a table of priority")
 
 
 def test_every_option_says_what_it_is_and_what_it_takes() -> None:

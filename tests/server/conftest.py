@@ -17,7 +17,7 @@ import structlog
 import uvloop
 from structlog.typing import EventDict
 
-from eventlm.config import ServerConfig
+from eventlm.config import ServerConfig, ServiceClass
 from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults
@@ -48,7 +48,7 @@ class Reply:
 class RunningServer:
     """An `HttpServer` on its own loop and thread."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, classes: dict[str, ServiceClass] | None = None) -> None:
         self.engine = EngineDouble(spell("Hello, world"))
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -56,7 +56,11 @@ class RunningServer:
 
         async def start() -> tuple[str, int]:
             self.context = ServerContext(
-                self.engine, FakeTokenizer(), config, defaults=GenerationDefaults(eos_token_ids=(257,))
+                self.engine,
+                FakeTokenizer(),
+                config,
+                defaults=GenerationDefaults(eos_token_ids=(257,)),
+                classes=classes,
             )
             self._server = HttpServer(self.context)
             return await self._server.start()
@@ -140,8 +144,8 @@ def capture_logs() -> Iterator[list[EventDict]]:
 def start_server() -> Iterator[Callable[..., RunningServer]]:
     servers: list[RunningServer] = []
 
-    def start(**settings: Any) -> RunningServer:
-        servers.append(RunningServer(ServerConfig(port=0, **settings)))
+    def start(classes: dict[str, ServiceClass] | None = None, **settings: Any) -> RunningServer:
+        servers.append(RunningServer(ServerConfig(port=0, **settings), classes))
         return servers[-1]
 
     yield start

@@ -1,0 +1,115 @@
+"""How a request is scheduled: by its own words, and by its service class where it says nothing.
+
+A class fills in what the request leaves out: priority, deadline, objectives, whether it is dropped when late. The key
+that a request came with names its class; else the header `x-eventlm-class` or OpenAI's `service_tier` does; else it is
+the class `default`, if there is one.
+
+Where any key has a class, classes are a matter of keys: requests can choose none, nor a priority before that of their
+class, unless `requests_choose_class` says so. Elsewhere anybody may choose any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+from msgspec import structs
+
+from eventlm.config.classes import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
+from eventlm.config.options import nearest
+from eventlm.control.request import EngineRequest
+from eventlm.server.context import CONTEXT, ServerContext
+from eventlm.server.errors import ApiError, invalid_value
+from eventlm.server.principal import PRINCIPAL, Principal
+from eventlm.server.protocol import LatencyObjective, SchedulingFields
+from eventlm.types import NANOSECONDS_PER_MILLISECOND
+
+CLASS_HEADER = "x-eventlm-class"
+#: OpenAI's own tiers. Where there is no class of that name they ask for nothing.
+TIERS = (AUTO_CLASS, DEFAULT_CLASS, "flex", "scale", "priority")
+
+
+def schedule(request: web.Request, body: SchedulingFields, group: Sequence[EngineRequest]) -> list[EngineRequest]:
+    """The group as it is to be scheduled. Raises ApiError.
+
+    In the body `service_tier` says then what was used, if a tier was asked for or the request has a class.
+    """
+    name = _apply_class(request, body)
+    slo = body.slo or LatencyObjective()
+    changes = {
+        "service_class": name,
+        "priority": body.priority or 0,
+        "deadline_ns": (body.deadline_ms or 0) * NANOSECONDS_PER_MILLISECOND,
+        "slo_ttft_ns": (slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND,
+        "slo_tpot_ns": (slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND,
+        "drop_if_late": body.drop_if_late or False,
+    }
+    return [structs.replace(each, **changes) for each in group]
+
+
+def _apply_class(request: web.Request, body: SchedulingFields) -> str:
+    """Find the request's class and fill in what it gives. Its name; empty for none."""
+    context, principal = request.app[CONTEXT], request[PRINCIPAL]
+    classes = context.classes
+    may_choose = context.config.requests_choose_class or not context.keys.have_classes
+    name = _name(request.headers.get(CLASS_HEADER, ""), body.service_tier or "", principal, classes, may_choose)
+    found = classes.get(name, ServiceClass())
+    if not may_choose and body.priority is not None and body.priority < found.priority:
+        raise _forbidden(
+            "priority", f"Requests of this key have the priority {found.priority} at best, and lower goes first."
+        )
+    _fill_in(body, found)
+    if body.drop_if_late and body.deadline_ms is None and (body.slo is None or body.slo.ttft_ms is None):
+        raise invalid_value("drop_if_late", "'drop_if_late' needs a 'deadline_ms' or 'slo.ttft_ms' to be late for.")
+    if name or body.service_tier is not None:
+        body.service_tier = name or DEFAULT_CLASS
+    return name
+
+
+def check_key_classes(context: ServerContext) -> list[str]:
+    """What is wrong with the classes that keys name: a sentence for each."""
+    return [
+        f"a key has the service class {name!r}, which is not configured"
+        + (f" (did you mean {guess}?)" if (guess := nearest(name, context.classes)) else "")
+        + ": its requests have none"
+        for name in context.keys.service_classes
+        if name not in context.classes
+    ]
+
+
+def _name(header: str, tier: str, principal: Principal, classes: Mapping[str, ServiceClass], may_choose: bool) -> str:
+    own = principal.service_class if principal.service_class in classes else ""
+    default = own or (DEFAULT_CLASS if DEFAULT_CLASS in classes else "")
+    _check_known(CLASS_HEADER, header, classes, ())
+    _check_known("service_tier", tier, classes, TIERS)
+    if header and header != default and not may_choose:
+        raise _forbidden(CLASS_HEADER, f"This key may not choose the class '{header}'.")
+    if not may_choose:
+        return default
+    # OpenAI's tier is a wish, and the reply says what became of it; the header is an order.
+    return header or (tier if tier in classes else "") or default
+
+
+def _check_known(param: str, name: str, classes: Mapping[str, ServiceClass], others: tuple[str, ...]) -> None:
+    if name and name not in classes and name not in others:
+        known = ", ".join(f"'{each}'" for each in dict.fromkeys((*classes, *others)))
+        raise invalid_value(
+            param, f"Invalid value for '{param}': {f'known are {known}' if known else 'there are none'}."
+        )
+
+
+def _forbidden(param: str, message: str) -> ApiError:
+    return ApiError(403, message, param=param, code="service_class_not_allowed")
+
+
+def _fill_in(body: SchedulingFields, found: ServiceClass) -> None:
+    if body.priority is None:
+        body.priority = found.priority
+    if body.deadline_ms is None and found.deadline_ms:
+        body.deadline_ms = found.deadline_ms
+    slo = body.slo or LatencyObjective()
+    ttft_ms, tpot_ms = slo.ttft_ms or found.slo_ttft_ms, slo.tpot_ms or found.slo_tpot_ms
+    if ttft_ms or tpot_ms:
+        body.slo = LatencyObjective(ttft_ms=ttft_ms or None, tpot_ms=tpot_ms or None)
+    if body.drop_if_late is None:
+        body.drop_if_late = found.drop_if_late
