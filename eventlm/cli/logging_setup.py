@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -21,13 +22,16 @@ from eventlm.config import LogConfig
 from eventlm.tracebacks import describe_exception
 
 
-def configure_logging(config: LogConfig | None = None, *, default_level: str = "info") -> None:
-    """Send the events of structlog, and of libraries that use `logging`, to stderr."""
+def configure_logging(
+    config: LogConfig | None = None, *, default_level: str = "info", bound: Mapping[str, Any] | None = None
+) -> None:
+    """Send the events of structlog, and of libraries that use `logging`, to stderr. `bound` is on every line."""
     config = config or LogConfig()
     level = (default_level if config.log_level == "auto" else config.log_level).upper()
     renderer = _renderer(config.log_format)
     before: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _bind(bound or {}),
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -50,6 +54,14 @@ def configure_logging(config: LogConfig | None = None, *, default_level: str = "
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
+
+
+def _bind(bound: Mapping[str, Any]) -> Processor:
+    def add(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.update(bound)
+        return event
+
+    return add
 
 
 class _StderrLogger:

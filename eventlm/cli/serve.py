@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eventlm._version import __version__
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
@@ -43,6 +43,7 @@ examples:
   eventlm serve                       the default model on 127.0.0.1:8000
   eventlm serve --model ~/models/Qwen3-0.6B --record runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
+  eventlm serve --api-servers 4       HTTP and tokenizing in four processes of their own
   eventlm serve --max-model-len 4096 --print-config > eventlm.toml
   eventlm serve --config eventlm.toml
 
@@ -71,8 +72,9 @@ async def _serve(config: Config) -> None:
 
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose
+    from eventlm.compose.edge import TextParts, make_context
+    from eventlm.compose.front_ends import FrontEndServer
     from eventlm.server.api_keys import ApiKeys
-    from eventlm.server.context import ServerContext
     from eventlm.server.http_server import check_address, run_server
     from eventlm.server.scheduling import check_key_classes
 
@@ -84,29 +86,25 @@ async def _serve(config: Config) -> None:
     engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
     for warning in [*no_record, *warnings, *_exposure(config.server)]:
         log.warning(warning)
-    context = ServerContext(
-        engine,
-        tokenizer,
-        config.server,
-        defaults=defaults,
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        keys=keys,
-        classes=config.classes,
+    context = make_context(
+        engine, config, TextParts(tokenizer, defaults, embedding_size), vocab_size=vocab_size, keys=keys
     )
     for warning in check_key_classes(context):
         log.warning(warning)
-    with StopSignals(on_hangup=context.reload) as signals:
+    front_ends = FrontEndServer(engine, module="eventlm.cli.front_end") if config.server.api_servers else None
+    with StopSignals(on_hangup=(front_ends or context).reload) as signals:
+        serving: dict[str, Any] = {
+            "on_listening": lambda url: log.info("loading", url=url, model=engine.setup.model),
+            "on_ready": lambda url: _announce(url, engine),
+            "on_draining": lambda num_requests: _announce_end(num_requests, config),
+            "stop": signals.stop,
+            "cut": signals.cut,
+        }
         try:
-            await run_server(
-                context,
-                load=engine.start,
-                on_listening=lambda url: log.info("loading", url=url, model=engine.setup.model),
-                on_ready=lambda url: _announce(url, engine),
-                on_draining=lambda num_requests: _announce_end(num_requests, config),
-                stop=signals.stop,
-                cut=signals.cut,
-            )
+            if front_ends is not None:
+                await front_ends.run(**serving)
+            else:
+                await run_server(context, load=engine.start, **serving)
         finally:
             await engine.stop()
     log.info("stopped")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.compose.cache_plan import plan_cache
+from eventlm.compose.edge import load_text
 from eventlm.compose.model_source import find_model
 from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
@@ -17,10 +17,9 @@ from eventlm.errors import UsageError
 from eventlm.models.config import read_config
 from eventlm.models.safetensors_header import find_shards, read_header
 from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation_config import GenerationDefaults, load_generation_defaults
-from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.server.generation_config import GenerationDefaults
+from eventlm.server.tokenizer import Tokenizer
 from eventlm.worker.fake import FakeParameters
-from eventlm.worker.fake_extras import FAKE_EMBEDDING_SIZE
 from eventlm.worker.protocol import FAKE_MODEL
 
 
@@ -59,26 +58,11 @@ def compose(config: Config) -> Composition:
         vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
     )
     engine = InferenceEngine(setup)
-    if source.folder is None:
-        return _with_fake_tokenizer(engine, plan.warnings)
-    return _with_checkpoint(engine, source.folder, plan.warnings)
-
-
-def _with_fake_tokenizer(engine: InferenceEngine, warnings: list[str]) -> Composition:
-    tokenizer = FakeTokenizer()
-    assert tokenizer.eos_token_id is not None
-    defaults = GenerationDefaults(eos_token_ids=(tokenizer.eos_token_id,))
-    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, FAKE_EMBEDDING_SIZE, warnings)
-
-
-def _with_checkpoint(engine: InferenceEngine, folder: Path, warnings: list[str]) -> Composition:
     # A download that was cut short is found in milliseconds, before any worker loads torch.
-    for shard in find_shards(folder):
+    for shard in find_shards(source.folder) if source.folder else []:
         read_header(shard)
-    tokenizer = CheckpointTokenizer(folder)
-    defaults = load_generation_defaults(folder, tokenizer)
-    embedding_size = read_config(folder).hidden_size
-    return Composition(engine, tokenizer, defaults, engine.setup.vocab_size, embedding_size, warnings)
+    text = load_text(setup.model)
+    return Composition(engine, text.tokenizer, text.defaults, setup.vocab_size, text.embedding_size, plan.warnings)
 
 
 def _check_predictor(coefficients: list[int]) -> None:

@@ -51,6 +51,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "mean of all tokens'"
         ),
     ] = "last"
+    api_servers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="processes for HTTP, templates and tokenizing beside the engine's; 0: the engine's own does it",
+        ),
+    ] = 0
     drain_seconds: Annotated[
         int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
     ] = 30

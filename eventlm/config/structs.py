@@ -176,7 +176,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int, Meta(ge=0, le=MAX_THREADS, description="compute threads of a worker; 0: cores divided by replicas")
     ] = 0
     heartbeat_timeout_seconds: Annotated[
-        int, Meta(ge=1, description="silence after which a worker counts as lost and is killed")
+        int, Meta(ge=1, description="silence after which a worker or a front end counts as lost and is killed")
     ] = 20
     step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
     start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600

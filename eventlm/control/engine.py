@@ -48,7 +48,7 @@ from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
 from eventlm.core.predictor import Predictor
 from eventlm.errors import EventLMError
-from eventlm.events import Cancelled, Event, Fact, Launched, TimerDue
+from eventlm.events import Cancelled, Event, Fact, FrontEndLost, Launched, TimerDue
 from eventlm.events.decisions import RejectReason
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 
@@ -62,7 +62,9 @@ class InferenceEngine:
 
     def __init__(self, setup: EngineSetup) -> None:
         self.setup = setup
-        self.state: EngineState = "loading"
+        #: Called behind each change of the state.
+        self.on_state: Callable[[], None] | None = None
+        self._state: EngineState = "loading"
         self.max_model_len = setup.core.max_model_len
         self.model_names = list(setup.core.models)
         self.run_folder: Path | None = None
@@ -88,9 +90,25 @@ class InferenceEngine:
             ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
         ]
 
+    @property
+    def state(self) -> EngineState:
+        """Only a ready engine takes requests."""
+        return self._state
+
+    @state.setter
+    def state(self, state: EngineState) -> None:
+        self._state = state
+        if self.on_state is not None:
+            self.on_state()
+
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
         return time.monotonic_ns() - self._origin_ns
+
+    @property
+    def origin_ns(self) -> int:
+        """Where the run's clock stands at 0, on this host's monotonic one."""
+        return self._origin_ns
 
     @property
     def bus(self) -> Bus:
@@ -110,6 +128,10 @@ class InferenceEngine:
             scheduling_time=self._scheduling_time.copy(),
             recorder=self._recorder_metrics(),
         )
+
+    async def read_metrics(self) -> EngineMetrics:
+        """As `metrics`, for those to whom it may be far away."""
+        return self.metrics()
 
     def _recorder_metrics(self) -> RecorderMetrics | None:
         recorder = self._recorder
@@ -237,7 +259,7 @@ class InferenceEngine:
         driver, loop = self._require_driver(), asyncio.get_running_loop()
         handles = [
             RequestHandle(
-                -1, request.n, self._end_text, self.cancel, put=on_output and functools.partial(on_output, place)
+                -1, request.n, self.end_text, self.cancel, put=on_output and functools.partial(on_output, place)
             )
             for place, request in enumerate(group)
         ]
@@ -294,6 +316,11 @@ class InferenceEngine:
         if driver is not None and request in driver.live:
             self.put_fact(Cancelled(c=request, request=request, reason=reason))
 
+    def lose_front_end(self, front_end: int) -> None:
+        """End all requests of a front end that has gone."""
+        if self._driver is not None:
+            self.put_fact(FrontEndLost(front_end=front_end))
+
     def put_fact(self, fact: Fact) -> None:
         """Queue a fact for the next tick."""
         self._require_driver().put_fact(fact)
@@ -335,7 +362,8 @@ class InferenceEngine:
     async def _stop_workers(self) -> None:
         await asyncio.gather(*(replica.stop() for replica in self._replicas))
 
-    def _end_text(self, request: int, index: int, position: int, reason: str) -> None:
+    def end_text(self, request: int, index: int, position: int, reason: str) -> None:
+        """An edge's word on a text; nothing if the request has ended."""
         if self._driver is not None:
             self._driver.end_text(request, index, position, reason)
             self._wake()

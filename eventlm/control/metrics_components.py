@@ -26,17 +26,29 @@ class RecorderMetrics(Struct, frozen=True, kw_only=True):
     is_writing: bool
 
 
+class FrontEndMetrics(Struct, frozen=True, kw_only=True):
+    """One front-end process: requests that generate, what it has used. All 0 while there is no process."""
+
+    index: int
+    is_up: bool
+    num_restarts: int
+    num_requests: int = 0
+    cpu_ns: int = 0
+    resident_bytes: int = 0
+
+
 class EngineMetrics(Struct, frozen=True, kw_only=True):
     """Everything that an engine can say in numbers: what its log adds up to, and its components' own figures.
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
-    recorder is None where nothing is recorded.
+    recorder is None where nothing is recorded, front_ends empty where the engine's own process speaks HTTP.
     """
 
     log: MetricsSnapshot
     state: str
     scheduling_time: Histogram
     recorder: RecorderMetrics | None = None
+    front_ends: list[FrontEndMetrics] = []
 
 
 class TimedCore(Core):

@@ -163,13 +163,13 @@ class RequestHandle:
         n: int,
         text_ended: Callable[[int, int, int, str], None],
         cancel: Callable[[int, str], None],
-        put: Callable[[RequestOutput | EventLMError], None] | None = None,
+        put: Callable[[RequestOutput | TakenOver | EventLMError], None] | None = None,
     ) -> None:
         self.request = request
         self._unfinished = n
         self._text_ended = text_ended
         self._cancel = cancel
-        self._outputs: asyncio.Queue[RequestOutput | EventLMError] = asyncio.Queue()
+        self._outputs: asyncio.Queue[RequestOutput | TakenOver | EventLMError] = asyncio.Queue()
         #: The engine's side: takes an output, or the error that ends the request.
         self.put = put or self._outputs.put_nowait
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -35,9 +36,9 @@ class ServerContext:
     """One server's state.
 
     `vocab_size` and `embedding_size` are the model's: prompts of token ids lie below the one, and no embedding is
-    longer than the other.
-    `keys` are those of the configuration unless they are given. Raises UsageError if they cannot be read. `classes` are
-    the service classes by name.
+    longer than the other. `classes` are the service classes by name. keys: those of the configuration if not given.
+    engine_pid: the engine's process, by default this one. created: unix time of the models, by default now. Raises
+    UsageError if the keys cannot be read.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class ServerContext:
         embedding_size: int = FAKE_EMBEDDING_SIZE,
         keys: ApiKeys | None = None,
         classes: Mapping[str, ServiceClass] | None = None,
+        engine_pid: int | None = None,
+        created: int | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -62,7 +65,8 @@ class ServerContext:
         self.embedding_size = embedding_size
         self.encoder = PromptEncoder(tokenizer)
         self.grammars = GrammarChecker(list(tokenizer.special_bytes.values()))
-        self.created = int(time.time())
+        self.engine_pid = engine_pid or os.getpid()
+        self.created = created or int(time.time())
         self.draining = False
         self._cut = False
         self._num_running = 0

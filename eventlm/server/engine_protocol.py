@@ -1,4 +1,6 @@
-"""What the server needs of an engine; `eventlm.control.engine.InferenceEngine` is one."""
+"""What the server needs of an engine: `eventlm.control.engine.InferenceEngine` where both are in one process,
+`eventlm.server.remote_engine.RemoteEngine` in a front end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Engine(Protocol):
         """The run's clock."""
         ...
 
-    def metrics(self) -> EngineMetrics:
+    async def read_metrics(self) -> EngineMetrics:
         """All figures of this moment."""
         ...
 

@@ -6,7 +6,9 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable, Coroutine
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -20,6 +22,9 @@ from eventlm.server.errors import ApiError, internal_error
 from eventlm.server.middleware import REQUEST_ID_HEADER, request_id
 
 _log = structlog.get_logger("eventlm.server")
+
+#: Connections that wait to be accepted.
+BACKLOG = 1024
 
 
 class _Connection(web.RequestHandler):
@@ -47,15 +52,19 @@ class _Connection(web.RequestHandler):
 
 
 class HttpServer:
-    """A listening server over a context. `start`, then `drain` and `close`."""
+    """A listening server over a context. `start`, then `drain` and `close`.
 
-    def __init__(self, context: ServerContext) -> None:
+    `sockets` are bound already (`bind_sockets`); without any it binds the address of the configuration.
+    """
+
+    def __init__(self, context: ServerContext, sockets: Sequence[socket.socket] = ()) -> None:
         self._context = context
+        self._sockets = sockets
         # A client that leaves cancels its handler, which cancels its request.
         self._runner = web.AppRunner(
             make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
@@ -70,12 +79,17 @@ class HttpServer:
             return _Connection(manager, loop=loop, access_log=None, logger=quiet)  # type: ignore[arg-type]
 
         try:
-            self._server = await _bind(self._context.config, connect)
+            if self._sockets:
+                self._servers = [
+                    await loop.create_server(connect, sock=bound, backlog=BACKLOG) for bound in self._sockets
+                ]
+            else:
+                self._servers = [await _bind(self._context.config, connect)]
         except UsageError:
             await self._runner.cleanup()
             raise
         self._watch = asyncio.create_task(self._context.keys.watch(), name="API keys")
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = self._servers[0].sockets[0].getsockname()[:2]
         return host, port
 
     async def drain(self, cut: asyncio.Event) -> None:
@@ -84,8 +98,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop listening and close what is open."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._watch is not None:
             self._watch.cancel()
         await self._runner.cleanup()
@@ -99,9 +113,46 @@ async def check_address(config: ServerConfig) -> None:
     await server.wait_closed()
 
 
-async def _bind(config: ServerConfig, connect: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
+async def bind_sockets(config: ServerConfig, num_processes: int) -> list[list[socket.socket]]:
+    """For each process sockets that listen, one for each address of the host; the kernel shares connections out.
+
+    Whoever connects waits until one of the process accepts. Raises UsageError if the address cannot be bound.
+    """
+    # SO_REUSEPORT lets a second server of the same user have the port as well; without it that is an error.
+    await check_address(config)
+    server = await _bind(config, asyncio.Protocol, reuse_port=True, start_serving=False)
+    first = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
+    server.close()
+    await server.wait_closed()
+    groups = [first, *([_twin(bound) for bound in first] for _ in range(num_processes - 1))]
+    for bound in chain.from_iterable(groups):
+        bound.listen(BACKLOG)
+    return groups
+
+
+def _twin(bound: socket.socket) -> socket.socket:
+    """Another socket of the same address, with a queue of its own."""
+    twin = socket.socket(bound.family, bound.type, bound.proto)
+    for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)):
+        twin.setsockopt(level, option, 1)
+    if bound.family == socket.AF_INET6:
+        twin.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    twin.setblocking(False)
+    twin.bind(bound.getsockname())
+    return twin
+
+
+async def _bind(
+    config: ServerConfig,
+    connect: Callable[[], asyncio.BaseProtocol],
+    *,
+    reuse_port: bool = False,
+    start_serving: bool = True,
+) -> asyncio.Server:
     try:
-        return await asyncio.get_running_loop().create_server(connect, config.host, config.port, backlog=1024)
+        return await asyncio.get_running_loop().create_server(
+            connect, config.host, config.port, backlog=BACKLOG, reuse_port=reuse_port, start_serving=start_serving
+        )
     except (OSError, OverflowError, UnicodeError) as error:
         # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.
         number = error.errno or 0 if isinstance(error, OSError) else 0
@@ -114,6 +165,7 @@ async def _bind(config: ServerConfig, connect: Callable[[], asyncio.BaseProtocol
 async def run_server(
     context: ServerContext,
     *,
+    sockets: Sequence[socket.socket] = (),
     stop: asyncio.Event,
     cut: asyncio.Event,
     load: Callable[[], Coroutine[Any, Any, None]] | None = None,
@@ -127,13 +179,12 @@ async def run_server(
     server's URL, `on_draining` the number of requests that are waited for. To stop the engine is the caller's. Raises
     UsageError if the address cannot be bound, and what `load` raises.
     """
-    server = HttpServer(context)
-    host, port = await server.start()
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    server = HttpServer(context, sockets)
+    url = url_of(*await server.start())
     try:
         if on_listening is not None:
             on_listening(url)
-        if load is None or await _completed(load(), stop):
+        if load is None or await completed(load(), stop):
             if on_ready is not None:
                 on_ready(url)
             await stop.wait()
@@ -144,7 +195,12 @@ async def run_server(
         await server.close()
 
 
-async def _completed(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+def url_of(host: str, port: int) -> str:
+    """The URL of an address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def completed(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
     """Await `work`, or cancel it and return False if `stop` is set first."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())

@@ -13,10 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from eventlm.control.metrics_aggregates import Histogram, MetricsSnapshot, ReplicaMetrics
-from eventlm.control.metrics_components import EngineMetrics
+from eventlm.control.metrics_components import EngineMetrics, FrontEndMetrics
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 LABELS = ("model_name", "engine")
+FRONT_END_LABELS = ("front_end",)
 
 #: vLLM's words for how a request finished, by ours.
 FINISHED_REASONS = {
@@ -107,6 +108,7 @@ def families(metrics: EngineMetrics) -> Iterator[Metric]:
     log = metrics.log
     yield from _replica_families(log)
     yield from _engine_families(metrics)
+    yield from _front_end_families(metrics.front_ends)
 
 
 def _replica_families(log: MetricsSnapshot) -> Iterator[Metric]:
@@ -163,6 +165,25 @@ def _engine_families(metrics: EngineMetrics) -> Iterator[Metric]:
     )
     _add_histogram(scheduling, [], metrics.scheduling_time, NANOSECONDS_PER_SECOND)
     yield scheduling
+
+
+def _front_end_families(front_ends: list[FrontEndMetrics]) -> Iterator[Metric]:
+    """One figure of each process that speaks HTTP; nothing where the engine's own does."""
+    if not front_ends:
+        return
+    up = GaugeMetricFamily("eventlm:front_end_up", "1 while the front end has a process.", labels=FRONT_END_LABELS)
+    requests = GaugeMetricFamily("eventlm:front_end_requests", "Requests that generate.", labels=FRONT_END_LABELS)
+    memory = GaugeMetricFamily("eventlm:front_end_memory_bytes", "Resident memory.", labels=FRONT_END_LABELS)
+    cpu = CounterMetricFamily("eventlm:front_end_cpu_seconds", "Processor time.", labels=FRONT_END_LABELS)
+    restarts = CounterMetricFamily("eventlm:front_end_restarts", "Processes begun anew.", labels=FRONT_END_LABELS)
+    for front_end in front_ends:
+        labels = [str(front_end.index)]
+        up.add_metric(labels, int(front_end.is_up))
+        requests.add_metric(labels, front_end.num_requests)
+        memory.add_metric(labels, front_end.resident_bytes)
+        cpu.add_metric(labels, front_end.cpu_ns / NANOSECONDS_PER_SECOND)
+        restarts.add_metric(labels, front_end.num_restarts)
+    yield from (up, requests, memory, cpu, restarts)
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram, unit: int) -> None:

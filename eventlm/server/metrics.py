@@ -30,8 +30,6 @@ _OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 #: Last line of an OpenMetrics reply.
 _EOF = b"# EOF\n"
 
-_process = ProcessCollector(registry=None)
-
 
 class Reply(NamedTuple):
     """What a scrape gets."""
@@ -52,19 +50,22 @@ class _OneFamily(Collector):
 
 async def metrics(request: web.Request) -> web.Response:
     """In the format that the client accepts: Prometheus's text, or OpenMetrics."""
-    reply = await render(request.app[CONTEXT].engine.metrics, request.headers.get("Accept", ""))
+    context = request.app[CONTEXT]
+    figures = await context.engine.read_metrics()
+    reply = await render(lambda: figures, request.headers.get("Accept", ""), pid=context.engine_pid)
     return web.Response(body=reply.body, headers={"Content-Type": reply.content_type})
 
 
-async def render(read: Callable[[], EngineMetrics], accept: str) -> Reply:
-    """A whole reply.
+async def render(read: Callable[[], EngineMetrics], accept: str, *, pid: int | str = "self") -> Reply:
+    """A whole reply. `pid` is the engine's process, whose own figures are part of it.
 
     The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
     replicas the whole takes as long as several steps.
     """
     encode, content_type = _encoder(accept)
     parts = []
-    for family in chain(EngineCollector(read).collect(), _process.collect()):
+    process = ProcessCollector(pid=lambda: pid, registry=None)
+    for family in chain(EngineCollector(read).collect(), process.collect()):
         parts.append(encode(_OneFamily(family)).removesuffix(_EOF))
         await asyncio.sleep(0)
     if content_type == _OPENMETRICS_TYPE:

@@ -86,7 +86,7 @@ class EngineDouble:
     def now_ns(self) -> int:
         return time.monotonic_ns()
 
-    def metrics(self) -> EngineMetrics:
+    async def read_metrics(self) -> EngineMetrics:
         return EngineMetrics(
             log=self.store.snapshot(), state=self.state, scheduling_time=Histogram.over(SCHEDULING_BUCKETS_NS)
         )
@@ -127,7 +127,7 @@ class EngineDouble:
 
     async def cancel_reply(self, reply_id: str, owner: str) -> None:
         for request in self.registry.find(reply_id, owner).requests:
-            self._cancel(request, "client")
+            self.cancel(request, "client")
 
     def keep(self, *, seconds: int, max_bytes: int = 1 << 20) -> None:
         """Keep what is said of resumable replies from now on."""
@@ -139,7 +139,7 @@ class EngineDouble:
             keep_ns=seconds * 1_000_000_000,
             max_bytes=max_bytes,
             now_ns=self.now_ns,
-            cancel=lambda request: self._cancel(request, "client"),
+            cancel=lambda request: self.cancel(request, "client"),
             wake=wake,
         )
 
@@ -147,7 +147,7 @@ class EngineDouble:
         number = len(self.requests)
         self.requests.append(request)
         put = on_output and functools.partial(on_output, place)
-        self.handles.append(RequestHandle(number, request.n, self._text_ended, self._cancel, put))
+        self.handles.append(RequestHandle(number, request.n, self.end_text, self.cancel, put))
         return self.handles[-1]
 
     def _start(self, request: EngineRequest, number: int, sink: Sink) -> None:
@@ -205,13 +205,13 @@ class EngineDouble:
         while self.script_end is None:
             yield steps[-1]
 
-    def _text_ended(self, request: int, index: int, position: int, reason: str) -> None:
+    def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         self.text_ends.append((request, index, position, reason))
         end = self._ends[request, index]
         if not end.done():
             end.set_result((reason, position))
 
-    def _cancel(self, request: int, reason: str) -> None:
+    def cancel(self, request: int, reason: str) -> None:
         self.cancelled.append((request, reason))
         for (number, _), end in self._ends.items():
             if number == request and not end.done():

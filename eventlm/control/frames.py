@@ -1,0 +1,81 @@
+"""Messages over a stream socket: the length of each in four bytes, big-endian, and then its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import cast
+
+_LENGTH_BYTES = 4
+
+
+class FrameConnection(asyncio.Protocol):
+    """One end of a connection. `on_frame` gets each message, `on_lost` is called once when the other end has gone.
+
+    Nothing comes after `on_lost`, nor after `abort`. What is sent and not read at the other end is kept in memory:
+    whoever sends looks at `backlog_bytes`.
+    """
+
+    def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._is_open = True
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def open(
+        cls, end: socket.socket, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]
+    ) -> FrameConnection:
+        """A connection over one end of a socket pair, which is closed with it."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(lambda: cls(on_frame, on_lost), sock=end)
+        return connection
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What is sent and has not left this process."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def send(self, body: bytes) -> None:
+        """Send a message. One that is too late to arrive is dropped: the loss of the connection is told elsewhere."""
+        if self._transport is not None and self._is_open:
+            self._transport.writelines((len(body).to_bytes(_LENGTH_BYTES), body))
+
+    async def close(self) -> None:
+        """Close behind what is already sent, and wait for that; `on_lost` is not called."""
+        self._is_open = False
+        if self._transport is not None:
+            self._transport.close()
+            await self._closed
+
+    def abort(self) -> None:
+        """Close at once; `on_lost` is not called."""
+        self._is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of it.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        received, place = self._received, 0
+        received += data
+        while self._is_open and len(received) - place >= _LENGTH_BYTES:
+            start = place + _LENGTH_BYTES
+            end = start + int.from_bytes(received[place:start])
+            if len(received) < end:
+                break
+            self._on_frame(bytes(received[start:end]))
+            place = end
+        del received[:place]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._is_open:
+            self._is_open = False
+            self._on_lost()

@@ -1,0 +1,216 @@
+"""`eventlm serve --api-servers N`: real front-end processes, kills, drains, and what the trace says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from eventlm.events import Arrived, Cancelled, Finished, FrontEndLost
+from tests.serving import PATIENCE_SECONDS, Server, children, is_running, wait_until
+
+from .conftest import StartServer
+from .streams import Stream, until_all_have
+from .test_serve_swarm import expected, random_request
+
+NUM_REQUESTS = 60
+CANARY = "canary-8d02e7"
+SLOW = "base_ns=20000000"
+
+
+def front_end_pids(server: Server) -> list[int]:
+    """Process ids of its front ends."""
+
+    def is_front_end(pid: int) -> bool:
+        try:
+            return b"eventlm.cli.front_end" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except FileNotFoundError:
+            return False
+
+    return [pid for pid in children(server.process.pid) if is_front_end(pid)]
+
+
+def log_lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.stderr.splitlines() if line.startswith("{")]
+
+
+def figures(server: Server) -> dict[tuple[str, str], float]:
+    """Samples of /metrics by name and front end."""
+    text = server.request("GET", "/metrics").data.decode()
+    families = text_string_to_metric_families(text)
+    return {
+        (sample.name, sample.labels.get("front_end", "")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def run_load(server: Server) -> dict[int, list[tuple[str, str]]]:
+    """A seeded load: texts and reasons of every request, by its seed."""
+    rng = random.Random(11)
+    gate = asyncio.Semaphore(16)
+    found: dict[int, list[tuple[str, str]]] = {}
+    async with server.async_client() as client:
+
+        async def one(fields: dict[str, Any]) -> None:
+            async with gate:
+                choices = [("", "")] * fields["n"]
+                async for chunk in await client.completions.create(model="fake", stream=True, **fields):
+                    [choice] = chunk.choices
+                    choices[choice.index] = (choices[choice.index][0] + choice.text, choice.finish_reason or "")
+            assert choices == [expected(fields, index) for index in range(fields["n"])]
+            found[fields["seed"]] = choices
+
+        await asyncio.gather(*(one(random_request(rng, seed)) for seed in range(NUM_REQUESTS)))
+    return found
+
+
+async def test_the_outcomes_are_the_same_however_many_front_ends_there_are(start_server: StartServer) -> None:
+    outcomes = []
+    for num_front_ends in (0, 1, 2):
+        server = start_server(
+            "--model", "fake", "--fake", "base_ns=300000", "--validate-every", "8", "--api-servers", str(num_front_ends)
+        )
+        assert len(front_end_pids(server)) == num_front_ends
+        texts = await run_load(server)
+        trace = server.stop_and_verify()
+        arrivals = {event.s: event for event in trace.of(Arrived)}
+        ends = Counter(
+            (int(arrivals[event.request].seed), event.index, event.reason, event.position)
+            for event in trace.of(Finished)
+        )
+        outcomes.append((texts, ends))
+        assert {event.front_end for event in arrivals.values()} <= (
+            {0} if not num_front_ends else set(range(1, num_front_ends + 1))
+        )
+        if num_front_ends == 2:
+            assert {event.front_end for event in arrivals.values()} == {1, 2}
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2", "--validate-every", "1")
+    async with server.async_client() as client:
+        streams = [
+            Stream(client, model="fake", prompt=f"prompt {seed}", seed=seed, max_tokens=80) for seed in range(16)
+        ]
+        running = [asyncio.create_task(stream.run()) for stream in streams]
+        await until_all_have(streams, 3)
+        pid = front_end_pids(server)[0]
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.gather(*running)
+        cut = [stream for stream in streams if stream.error is not None]
+        assert 0 < len(cut) < len(streams)
+        assert all(stream.text == expected_text(stream) for stream in streams if stream.error is None)
+        # A new process takes its place, under its number.
+        wait_until(lambda: len(set(front_end_pids(server)) - {pid}) == 2)
+        wait_until(lambda: all(figures(server)["eventlm:front_end_up", str(number)] for number in (1, 2)))
+        again = await asyncio.gather(
+            *(Stream(client, model="fake", prompt="again", seed=seed, max_tokens=8).run() for seed in range(40))
+        )
+        assert all(stream.error is None for stream in again)
+    samples = figures(server)
+    assert sorted(samples["eventlm:front_end_restarts_total", str(number)] for number in (1, 2)) == [0, 1]
+    [lost] = [line for line in log_lines(server) if line["event"] == "front end lost"]
+    assert lost["pid"] == pid
+    assert lost["reason"] == "died (killed by SIGKILL)"
+    trace = server.stop_and_verify()
+    [fact] = trace.of(FrontEndLost)
+    assert fact.front_end == lost["front_end"]
+    first = {event.s: event for event in trace.of(Arrived) if int(event.seed) < len(streams) and event.s < fact.s}
+    its_own = {seq for seq, event in first.items() if event.front_end == fact.front_end}
+    assert {int(first[seq].seed) for seq in its_own} == {stream.seed for stream in cut}
+    reasons = {event.request: event.reason for event in trace.of(Finished)}
+    assert all(reasons[seq] == ("front_end_lost" if seq in its_own else "length") for seq in first)
+    assert not trace.of(Cancelled)
+
+
+def expected_text(stream: Stream) -> str:
+    return expected({"seed": stream.seed, "max_tokens": 80, "stop": None}, 0)[0]
+
+
+async def test_sigterm_lets_streams_of_all_front_ends_end(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2")
+    async with server.async_client() as client:
+        streams = [Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=60) for seed in range(8)]
+        running = [asyncio.create_task(stream.run()) for stream in streams]
+        await until_all_have(streams, 3)
+        # As init systems and process managers do: to everybody.
+        for pid in front_end_pids(server):
+            os.kill(pid, signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
+        server.log_event("shutting down")
+        assert wait_until(lambda: server.complete().status) == 503
+        await asyncio.gather(*running)
+    assert [stream.finish_reason for stream in streams] == ["length"] * 8
+    assert server.log_event("shutting down")["num_requests"] == 8
+    trace = server.stop_and_verify()
+    assert trace.finish_reasons == {"length": 8}
+    assert not trace.of(FrontEndLost)
+
+
+async def test_a_second_signal_ends_streams_of_front_ends_too(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2", "--drain-seconds", "600")
+    async with server.async_client() as client:
+        streams = [Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=8000) for seed in range(4)]
+        running = [asyncio.create_task(stream.run()) for stream in streams]
+        await until_all_have(streams, 3)
+        server.process.send_signal(signal.SIGTERM)
+        server.log_event("shutting down")
+        server.process.send_signal(signal.SIGINT)
+        await asyncio.gather(*running)
+    assert all("ended this request" in str(stream.error) for stream in streams)
+    trace = server.stop_and_verify()
+    assert trace.finish_reasons == {"cancelled": 4}
+    assert {event.reason for event in trace.of(Cancelled)} == {"shutdown"}
+
+
+async def test_front_ends_end_with_the_engines_process(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2")
+    pids = front_end_pids(server)
+    async with server.async_client() as client:
+        streams = [Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=8000) for seed in range(4)]
+        running = [asyncio.create_task(stream.run()) for stream in streams]
+        await until_all_have(streams, 3)
+        server.process.send_signal(signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.gather(*running)
+    assert all(stream.error is not None for stream in streams)
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_no_prompt_and_no_secret_reach_the_trace_or_the_log_and_the_address_is_its_own(
+    start_server: StartServer,
+) -> None:
+    server = start_server("--model", "fake", "--api-servers", "1", environment={"EVENTLM_API_KEY": f"{CANARY}-key"})
+    client = server.client(api_key=f"{CANARY}-key", default_headers={"x-custom": f"{CANARY}-header"})
+    message: Any = {"role": "user", "content": f"{CANARY}-content"}
+    fields: Any = {"stop": [f"{CANARY}-stop"], "user": f"{CANARY}-user", "metadata": {"a": f"{CANARY}-value"}}
+    for _ in client.chat.completions.create(model="fake", messages=[message], max_tokens=8, stream=True, **fields):
+        pass
+    client.chat.completions.create(
+        model="fake", messages=[message], max_tokens=8, extra_body={"cache_salt": f"{CANARY}-salt"}
+    )
+    assert server.complete().status == 401
+    assert server.request("GET", "/metrics").status == 200
+    port = server.url.rpartition(":")[2]
+    second = start_server("--model", "fake", "--api-servers", "2", "--port", port, wait=False)
+    assert second.process.wait(PATIENCE_SECONDS) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in second.stderr
+    assert "Traceback" not in second.stderr
+    for pid in front_end_pids(server):
+        assert CANARY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    server.stop_and_verify()
+    assert CANARY not in server.trace.read_text()
+    assert CANARY not in server.stderr
+    requests = [line for line in log_lines(server) if line["event"] == "request"]
+    assert len(requests) == 3
+    assert {line["front_end"] for line in requests} == {1}
+    assert all(line["request_id"].startswith("req-") for line in requests)
