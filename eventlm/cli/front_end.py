@@ -21,7 +21,8 @@ from typing import NamedTuple
 import uvloop
 
 from eventlm.cli.logging_setup import configure_logging
-from eventlm.compose.edge import load_text, make_context
+from eventlm.compose.edge import make_context
+from eventlm.compose.text_parts import load_text
 from eventlm.control.frames import FrameConnection
 from eventlm.control.front_end import BEAT_SECONDS
 from eventlm.control.front_end_protocol import (

@@ -72,8 +72,9 @@ async def _serve(config: Config) -> None:
 
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose
-    from eventlm.compose.edge import TextParts, make_context
+    from eventlm.compose.edge import make_context
     from eventlm.compose.front_ends import FrontEndServer
+    from eventlm.compose.text_parts import TextParts
     from eventlm.server.api_keys import ApiKeys
     from eventlm.server.http_server import check_address, run_server
     from eventlm.server.scheduling import check_key_classes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eventlm.compose.cache_plan import plan_cache
-from eventlm.compose.edge import load_text
 from eventlm.compose.model_source import find_model
+from eventlm.compose.text_parts import load_text
 from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
 from eventlm.config.sizes import memory_bytes
