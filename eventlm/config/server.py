@@ -79,3 +79,22 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="memory for streams that can be resumed; over it the oldest cannot be resumed any more",
         ),
     ] = "256MiB"
+    tool_parser: Annotated[
+        str,
+        Meta(
+            extra={
+                "metavar": "NAME",
+                "allowed": "auto, none, hermes, llama3_json, an installed parser or module:Class",
+            },
+            description="format of tool calls: hermes, llama3_json, another installed one or module:Class; auto takes "
+            "what the chat template shows, none leaves calls in the text",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "NAME", "allowed": "auto, none, qwen3, deepseek_r1, an installed parser or module:Class"},
+            description="format of reasoning: qwen3, deepseek_r1, another installed one or module:Class; auto takes "
+            "what the chat template shows, none leaves reasoning in the text",
+        ),
+    ] = "auto"

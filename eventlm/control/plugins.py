@@ -93,7 +93,7 @@ def resolve(kind: PluginKind, spec: PluginSpec) -> ResolvedPlugin:
     """
     name = str(spec["type"])
     source = _find(kind, name)
-    plugin_class = _load_class(name, source.reference)
+    plugin_class = load_class(name, source.reference)
     _check_kind(kind, name, plugin_class)
     parameters = {key: value for key, value in spec.items() if key != "type"}
     instance = _instantiate(kind, name, plugin_class, parameters)
@@ -172,7 +172,8 @@ def _unknown_name(kind: PluginKind, name: str) -> str:
     return f"unknown {kind} {name!r}{suggestion}; installed: {installed}; a local one is written module:Class"
 
 
-def _load_class(name: str, reference: str) -> type[msgspec.Struct]:
+def load_class(name: str, reference: str) -> type[Any]:
+    """The class at `reference`, which is `module:Class`; `name` is what the user called it. Raises UsageError."""
     module_name, _, attribute = reference.partition(":")
     if ":" in name and os.getcwd() not in sys.path:
         # At the end, so that a file of the user's never shadows an installed module.
@@ -262,7 +263,7 @@ def _version(kind: PluginKind, plugin_class: type[Any], source: _Source) -> str:
 
 def _describe(kind: str, name: str, source: _Source) -> PluginInfo:
     try:
-        plugin_class = _load_class(name, source.reference)
+        plugin_class = load_class(name, source.reference)
         actual = _kind_of(plugin_class)
         if actual is None:
             raise UsageError(f"plug-in {name!r} is neither a policy nor a batcher nor a router")

@@ -42,7 +42,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
 
     `stop` strings are found by the edge, in the text; the engine only needs to know `has_text_ends`. Neither does it
-    look at the two fields that say what belongs into the text.
+    look at the fields that say what belongs into the text: `include_stop_str_in_output`, `skip_special_tokens`, all but
+    `visible_token_ids`, and `message_format`, what a chat's message may consist of (a struct of the edge's own).
     """
 
     model: str
@@ -65,6 +66,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    visible_token_ids: tuple[int, ...] = ()
+    message_format: bytes = b""
     has_text_ends: bool = False
     waits_for_grammar: bool = False
     offline: bool = False

@@ -15,33 +15,50 @@ from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.errors import invalid_value
 from eventlm.server.generation import ChoiceOutput, Generation
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
+from eventlm.server.message_replies import message_delta, reply_message
 from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, decode_request
 from eventlm.server.replies import (
+    ApiFinishReason,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
-    ChatReplyMessage,
     TokenIds,
     Usage,
     api_finish_reason,
 )
 from eventlm.server.stream import answer
 from eventlm.server.tokenizer import Tokenizer
+from eventlm.server.tools.definitions import ToolUse
+from eventlm.server.tools.formats import NO_FORMATS, Formats
+from eventlm.server.tools.message import PLAIN, MessageDelta, MessageFormat, MessageParser, parse_message
+from eventlm.server.tools.request import requested_format, requested_tools, with_format
+from eventlm.server.tools.teaching import teach
 from eventlm.server.validation import check_request, engine_request, truncate_prompt
 
 
 class ChatReplies:
-    """The shapes of chat replies."""
+    """The shapes of chat replies, whose messages are of `format`."""
 
     prompt_param = "messages"
 
-    def __init__(self, body: ChatCompletionRequest, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        tokenizer: Tokenizer,
+        prompt_token_ids: list[int],
+        format: MessageFormat = PLAIN,
+        formats: Formats = NO_FORMATS,
+    ) -> None:
         self._body = body
         self._tokenizer = tokenizer
         self._prompt_ids: TokenIds = prompt_token_ids if body.return_token_ids else UNSET
+        self._format = format
+        self._formats = formats
+        #: Of the choices of a stream; none if all text is content.
+        self._parsers: dict[int, MessageParser] = {}
         self.reply_id = f"chatcmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
         with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -54,15 +71,17 @@ class ChatReplies:
 
     def delta(self, output: ChoiceOutput) -> ChatCompletionChunk | None:
         token_ids = self._token_ids(output)
-        if not output.text and output.logprobs is None and not token_ids:
+        if self._format.is_plain:
+            says_something, delta = bool(output.text), ChatDelta(content=output.text)
+        else:
+            message = self._parse(output)
+            says_something, delta = bool(message), message_delta(message, self.reply_id, output.choice)
+        if not says_something and output.logprobs is None and not token_ids:
             return None
-        logprobs = self._logprobs(output)
-        delta = ChatDelta(content=output.text)
-        return self._chunk([ChatChunkChoice(output.choice, delta, logprobs, token_ids=token_ids)])
+        return self._chunk([ChatChunkChoice(output.choice, delta, self._logprobs(output), token_ids=token_ids)])
 
     def finish(self, output: ChoiceOutput) -> ChatCompletionChunk:
-        assert output.finished is not None
-        reason = api_finish_reason(output.finished.reason)
+        reason = self._finish_reason(output, self._parsers.get(output.choice))
         return self._chunk([ChatChunkChoice(output.choice, ChatDelta(), None, reason, output.stop_reason)])
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
@@ -82,11 +101,11 @@ class ChatReplies:
         )
 
     def _choice(self, output: ChoiceOutput) -> ChatChoice:
-        assert output.finished is not None
+        message, parser = parse_message(output.text, self._format, self._formats)
         return ChatChoice(
             output.choice,
-            ChatReplyMessage(output.text),
-            api_finish_reason(output.finished.reason),
+            reply_message(message, self.reply_id, output.choice),
+            self._finish_reason(output, parser),
             self._logprobs(output),
             output.stop_reason,
             self._token_ids(output),
@@ -97,6 +116,24 @@ class ChatReplies:
 
     def _token_ids(self, output: ChoiceOutput) -> TokenIds:
         return output.token_ids if self._body.return_token_ids else UNSET
+
+    def _parse(self, output: ChoiceOutput) -> MessageDelta:
+        """What a stream's next output adds to its message, the rest included if it is the last."""
+        parser = self._parsers.get(output.choice)
+        if parser is None:
+            parser = self._parsers[output.choice] = MessageParser(self._format, self._formats)
+        message = parser.push(output.text)
+        if output.finished is not None:
+            message.add(parser.close())
+        return message
+
+    def _finish_reason(self, output: ChoiceOutput, parser: MessageParser | None) -> ApiFinishReason:
+        """As OpenAI does: a call that was forced by its tool's name ends with "stop"."""
+        assert output.finished is not None
+        reason = api_finish_reason(output.finished.reason)
+        if reason == "length" or parser is None or not parser.num_calls:
+            return reason
+        return "tool_calls" if parser.calls_are_complete and not self._format.is_named else "stop"
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: Usage | None = None, *, prompt_ids: TokenIds = UNSET
@@ -119,26 +156,28 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
     limits = context.limits
     check_request(body, limits)
+    formats, tokenizer = context.formats, context.tokenizer
+    tools = requested_tools(body, formats)
     grammar = await context.grammars.requested(body)
-    prompt_token_ids = await encode_messages(context, body)
-    group = [
-        engine_request(
-            body,
-            prompt_token_ids,
-            defaults=context.defaults,
-            limits=limits,
-            bad_words=await context.encoder.encode_bad_words(body.bad_words or []),
-            grammar=grammar,
-            prompt_param=ChatReplies.prompt_param,
-            received_ns=received_ns,
-            ready_ns=context.engine.now_ns(),
-        )
-    ]
-    replies = ChatReplies(body, context.tokenizer, prompt_token_ids)
+    prompt_token_ids = await encode_messages(context, body, tools)
+    format = requested_format(body, tools, formats, tokenizer, prompt_token_ids)
+    chat = engine_request(
+        body,
+        prompt_token_ids,
+        defaults=context.defaults,
+        limits=limits,
+        bad_words=await context.encoder.encode_bad_words(body.bad_words or []),
+        grammar=grammar,
+        prompt_param=ChatReplies.prompt_param,
+        received_ns=received_ns,
+        ready_ns=context.engine.now_ns(),
+    )
+    group = [with_format(chat, format, formats, tokenizer)]
+    replies = ChatReplies(body, tokenizer, prompt_token_ids, format, formats)
     return await answer(request, body, group, replies)
 
 
-async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -> list[int]:
+async def encode_messages(context: ServerContext, body: ChatCompletionRequest, tools: ToolUse | None) -> list[int]:
     """The token ids of the conversation under the model's template, the last ones if so asked. Raises ApiError."""
     template = context.tokenizer.chat_template
     if template is None:
@@ -146,6 +185,9 @@ async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -
             "messages", "This model has no chat template; use /v1/completions, or a model that was made for chat."
         )
     messages = chat_messages(body, knows_developer=template.knows_developer)
+    definitions = tools.definitions if tools is not None else None
+    if not template.knows_tools and context.formats.tools is not None:
+        messages = teach(messages, definitions or [], context.formats.tools.syntax)
     variables = body.chat_template_kwargs or {}
     for name in variables:
         if name in RESERVED_NAMES:
@@ -162,6 +204,7 @@ async def encode_messages(context: ServerContext, body: ChatCompletionRequest) -
         token_ids = await context.encoder.encode_chat(
             template,
             messages,
+            tools=definitions,
             documents=body.documents,
             add_generation_prompt=body.add_generation_prompt is not False and not continues,
             continue_final_message=continues,

@@ -73,7 +73,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """A compiled chat template with the special tokens of its tokenizer (`bos_token`, `eos_token`, ...).
 
-    `knows_developer`: whether it says anything of the role of that name.
+    `knows_developer`: whether it says anything of the role of that name. `knows_tools`: whether it tells of tools.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
@@ -82,7 +82,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
+        self.source = source
         self.knows_developer = "developer" in source
+        self.knows_tools = "tool" in source
 
     def render(
         self,

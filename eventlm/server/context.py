@@ -25,6 +25,7 @@ from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.prompt_encoder import PromptEncoder
 from eventlm.server.tokenizer import Tokenizer
+from eventlm.server.tools.formats import find_formats
 from eventlm.server.validation import Limits
 from eventlm.worker.fake_extras import FAKE_EMBEDDING_SIZE
 
@@ -38,7 +39,7 @@ class ServerContext:
     `vocab_size` and `embedding_size` are the model's: prompts of token ids lie below the one, and no embedding is
     longer than the other. `classes` are the service classes by name. keys: those of the configuration if not given.
     engine_pid: the engine's process, by default this one. created: unix time of the models, by default now. Raises
-    UsageError if the keys cannot be read.
+    UsageError if the keys cannot be read, or if the configuration names a parser that is not there.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ServerContext:
         self.embedding_size = embedding_size
         self.encoder = PromptEncoder(tokenizer)
         self.grammars = GrammarChecker(list(tokenizer.special_bytes.values()))
+        self.formats = find_formats(config, tokenizer.chat_template)
         self.engine_pid = engine_pid or os.getpid()
         self.created = created or int(time.time())
         self.draining = False
@@ -105,7 +107,7 @@ class ServerContext:
     async def submit(self, group: list[EngineRequest], submission: Submission, *, prompt_param: str) -> Generation:
         """Hand a group to the engine. Raises ApiError. `release` the generation in the end."""
         try:
-            generation = await generations.submit(self.engine, self.tokenizer, group, submission)
+            generation = await generations.submit(self.engine, self.tokenizer, group, submission, self.formats)
         except EventLMError as error:
             raise from_engine_error(error, prompt_param=prompt_param) from error
         # The seq of a request's arrival in the trace; a body of several prompts has consecutive ones.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from eventlm.server.stop_strings import StopMatcher, StopStrings
 
@@ -37,7 +38,8 @@ class SequenceText:
     Tokens of `end_token_ids` (end of sequence, stop tokens) count but give no text. With stop strings, text ends
     before the first one that is complete behind `min_tokens` tokens, or with `include_stop` at its end;
     `stop_position` is then the number of tokens up to and including the one that completed it. Streamed and whole
-    replies both come from here, so they are equal.
+    replies both come from here, so they are equal. With `is_over`, which is told the visible text token by token, it
+    ends behind the token for which that is true, in the same way.
     """
 
     def __init__(
@@ -48,15 +50,22 @@ class SequenceText:
         include_stop: bool = False,
         min_tokens: int = 0,
         end_token_ids: frozenset[int] = frozenset(),
+        is_over: Callable[[str], bool] | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(token_bytes)
         self._matcher = StopMatcher(stops, include_stop=include_stop) if stops is not None else None
         self._min_tokens = min_tokens
         self._end_token_ids = end_token_ids
+        self._is_over = is_over
         self.is_closed = False
         #: Tokens that belong to the output.
         self.num_tokens = 0
         self.stop_position: int | None = None
+
+    @property
+    def end_reason(self) -> Literal["stop", "tool_calls"]:
+        """What the engine is told of an end at `stop_position`."""
+        return "stop" if self.stop_string is not None else "tool_calls"
 
     @property
     def stop_string(self) -> str | None:
@@ -67,15 +76,20 @@ class SequenceText:
         """The text that these tokens make safe to send; tokens after an end are ignored."""
         if self.is_closed:
             return ""
-        if self._matcher is None:
+        if self._matcher is None and self._is_over is None:
             self.num_tokens += len(token_ids)
             return self._detokenizer.push(self._visible(token_ids))
         pieces = []
         for token_id in token_ids:
             self.num_tokens += 1
             text = self._detokenizer.push(self._visible([token_id]))
-            pieces.append(self._matcher.push(text, may_stop=self._may_stop))
-            if self._matcher.found:
+            if self._matcher is not None:
+                text = self._matcher.push(text, may_stop=self._may_stop)
+            pieces.append(text)
+            if self._matcher is not None and self._matcher.found:
+                self._stop()
+                break
+            if self._is_over is not None and self._is_over(text) and self._may_stop:
                 self._stop()
                 break
         return "".join(pieces)

@@ -7,7 +7,7 @@ import bisect
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -29,6 +29,8 @@ from eventlm.server.engine_protocol import Engine
 from eventlm.server.replies import PromptTokensDetails, Usage
 from eventlm.server.stop_strings import StopStrings
 from eventlm.server.tokenizer import Tokenizer
+from eventlm.server.tools.formats import NO_FORMATS, Formats
+from eventlm.server.tools.message import end_of_call, message_format
 
 
 class ChoiceOutput(Struct, frozen=True):
@@ -66,7 +68,11 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
 
 
 async def submit(
-    engine: Engine, tokenizer: Tokenizer, group: Sequence[EngineRequest], submission: Submission | None = None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    group: Sequence[EngineRequest],
+    submission: Submission | None = None,
+    formats: Formats = NO_FORMATS,
 ) -> Generation:
     """Hand a group to the engine. A caller that is cancelled meanwhile leaves nothing behind in the engine."""
     submitting = asyncio.ensure_future(engine.submit(group, submission=submission))
@@ -75,7 +81,7 @@ async def submit(
     except asyncio.CancelledError:
         submitting.add_done_callback(_cancel_submitted)
         raise
-    return Generation(tokenizer, group, handles)
+    return Generation(tokenizer, group, handles, formats)
 
 
 def _cancel_submitted(submitting: asyncio.Future[list[RequestHandle]]) -> None:
@@ -104,13 +110,19 @@ class Generation:
     counts the tokens of all choices so far, `finish_reasons` the choices that are over.
     """
 
-    def __init__(self, tokenizer: Tokenizer, group: Sequence[EngineRequest], handles: Sequence[RequestHandle]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        group: Sequence[EngineRequest],
+        handles: Sequence[RequestHandle],
+        formats: Formats = NO_FORMATS,
+    ) -> None:
         self.group = group
         self.handles = handles
         self.first_token_ns = 0
         self.num_tokens = 0
         self.finish_reasons: Counter[str] = Counter()
-        self._sequences = [_sequences(tokenizer, request) for request in group]
+        self._sequences = [_sequences(tokenizer, request, formats) for request in group]
         self._unfinished = [request.n for request in group]
         self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
         self._completion_tokens = 0
@@ -183,7 +195,7 @@ class Generation:
         token_ids = output.token_ids[:num_kept]
         sequence.last_token_id = token_ids[-1]
         if sequence.text.stop_position is not None:
-            self.handles[place].text_ended(output.index, sequence.text.stop_position, "stop")
+            self.handles[place].text_ended(output.index, sequence.text.stop_position, sequence.text.end_reason)
         return ChoiceOutput(choice, text, token_ids, _part(output.logprobs, 0, num_kept))
 
     def _close(self, place: int, sequence: _Sequence, output: ClosingOutput) -> str:
@@ -191,7 +203,7 @@ class Generation:
         told = sequence.text.stop_position is not None
         text = sequence.text.close()
         if not told and sequence.text.stop_position is not None:
-            self.handles[place].text_ended(output.index, sequence.text.stop_position, "stop")
+            self.handles[place].text_ended(output.index, sequence.text.stop_position, sequence.text.end_reason)
         elif not told:
             self.handles[place].text_ended(output.index, output.position)
         return text
@@ -209,23 +221,35 @@ class Generation:
         return ChoiceOutput(choice, text, finished=output, stop_reason=stop_reason)
 
 
-def _sequences(tokenizer: Tokenizer, request: EngineRequest) -> list[_Sequence]:
+def _sequences(tokenizer: Tokenizer, request: EngineRequest, formats: Formats) -> list[_Sequence]:
     params = request.params
+    format = message_format(request)
     include_stop = request.include_stop_str_in_output
     stops = StopStrings(request.stop) if request.stop else None
     ends = params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids)
     return [
         _Sequence(
             SequenceText(
-                tokenizer.token_bytes if request.skip_special_tokens else tokenizer.raw_token_bytes,
+                _token_bytes(tokenizer, request),
                 stops=stops,
                 include_stop=include_stop,
                 min_tokens=params.min_tokens,
                 end_token_ids=frozenset(() if include_stop else ends),
+                is_over=end_of_call(format, formats) if format.ends_behind_call else None,
             )
         )
         for _ in range(request.n)
     ]
+
+
+def _token_bytes(tokenizer: Tokenizer, request: EngineRequest) -> Callable[[int], bytes]:
+    """What each token adds to the text."""
+    if not request.skip_special_tokens:
+        return tokenizer.raw_token_bytes
+    if not request.visible_token_ids:
+        return tokenizer.token_bytes
+    visible = frozenset(request.visible_token_ids)
+    return lambda token_id: (tokenizer.raw_token_bytes if token_id in visible else tokenizer.token_bytes)(token_id)
 
 
 def _new_prompt_logprobs(sequence: _Sequence, output: PromptLogprobsOutput) -> TokenLogprobs | None:

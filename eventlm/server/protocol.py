@@ -222,6 +222,12 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    #: Whether reasoning is part of the reply, and whether it is told apart from the content at all.
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -278,8 +284,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "echo": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -322,7 +326,7 @@ def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dic
     try:
         request = msgspec.convert(raw, type_)
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error)) from error
+        raise validation_error(str(error)) from error
     except RecursionError as error:
         raise invalid_json("it is nested too deeply") from error
     for name, neutral in unsupported.items():
@@ -344,11 +348,14 @@ def _decode_json(body: bytes) -> Any:
         raise invalid_json(str(error).partition(" - at ")[0]) from error
 
 
-def _validation_error(text: str) -> ApiError:
-    """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`"."""
+def validation_error(text: str, root: str = "") -> ApiError:
+    """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`".
+
+    `root`: where in the body the value is that was converted.
+    """
     problem, _, place = text.partition(" - at ")
     # Keys of an object are the client's own words: "[...]" in a message of msgspec.
-    path = place.strip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
+    path = (root + place.strip("`").removeprefix("$")).removeprefix(".").replace("[...]", "")
     if missing := _MISSING_FIELD.match(problem):
         return missing_parameter(f"{path}.{missing[1]}" if path else missing[1])
     param = path or None

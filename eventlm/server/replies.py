@@ -85,12 +85,33 @@ StopReason = str | int | None
 TokenIds = list[int] | UnsetType
 
 
-class ChatReplyMessage(Struct, frozen=True):
-    """What the assistant said."""
+class FunctionCall(Struct, frozen=True):
+    """What is called. `arguments` is JSON as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call that the assistant asks for."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ChatReplyMessage(Struct, frozen=True):
+    """What the assistant said. `content` is null where it only called tools.
+
+    reasoning_content, reasoning: two names of the same (DeepSeek's and vLLM's, OpenRouter's).
+    """
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -119,11 +140,30 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     prompt_token_ids: TokenIds = UNSET
 
 
+class FunctionCallDelta(Struct, frozen=True):
+    """What a chunk adds to a call. `name` comes first and whole."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """What a chunk adds to the call at place `index`; its id comes with its name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
     """What a chunk adds to a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):

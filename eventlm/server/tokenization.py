@@ -15,6 +15,7 @@ from eventlm.server.protocol import (
     decode_object,
     decode_request,
 )
+from eventlm.server.tools.request import requested_tools
 from eventlm.server.validation import check_token_ids
 
 
@@ -71,7 +72,7 @@ async def tokenize(request: web.Request) -> web.Response:
     else:
         body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
         _check_model(context, body.model)
-        token_ids = await encode_messages(context, body)
+        token_ids = await encode_messages(context, body, requested_tools(body, context.formats))
     return json_response(
         Tokenization(
             count=len(token_ids),
