@@ -1,0 +1,171 @@
+"""Requests to a real server over a checkpoint in fp32: what harnesses measure, and what a cache is shared by."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from eventlm.replay.verify import verify
+from tests.checkpoints import make_checkpoint
+from tests.serving import PATIENCE_SECONDS, Server
+
+REPOSITORY = Path(__file__).parents[2]
+TEXT = (
+    "the quick brown fox jumps over a lazy dog what is the capital of France it was the best of times and the worst "
+    "every step is one event on the log café 日本語 request"
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("served"), "--model", str(checkpoint), "--dtype", "float32")
+    try:
+        yield server.wait_ready()
+        # Whatever was asked for below: the run can be replayed.
+        assert server.stop() == 0, server.stderr
+        assert verify(server.trace).divergence is None
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def client(served: Server) -> Iterator[openai.OpenAI]:
+    with served.client() as client:
+        yield client
+
+
+def texts(rng: random.Random, count: int, most_words: int) -> list[str]:
+    return [" ".join(rng.choices(TEXT.split(), k=rng.randrange(1, most_words))) for _ in range(count)]
+
+
+def write_tasks(folder: Path, client: openai.OpenAI, model: str) -> Path:
+    """Four tasks over one file of documents. The first choice of some is what the model finds most likely.
+
+    lm-eval looks at whether a continuation's tokens are the most likely ones, too.
+    """
+    rng = random.Random(11)
+    questions = texts(rng, 128, 30)
+    likely = client.completions.create(model=model, prompt=questions, max_tokens=1, temperature=0).choices
+    # Behind a question these are tokens of their own.
+    known = [place for place, choice in enumerate(likely) if re.fullmatch("[ !-/:-@][a-z]*", choice.text)]
+    assert len(known) > 4
+    documents = []
+    for place in [*known[:6], *range(10)]:
+        choices = [" " + text for text in texts(rng, 4, 5)]
+        if place in known:
+            choices[0] = likely[place].text
+        documents.append({"question": questions[place], "choices": choices, "answer": rng.randrange(4)})
+    data = folder / "documents.jsonl"
+    data.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    tasks: dict[str, dict[str, Any]] = {
+        "local_choice": {
+            "output_type": "multiple_choice", "doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}",
+            "doc_to_target": "answer",
+        },
+        "local_cloze": {
+            "output_type": "loglikelihood", "doc_to_text": "{{question}}", "doc_to_target": "{{choices[0]}}",
+            "metric_list": [{"metric": "perplexity"}, {"metric": "acc"}],
+        },
+        "local_rolling": {
+            "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{question}}",
+            "metric_list": [{"metric": "word_perplexity"}],
+        },
+        "local_generation": {
+            "output_type": "generate_until", "doc_to_text": "{{question}}", "doc_to_target": "{{choices[0]}}",
+            "generation_kwargs": {"until": ["\n", "e "], "max_gen_toks": 16, "do_sample": False},
+            "metric_list": [{"metric": "exact_match"}],
+        },
+    }  # fmt: skip
+    for name, task in tasks.items():
+        source = {
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"validation": str(data)}},
+            "validation_split": "validation",
+            "target_delimiter": "",
+        }
+        # JSON is YAML.
+        (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **source, **task}))
+    return folder
+
+
+def test_lm_eval_gets_the_scores_of_its_own_backend(
+    served: Server, client: openai.OpenAI, checkpoint: Path, tmp_path: Path
+) -> None:
+    tasks = write_tasks(tmp_path, client, served.model)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.server.lm_eval_scores", served.url, served.model, str(checkpoint), str(tasks)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS,
+        env=os.environ | {
+            "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    scores = json.loads(done.stdout.splitlines()[-1])
+    theirs, ours = scores["hf"], scores["local-completions"]
+    for task in ("local_choice", "local_generation"):
+        assert ours["metrics"][task] == theirs["metrics"][task]
+    for task in ("local_cloze", "local_rolling"):
+        assert ours["metrics"][task] == pytest.approx(theirs["metrics"][task], rel=1e-4)
+    assert ours["documents"]["local_generation"] == theirs["documents"]["local_generation"]
+    for task in ("local_choice", "local_cloze"):
+        found, expected = (
+            [response for document in scored["documents"][task] for [response] in document] for scored in (ours, theirs)
+        )
+        assert [likelihood for likelihood, _ in found] == pytest.approx([each[0] for each in expected], abs=1e-4)
+        assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+        assert {is_greedy for _, is_greedy in found} == {True, False}
+    rolled, expected = ([each[0][0] for each in scored["documents"]["local_rolling"]] for scored in (ours, theirs))
+    assert rolled == pytest.approx(expected, abs=1e-4)
+
+
+def test_nothing_generated_is_scored_the_same(served: Server, client: openai.OpenAI) -> None:
+    prompts = [[*range(5, 60)], [7], [*range(100, 103)]]
+    fields: Any = {"model": served.model, "prompt": prompts, "echo": True, "logprobs": 2, "temperature": 0}
+    scored = client.completions.create(**fields, max_tokens=0)
+    continued = client.completions.create(**fields, max_tokens=1)
+    assert scored.usage is not None
+    assert (scored.usage.prompt_tokens, scored.usage.completion_tokens) == (59, 0)
+    for choice, longer, prompt in zip(scored.choices, continued.choices, prompts, strict=True):
+        assert choice.finish_reason == "length"
+        assert choice.logprobs is not None
+        assert longer.logprobs is not None
+        [first, *found], [_, *expected] = choice.logprobs.token_logprobs or [], longer.logprobs.token_logprobs or []
+        assert first is None
+        assert len(expected) == len(prompt)
+        assert found == pytest.approx(expected[:-1], abs=1e-4)
+        assert longer.text.startswith(choice.text)
+    # Echoed text alone needs no scores, and whatever is in the cache by now does not matter.
+    text = client.completions.create(**{**fields, "logprobs": None}, max_tokens=0)
+    assert [choice.text for choice in text.choices] == [choice.text for choice in scored.choices]
+
+
+def test_a_prefix_is_shared_by_requests_of_one_salt(served: Server, client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "It was the best of times, it was the worst of times. " * 6}]
+
+    def cached(**extra: Any) -> int | None:
+        reply = client.chat.completions.create(model=served.model, messages=messages, max_tokens=1, extra_body=extra)
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens
+
+    assert cached(cache_salt="a") == 0
+    again = cached(cache_salt="a")
+    assert again
+    assert cached(cache_salt="b") == 0
+    assert cached() == 0
+    assert cached() == cached(cache_salt="b") == again
