@@ -49,7 +49,8 @@ configure_logging(LogConfig(log_level="debug"))
 server = RunningServer(ServerConfig(port=0, api_key="canary-key"))
 key = {"Authorization": "Bearer canary-key"}
 fields = {name: "canary" for name in (
-    "user", "stop", "cache_salt", "suffix", "metadata", "guided_regex", "response_format", "service_tier", "seed")}
+    "user", "stop", "cache_salt", "suffix", "metadata", "guided_regex", "response_format", "service_tier", "seed",
+    "documents", "chat_template", "chat_template_kwargs", "echo", "return_token_ids", "truncate_prompt_tokens")}
 chat = {"model": "test", "messages": [{"role": "user", "content": "canary", "name": "canary"}]}
 plain = {"model": "test", "prompt": "canary"}
 def ask(path, body, headers=key):
@@ -62,6 +63,9 @@ for body, path in ((chat, "/v1/chat/completions"), (plain, "/v1/completions")):
         ask(path, body | {name: value})
     ask(path, body | {"model": "canary"})
     ask(path, body | {"logit_bias": {"canary": 1}})
+    marks = {"metadata": {"canary": "canary"}, "return_token_ids": True, "chat_template_kwargs": {"x": "canary"}}
+    ask(path, body | marks)
+    ask(path, body | {"metadata": {"canary" * 20: "canary"}})
     ask(path, b'{"canary')
     ask(path, body, {"Authorization": "Bearer canary"})
 def broken(text, **_):

@@ -280,6 +280,28 @@ def test_a_body_of_100_mb_is_refused_and_the_server_goes_on(start_server: StartS
 
 
 CANARY = "canary-f3a9c1"
+#: A conversation with the canary in every field that a message can have.
+CANARY_MESSAGES: list[dict[str, Any]] = [
+    {"role": "developer", "name": f"{CANARY}-name", "content": [{"type": "text", "text": f"{CANARY}-part"}]},
+    {"role": "user", "content": f"{CANARY}-question"},
+    {
+        "role": "assistant",
+        "reasoning_content": f"{CANARY}-reasoning",
+        "tool_calls": [
+            {"id": f"{CANARY}-id", "type": "function", "function": {"name": f"{CANARY}-f", "arguments": f"{CANARY}-x"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": f"{CANARY}-id", "content": f"{CANARY}-result"},
+    {"role": "assistant", "content": f"{CANARY}-start"},
+]
+CANARY_FIELDS: dict[str, Any] = {
+    "user": f"{CANARY}-user",
+    "metadata": {f"{CANARY}-name": f"{CANARY}-value"},
+    "cache_salt": f"{CANARY}-salt",
+    "prompt_cache_key": f"{CANARY}-key",
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+}
 
 
 def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartServer) -> None:
@@ -300,6 +322,35 @@ def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartS
     assert whole.usage.completion_tokens == 8
     fields = {"stop": canaries["stop"], "user": canaries["user"]}
     client.completions.create(model="fake", prompt=f"{CANARY}-prompt", max_tokens=8, **fields, **salted)
+    more = {
+        **CANARY_FIELDS, "continue_final_message": True, "documents": [{"title": f"{CANARY}-title", "text": "x"}],
+        "chat_template_kwargs": {"style": f"{CANARY}-style"},
+    }  # fmt: skip
+    messages: Any = CANARY_MESSAGES
+    for stream in (False, True):
+        reply = client.chat.completions.create(
+            model="fake", messages=messages, max_tokens=8, logprobs=True, stream=stream, extra_body=more
+        )
+        assert len(list(reply)) > 3
+        echoed = client.completions.create(
+            model="fake", prompt=f"{CANARY}-echo", max_tokens=0, echo=True, logprobs=1, stream=stream,
+            extra_body=CANARY_FIELDS,
+        )  # fmt: skip
+        assert len(list(echoed)) > 1
+    refused: list[dict[str, Any]] = [
+        {"metadata": {f"{CANARY}-long" * 9: f"{CANARY}-value"}}, {"metadata": {f"{CANARY}-name": 5}},
+        {"user": [f"{CANARY}-user"]}, {"suffix": f"{CANARY}-suffix"}, {"chat_template": f"{CANARY}-template"},
+        {"documents": f"{CANARY}-document"}, {"truncate_prompt_tokens": f"{CANARY}-number"},
+    ]  # fmt: skip
+    for extra in refused:
+        endpoints = [(client.chat.completions, {"messages": messages}), (client.completions, {"prompt": f"{CANARY}-p"})]
+        statuses = set()
+        for endpoint, prompt in endpoints:
+            try:
+                endpoint.create(model="fake", max_tokens=1, **prompt, extra_body=extra)
+            except openai.BadRequestError as error:
+                statuses.add(error.param)
+        assert statuses == set(extra)
     for bad in ({"model": f"{CANARY}-model"}, {"model": "fake", "temperature": f"{CANARY}-type"}):
         with pytest.raises(openai.APIStatusError):
             client.completions.create(prompt=f"{CANARY}-prompt", **bad)
