@@ -5,7 +5,7 @@ python benchmarks/azure_picture.py azure.jsonl --output DIR
 
 {fcfs, edf, lrs} x {fixed, dynamic, space_sharing} on the hour as it was recorded, and on the same hour with a share of
 very long prompts added to it, which it lacks: its longest prompt has 14,050 tokens, a second of prefill on an A100. The
-simulations lie in DIR and are not run again. azure.png beside this file is of the first minutes (--minutes 8).
+simulations lie in DIR and are not run again. azure.png beside this file is one of them.
 """
 
 from __future__ import annotations
