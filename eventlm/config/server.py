@@ -79,6 +79,19 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="memory for streams that can be resumed; over it the oldest cannot be resumed any more",
         ),
     ] = "256MiB"
+    max_stream_buffer: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{SIZE_PATTERN}$",
+            extra={"metavar": "SIZE", "allowed": "a size such as 64KiB or 1MiB"},
+            description="bytes of a stream that may wait for a client that reads slowly; over it what comes is joined "
+            "into fewer, larger chunks",
+        ),
+    ] = "64KiB"
+    write_timeout_seconds: Annotated[
+        int,
+        Meta(ge=1, description="after how long a client that reads nothing of its stream is disconnected"),
+    ] = 60
     tool_parser: Annotated[
         str,
         Meta(

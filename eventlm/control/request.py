@@ -91,12 +91,16 @@ class Submission(Struct, frozen=True, kw_only=True):
 
 
 class ResumedReply(Struct, frozen=True, kw_only=True):
-    """A reply that is read again: what was submitted, the seqs of its arrivals, and the number of the new reader."""
+    """A reply that is read again: what was submitted, the seqs of its arrivals, and the number of the new reader.
+
+    num_outputs: how many outputs there are by now, of which the reader gets the first first.
+    """
 
     submission: Submission
     group: list[EngineRequest]
     requests: list[int]
     reader: int
+    num_outputs: int
 
 
 class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):

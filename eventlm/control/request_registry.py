@@ -5,7 +5,9 @@ of outputs is what a reader counts by. Such a reply has at most one reader: a ne
 submitted it is its first reader, number 0. It goes on to get every output when it reads no longer, for it owes the
 engine the ends of the texts.
 
-Without a reader a reply has `keep_ns`, then its requests are cancelled. When it is over it is kept for `keep_ns` more.
+A reply that has had no reader for `keep_ns` is forgotten, and its requests are cancelled if they run. Who reads says
+when it leaves, also when it has read everything: nobody else knows whether all of that has arrived.
+
 What is kept has a bound: over it the reply that was over first loses its outputs, and where none is over the oldest.
 A reply whose outputs are lost can still be looked up, and is cancelled at once when nobody reads it.
 """
@@ -137,11 +139,12 @@ class RequestRegistry:
         if reply.outputs is None:
             raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or not any more")
         self._due_ns.pop(reply_id, None)
-        reader = reply.take_over(on_output)
-        if not reply.num_unfinished:
-            self._wait(reply_id)
         return ResumedReply(
-            submission=reply.submission, group=list(reply.group), requests=reply.requests, reader=reader
+            submission=reply.submission,
+            group=list(reply.group),
+            requests=reply.requests,
+            reader=reply.take_over(on_output),
+            num_outputs=len(reply.outputs),
         )
 
     def leave(self, reply_id: str, reader: int) -> None:
@@ -194,9 +197,7 @@ class RequestRegistry:
         encoded = _encode((place, output))
         reply.outputs.append(encoded)
         if not reply.num_unfinished:
-            reply_id = reply.submission.reply_id
-            self._over[reply_id] = reply
-            self._wait(reply_id)
+            self._over[reply.submission.reply_id] = reply
         self._charge(reply, len(encoded) + _OUTPUT_BYTES)
 
     def _charge(self, reply: Reply, num_bytes: int) -> None:

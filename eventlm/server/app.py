@@ -26,9 +26,10 @@ from eventlm.server.middleware import (
     observe,
     set_request_id,
 )
-from eventlm.server.openapi import JSON, Endpoint, Parameter, openapi_document
+from eventlm.server.openapi import JSON, SERVER_SENT_EVENTS, Endpoint, Parameter, openapi_document
 from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
 from eventlm.server.replies import (
+    CancelledReply,
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
@@ -37,6 +38,7 @@ from eventlm.server.replies import (
     ModelList,
     Version,
 )
+from eventlm.server.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.tokenization import (
     Detokenization,
@@ -147,6 +149,19 @@ ENDPOINTS = (
         reply=EmbeddingList,
         generates=True,
     ),
+    Endpoint(
+        "GET",
+        "/v1/stream/{id}",
+        resume_stream,
+        media_types=(SERVER_SENT_EVENTS,),
+        errors=(404, 409, 503),
+        parameters=(
+            Parameter(LAST_EVENT_ID, "header", EventId, "id of the last event that the client has had"),
+            Parameter(FROM, "query", EventId, "the same, for clients that cannot send the header"),
+        ),
+        can_be_empty=True,
+    ),
+    Endpoint("DELETE", "/v1/stream/{id}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
     *(
         Endpoint(
             "POST",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from eventlm.control.request import EngineRequest
 from eventlm.server.chat_messages import chat_messages
 from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplateError
 from eventlm.server.context import CONTEXT, ServerContext, read_body
+from eventlm.server.echo import Echo
 from eventlm.server.errors import invalid_value
 from eventlm.server.generation import ChoiceOutput, Generation
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
@@ -25,6 +25,7 @@ from eventlm.server.replies import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
+    ReplyIdentity,
     TokenIds,
     Usage,
     api_finish_reason,
@@ -33,37 +34,40 @@ from eventlm.server.stream import answer
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.definitions import ToolUse
 from eventlm.server.tools.formats import NO_FORMATS, Formats
-from eventlm.server.tools.message import PLAIN, MessageDelta, MessageFormat, MessageParser, parse_message
+from eventlm.server.tools.message import MessageDelta, MessageParser, message_format, parse_message
 from eventlm.server.tools.request import requested_format, requested_tools, with_format
 from eventlm.server.tools.teaching import teach
 from eventlm.server.validation import check_request, engine_request, truncate_prompt
 
+#: How the ids of chats begin.
+CHAT_PREFIX = "chatcmpl"
+
 
 class ChatReplies:
-    """The shapes of chat replies, whose messages are of `format`."""
+    """The shapes of chat replies."""
 
     prompt_param = "messages"
+    echoes: Sequence[Echo] = ()
 
     def __init__(
         self,
         body: ChatCompletionRequest,
         tokenizer: Tokenizer,
-        prompt_token_ids: list[int],
-        format: MessageFormat = PLAIN,
+        group: Sequence[EngineRequest],
+        identity: ReplyIdentity,
         formats: Formats = NO_FORMATS,
     ) -> None:
+        [request] = group
+        self.identity = identity
         self._body = body
         self._tokenizer = tokenizer
-        self._prompt_ids: TokenIds = prompt_token_ids if body.return_token_ids else UNSET
-        self._format = format
+        self._prompt_ids: TokenIds = request.prompt_token_ids if body.return_token_ids else UNSET
+        self._format = message_format(request)
         self._formats = formats
         #: Of the choices of a stream; none if all text is content.
         self._parsers: dict[int, MessageParser] = {}
-        self.reply_id = f"chatcmpl-{secrets.token_hex(16)}"
-        self._created = int(time.time())
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
         #: Chunks of a stream that will report its usage carry a null until then.
-        self._no_usage: UnsetType | None = None if with_usage else UNSET
+        self._no_usage: UnsetType | None = None if body.includes_usage else UNSET
 
     def opening(self, choice: int) -> ChatCompletionChunk:
         choices = [ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))]
@@ -75,7 +79,7 @@ class ChatReplies:
             says_something, delta = bool(output.text), ChatDelta(content=output.text)
         else:
             message = self._parse(output)
-            says_something, delta = bool(message), message_delta(message, self.reply_id, output.choice)
+            says_something, delta = bool(message), message_delta(message, self.identity.reply_id, output.choice)
         if not says_something and output.logprobs is None and not token_ids:
             return None
         return self._chunk([ChatChunkChoice(output.choice, delta, self._logprobs(output), token_ids=token_ids)])
@@ -90,8 +94,8 @@ class ChatReplies:
     def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> ChatCompletion:
         [request] = generation.group
         return ChatCompletion(
-            id=self.reply_id,
-            created=self._created,
+            id=self.identity.reply_id,
+            created=self.identity.created,
             model=self._body.model,
             service_tier=self._body.used_tier,
             choices=[self._choice(output) for output in choices],
@@ -104,7 +108,7 @@ class ChatReplies:
         message, parser = parse_message(output.text, self._format, self._formats)
         return ChatChoice(
             output.choice,
-            reply_message(message, self.reply_id, output.choice),
+            reply_message(message, self.identity.reply_id, output.choice),
             self._finish_reason(output, parser),
             self._logprobs(output),
             output.stop_reason,
@@ -139,8 +143,8 @@ class ChatReplies:
         self, choices: list[ChatChunkChoice], usage: Usage | None = None, *, prompt_ids: TokenIds = UNSET
     ) -> ChatCompletionChunk:
         return ChatCompletionChunk(
-            id=self.reply_id,
-            created=self._created,
+            id=self.identity.reply_id,
+            created=self.identity.created,
             model=self._body.model,
             service_tier=self._body.used_tier,
             choices=choices,
@@ -173,7 +177,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         ready_ns=context.engine.now_ns(),
     )
     group = [with_format(chat, format, formats, tokenizer)]
-    replies = ChatReplies(body, tokenizer, prompt_token_ids, format, formats)
+    replies = ChatReplies(body, tokenizer, group, ReplyIdentity.draw(CHAT_PREFIX), formats)
     return await answer(request, body, group, replies)
 
 

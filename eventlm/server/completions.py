@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -19,6 +17,7 @@ from eventlm.server.replies import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    ReplyIdentity,
     TokenIds,
     Usage,
     api_finish_reason,
@@ -27,6 +26,9 @@ from eventlm.server.stream import answer
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.validation import check_request, completion_prompts, engine_request, truncate_prompt
 
+#: How the ids of completions begin.
+COMPLETION_PREFIX = "cmpl"
+
 
 class CompletionReplies:
     """The shapes of completion replies. `echoes` are the prompts to be shown, if there are to be any."""
@@ -34,8 +36,15 @@ class CompletionReplies:
     prompt_param = "prompt"
 
     def __init__(
-        self, body: CompletionRequest, tokenizer: Tokenizer, group: Sequence[EngineRequest], echoes: Sequence[Echo]
+        self,
+        body: CompletionRequest,
+        tokenizer: Tokenizer,
+        group: Sequence[EngineRequest],
+        identity: ReplyIdentity,
+        echoes: Sequence[Echo],
     ) -> None:
+        self.identity = identity
+        self.echoes = echoes
         self._body = body
         self._tokenizer = tokenizer
         #: One for each choice.
@@ -50,10 +59,7 @@ class CompletionReplies:
             as_token_ids=bool(body.return_tokens_as_token_ids),
             echoed_characters=lambda choice: len(self._echoes[choice].text) if self._echoes else 0,
         )
-        self.reply_id = f"cmpl-{secrets.token_hex(16)}"
-        self._created = int(time.time())
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._no_usage: UnsetType | None = None if with_usage else UNSET
+        self._no_usage: UnsetType | None = None if body.includes_usage else UNSET
 
     def opening(self, choice: int) -> Completion | None:
         if not self._echoes and not self._body.return_token_ids:
@@ -123,8 +129,8 @@ class CompletionReplies:
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         return Completion(
-            id=self.reply_id,
-            created=self._created,
+            id=self.identity.reply_id,
+            created=self.identity.created,
             model=self._body.model,
             service_tier=self._body.used_tier,
             choices=choices,
@@ -139,7 +145,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
     check_request(body, context.limits)
     group, echoes = await _group(context, body, received_ns)
-    replies = CompletionReplies(body, context.tokenizer, group, echoes)
+    identity = ReplyIdentity.draw(COMPLETION_PREFIX)
+    replies = CompletionReplies(body, context.tokenizer, group, identity, echoes)
     return await answer(request, body, group, replies)
 
 

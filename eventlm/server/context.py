@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -20,7 +20,7 @@ from eventlm.server import generation as generations
 from eventlm.server.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, unavailable
-from eventlm.server.generation import Generation
+from eventlm.server.generation import Generation, TakenOverError
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.prompt_encoder import PromptEncoder
@@ -28,6 +28,8 @@ from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import find_formats
 from eventlm.server.validation import Limits
 from eventlm.worker.fake_extras import FAKE_EMBEDDING_SIZE
+
+_log = structlog.get_logger("eventlm.server")
 
 #: How long the remaining handlers have for their last words once their requests were cancelled.
 LAST_WORDS_SECONDS = 5.0
@@ -75,6 +77,8 @@ class ServerContext:
         self._idle = asyncio.Event()
         self._idle.set()
         self._live: dict[int, Generation] = {}
+        #: Those whose clients are gone and may come back.
+        self._read_on: set[asyncio.Task[None]] = set()
 
     def reload(self) -> None:
         """Read again what may have changed on the disk."""
@@ -122,6 +126,38 @@ class ServerContext:
         del self._live[id(generation)]
         generation.cancel()
 
+    def let_go(self, generation: Generation, reply_id: str) -> None:
+        """A handler no longer reads a generation that can be resumed: it goes on, since the engine counts on it."""
+        self.engine.leave(reply_id, 0)
+        if generation.is_over:
+            self.release(generation)
+        else:
+            self.enter()
+            self._read_on.add(asyncio.create_task(self._discard(generation)))
+
+    async def _discard(self, generation: Generation) -> None:
+        """Read a generation to its end, for the sake of what it tells the engine of the texts."""
+        try:
+            while not generation.is_over:
+                with contextlib.suppress(TakenOverError):
+                    await generation.take()
+        except EventLMError as error:
+            _log.info("a stream without a reader has ended", error=str(error))
+        except Exception:
+            _log.exception("a stream without a reader failed")
+        finally:
+            self._read_on.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self.leave()
+            self.release(generation)
+
+    async def close(self) -> None:
+        """End what still goes on without a reader, and give the threads back."""
+        for task in self._read_on:
+            task.cancel()
+        await asyncio.gather(*self._read_on, return_exceptions=True)
+        self.encoder.close()
+        self.grammars.close()
+
     def enter(self) -> None:
         """A request that generates has begun."""
         self._num_running += 1
@@ -132,11 +168,6 @@ class ServerContext:
         self._num_running -= 1
         if not self._num_running:
             self._idle.set()
-
-    def close(self) -> None:
-        """Give the threads back."""
-        self.encoder.close()
-        self.grammars.close()
 
     async def drain(self, cut: asyncio.Event) -> None:
         """Refuse new requests; wait for those that run until drain_seconds are over or `cut` is set, end the rest."""
@@ -155,6 +186,8 @@ class ServerContext:
 
 
 CONTEXT = web.AppKey("context", ServerContext)
+#: What `read_body` has read.
+BODY = web.RequestKey("body", bytes)
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -177,7 +210,8 @@ async def read_body(request: web.Request) -> bytes:
             body += chunk
     except web.RequestPayloadError as error:
         raise invalid_json("its transfer or content encoding is broken") from error
-    return bytes(body)
+    request[BODY] = data = bytes(body)
+    return data
 
 
 def json_response(reply: Any) -> web.Response:

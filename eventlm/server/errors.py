@@ -7,7 +7,12 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError, TokenIdError
+from eventlm.control.request import (
+    ContextLengthError,
+    EngineUnavailableError,
+    QueueFullError,
+    TokenIdError,
+)
 from eventlm.errors import EventLMError
 from eventlm.types import FinishReason
 
@@ -102,6 +107,16 @@ def model_not_found(model: str) -> ApiError:
         param="model",
         code="model_not_found",
     )
+
+
+def reply_not_found(reply_id: str) -> ApiError:
+    """404: no such reply, not any more, or somebody else's."""
+    return ApiError(404, f"There is no reply with the id '{reply_id}', or it cannot be resumed, or not any more.")
+
+
+def taken_over() -> ApiError:
+    """409: the stream goes on elsewhere."""
+    return ApiError(409, "This stream is continued on another connection.", code="taken_over", should_retry=False)
 
 
 def body_too_large(limit_bytes: int) -> ApiError:

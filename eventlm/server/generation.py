@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import functools
 import itertools
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 
 from msgspec import Struct
 
@@ -19,7 +19,9 @@ from eventlm.control.request import (
     PromptLogprobsOutput,
     RequestHandle,
     RequestOutput,
+    ResumedReply,
     Submission,
+    TakenOver,
     TokensOutput,
 )
 from eventlm.errors import EventLMError
@@ -31,6 +33,9 @@ from eventlm.server.stop_strings import StopStrings
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import NO_FORMATS, Formats
 from eventlm.server.tools.message import end_of_call, message_format
+
+#: What comes at once is joined, but no more than this: of a stream that waited long, it becomes one chunk.
+MAX_OUTPUTS_TAKEN = 64
 
 
 class ChoiceOutput(Struct, frozen=True):
@@ -67,6 +72,48 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
     )
 
 
+class OutputQueue:
+    """What the engine says of a group, in its order, until the one who reads it takes it."""
+
+    def __init__(self) -> None:
+        self._outputs: deque[tuple[int, RequestOutput | TakenOver | EventLMError]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_broken = False
+
+    def put(self, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
+        """The engine's side: `place` is that of the request in its group."""
+        self._outputs.append((place, output))
+        if isinstance(output, EventLMError | TakenOver):
+            self._is_broken = True
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self, least: int) -> None:
+        """Until there are so many outputs, or an error."""
+        while len(self._outputs) < least and not (self._is_broken and self._outputs):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self, most: int) -> list[tuple[int, RequestOutput]]:
+        """What there is, `most` at most and up to an error; if that comes first it is raised."""
+        taken: list[tuple[int, RequestOutput]] = []
+        while self._outputs and len(taken) < most:
+            place, output = self._outputs[0]
+            if isinstance(output, EventLMError | TakenOver):
+                if not taken:
+                    self._outputs.popleft()
+                    raise TakenOverError() if isinstance(output, TakenOver) else output
+                break
+            taken.append((place, output))
+            self._outputs.popleft()
+        return taken
+
+
+class TakenOverError(EventLMError):
+    """Somebody else reads the outputs from now on. Those of who submitted the group go on nevertheless."""
+
+
 async def submit(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -75,19 +122,50 @@ async def submit(
     formats: Formats = NO_FORMATS,
 ) -> Generation:
     """Hand a group to the engine. A caller that is cancelled meanwhile leaves nothing behind in the engine."""
-    submitting = asyncio.ensure_future(engine.submit(group, submission=submission))
+    outputs = OutputQueue()
+    submitting = asyncio.ensure_future(engine.submit(group, submission=submission, on_output=outputs.put))
     try:
         handles = await asyncio.shield(submitting)
     except asyncio.CancelledError:
         submitting.add_done_callback(_cancel_submitted)
         raise
-    return Generation(tokenizer, group, handles, formats)
+    return Generation(tokenizer, group, handles, outputs, formats)
 
 
 def _cancel_submitted(submitting: asyncio.Future[list[RequestHandle]]) -> None:
     if not submitting.cancelled() and submitting.exception() is None:
         for handle in submitting.result():
             handle.cancel()
+
+
+async def resume(
+    engine: Engine, tokenizer: Tokenizer, reply_id: str, owner: str, formats: Formats = NO_FORMATS
+) -> tuple[ResumedReply, Generation]:
+    """Read a reply again from its start: a generation that tells the engine nothing.
+
+    Raises UnknownReplyError. A caller that is cancelled meanwhile leaves no reader behind.
+    """
+    outputs = OutputQueue()
+    resuming = asyncio.ensure_future(engine.resume(reply_id, owner, outputs.put))
+    try:
+        reply = await asyncio.shield(resuming)
+    except asyncio.CancelledError:
+        resuming.add_done_callback(functools.partial(_leave_resumed, engine))
+        raise
+    handles = [
+        RequestHandle(seq, request.n, _say_nothing, _say_nothing)
+        for seq, request in zip(reply.requests, reply.group, strict=True)
+    ]
+    return reply, Generation(tokenizer, reply.group, handles, outputs, formats)
+
+
+def _leave_resumed(engine: Engine, resuming: asyncio.Future[ResumedReply]) -> None:
+    if not resuming.cancelled() and resuming.exception() is None:
+        engine.leave(resuming.result().submission.reply_id, resuming.result().reader)
+
+
+def _say_nothing(*_: object) -> None:
+    """What the engine must hear of the texts, it hears of the edge that submitted them."""
 
 
 class _Sequence:
@@ -104,10 +182,11 @@ class _Sequence:
 
 
 class Generation:
-    """The group's text: `outputs` gives it, `cancel` ends it when nobody reads any more.
+    """The group's text: `take` or `outputs` gives it, `cancel` ends it when nobody reads any more.
 
-    `first_token_ns` (of `time.perf_counter_ns`, 0 before) is when the first token of any choice came; `num_tokens`
-    counts the tokens of all choices so far, `finish_reasons` the choices that are over.
+    `num_outputs` counts the engine's outputs that were taken, `num_tokens` the tokens of all choices in them,
+    `finish_reasons` the choices that are over. `first_token_ns` (of `time.perf_counter_ns`, 0 before) is when the first
+    token of any choice came.
     """
 
     def __init__(
@@ -115,10 +194,13 @@ class Generation:
         tokenizer: Tokenizer,
         group: Sequence[EngineRequest],
         handles: Sequence[RequestHandle],
+        outputs: OutputQueue,
         formats: Formats = NO_FORMATS,
     ) -> None:
         self.group = group
         self.handles = handles
+        self.num_outputs = 0
+        self._outputs = outputs
         self.first_token_ns = 0
         self.num_tokens = 0
         self.finish_reasons: Counter[str] = Counter()
@@ -129,13 +211,34 @@ class Generation:
         self._cached_tokens = 0
         self.num_choices = self._first_choice[-1]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was taken."""
+        return not any(self._unfinished)
+
     async def outputs(self) -> AsyncGenerator[ChoiceOutput]:
         """The outputs of all choices as they come, to be iterated over once."""
-        async with aclosing(_merged(self.handles)) as outputs:
-            async for place, output in outputs:
-                found = self._take(place, output)
-                if found is not None:
-                    yield found
+        while not self.is_over:
+            for output in await self.take():
+                yield output
+
+    async def take(self, *, least: int = 1, most: int = MAX_OUTPUTS_TAKEN) -> list[ChoiceOutput]:
+        """What came since the last call, once it is of `least` outputs of the engine, and of `most` at most.
+
+        There is one item for each choice that something came of. Raises TakenOverError, and what the engine raises.
+        """
+        await self._outputs.wait(least)
+        taken = self._outputs.take(most)
+        self.num_outputs += len(taken)
+        if len(taken) == 1:
+            found = self._take(*taken[0])
+            return [] if found is None else [found]
+        by_choice: dict[int, list[ChoiceOutput]] = {}
+        for place, output in taken:
+            found = self._take(place, output)
+            if found is not None:
+                by_choice.setdefault(found.choice, []).append(found)
+        return [join_outputs(outputs) if len(outputs) > 1 else outputs[0] for outputs in by_choice.values()]
 
     def cancel(self, reason: str = "client") -> None:
         """End the requests of the group that are not over."""
@@ -281,35 +384,3 @@ def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
         top_ids=[ids for part in parts for ids in part.top_ids],
         top_logprobs=[values for part in parts for values in part.top_logprobs],
     )
-
-
-async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, RequestOutput]]:
-    """The outputs of all handles as they come, each with its handle's place."""
-    if len(handles) == 1:
-        async for output in handles[0]:
-            yield 0, output
-        return
-    outputs: asyncio.Queue[tuple[int, RequestOutput | EventLMError | None]] = asyncio.Queue()
-
-    async def pump(place: int) -> None:
-        try:
-            async for output in handles[place]:
-                outputs.put_nowait((place, output))
-            outputs.put_nowait((place, None))
-        except EventLMError as error:
-            outputs.put_nowait((place, error))
-
-    pumps = [asyncio.create_task(pump(place)) for place in range(len(handles))]
-    try:
-        open_handles = len(handles)
-        while open_handles:
-            place, item = await outputs.get()
-            if item is None:
-                open_handles -= 1
-            elif isinstance(item, EventLMError):
-                raise item
-            else:
-                yield place, item
-    finally:
-        for task in pumps:
-            task.cancel()

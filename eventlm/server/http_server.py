@@ -103,7 +103,7 @@ class HttpServer:
         if self._watch is not None:
             self._watch.cancel()
         await self._runner.cleanup()
-        self._context.close()
+        await self._context.close()
 
 
 async def check_address(config: ServerConfig) -> None:

@@ -62,6 +62,7 @@ class Endpoint(NamedTuple):
     generates: bool = False
     errors: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
+    can_be_empty: bool = False
     scope: Scope | None = "inference"
 
 
@@ -145,6 +146,8 @@ def _responses(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     if endpoint.chunk is not None:
         content[SERVER_SENT_EVENTS] = {"schema": schemas[endpoint.chunk]}
     responses: dict[str, Any] = {"200": {"description": "Success", "headers": _headers(200), "content": content}}
+    if endpoint.can_be_empty:
+        responses["204"] = {"description": "There is nothing to say", "headers": _headers(204)}
     for status in sorted(_errors(endpoint)):
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     return responses

@@ -174,6 +174,11 @@ class GenerationRequest(SchedulingFields, kw_only=True):
         """Whether there is to be any output at all."""
         return True
 
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream shall report its usage in the end."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
 
 class ContentPart(Struct):
     """One part of a message's content: a text, or an assistant's refusal."""

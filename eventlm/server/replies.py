@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import secrets
+import time
+from typing import Literal, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -16,6 +18,18 @@ def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
     if reason == "complete":
         return "length"
     return reason if reason in ("length", "tool_calls") else "stop"
+
+
+class ReplyIdentity(NamedTuple):
+    """What all chunks of a reply, and the reply that is not streamed, have in common. `created` in seconds."""
+
+    reply_id: str
+    created: int
+
+    @classmethod
+    def draw(cls, prefix: str) -> ReplyIdentity:
+        """Of a new reply."""
+        return cls(f"{prefix}-{secrets.token_hex(16)}", int(time.time()))
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -220,6 +234,14 @@ class Completion(Struct, frozen=True, kw_only=True):
     system_fingerprint: None = None
     service_tier: str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
+
+
+class CancelledReply(Struct, frozen=True, kw_only=True):
+    """A reply that was ended by its owner, if it was not over."""
+
+    id: str
+    object: str = "stream"
+    cancelled: bool = True
 
 
 class Model(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ import uvloop
 from structlog.typing import EventDict
 
 from eventlm.config import ServerConfig, ServiceClass
+from eventlm.config.sizes import memory_bytes
 from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults
@@ -53,6 +54,8 @@ class RunningServer:
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
+
+        self.engine.keep(seconds=config.resume_seconds, max_bytes=memory_bytes(config.resume_memory))
 
         async def start() -> tuple[str, int]:
             self.context = ServerContext(

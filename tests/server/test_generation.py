@@ -18,7 +18,7 @@ from eventlm.control.request import (
 )
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation import ChoiceOutput, Generation, join_outputs, submit
+from eventlm.server.generation import ChoiceOutput, Generation, OutputQueue, join_outputs, submit
 
 from .engine_double import EngineDouble, spell, spell_logprobs
 
@@ -40,14 +40,15 @@ class Wire:
         self.handle = RequestHandle(
             5, 1, lambda *told: self.told.append(told), lambda *args: self.cancelled.append(args)
         )
-        self.generation = Generation(FakeTokenizer(), [request], [self.handle])
+        self.outputs = OutputQueue()
+        self.generation = Generation(FakeTokenizer(), [request], [self.handle], self.outputs)
 
     async def read(self, *outputs: Any) -> str:
         return (await self.read_all(*outputs)).text
 
     async def read_all(self, *outputs: Any) -> ChoiceOutput:
         for output in outputs:
-            self.handle.put(output)
+            self.outputs.put(0, output)
         return join_outputs([output async for output in self.generation.outputs()])
 
 

@@ -1,0 +1,89 @@
+"""The HTTP side of server-sent events: what waits for a client that reads slowly has a bound.
+
+The bound holds for what the process keeps for the connection (`max_stream_buffer`) and, where the system can, for what
+the kernel keeps unsent beside it. Over it the writer waits, and what comes meanwhile is joined into fewer events by
+whoever writes. A client that takes nothing for `write_timeout_seconds` while something waits loses its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from aiohttp import web
+from aiohttp.http_writer import StreamWriter
+
+from eventlm.config import ServerConfig
+from eventlm.config.sizes import memory_bytes
+
+_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class SlowClientError(ConnectionError):
+    """The client has read nothing for too long; its connection was closed."""
+
+
+class EventStream:
+    """One streamed reply: `start`, `write` and `end`. They raise ConnectionError when the client is gone."""
+
+    def __init__(self, request: web.Request, config: ServerConfig) -> None:
+        self.response = web.StreamResponse(headers=_HEADERS)
+        self._request = request
+        self._max_waiting_bytes = memory_bytes(config.max_stream_buffer)
+        self._timeout_seconds = config.write_timeout_seconds
+        self._writer: StreamWriter | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the client has been sent the status of its reply."""
+        return self._writer is not None
+
+    async def start(self) -> None:
+        """Begin the reply. Its head leaves with the first bytes."""
+        transport = self._transport()
+        transport.set_write_buffer_limits(high=self._max_waiting_bytes)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._max_waiting_bytes)
+        writer = await self.response.prepare(self._request)
+        assert isinstance(writer, StreamWriter)
+        self._writer = writer
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes, and wait if too many wait already."""
+        assert self._writer is not None
+        # Not by `response.write`: that may wait without a limit.
+        await self._writer.write(data, drain=False)
+        if self._writer.protocol.writing_paused:
+            await self._drain(self._writer)
+
+    async def end(self, data: bytes) -> None:
+        """Send the last bytes, and wait until the kernel has all of them."""
+        assert self._writer is not None
+        transport = self._transport()
+        transport.set_write_buffer_limits(high=0)
+        await self._writer.write(data, drain=False)
+        self._writer.set_eof()
+        await self._drain(self._writer)
+        await self.response.write_eof()
+        # The connection may have further requests.
+        transport.set_write_buffer_limits()
+
+    async def _drain(self, writer: StreamWriter) -> None:
+        """Until enough has left. However little the client takes, it has as long again for the next of it."""
+        while writer.protocol.writing_paused:
+            num_waiting = self._transport().get_write_buffer_size()
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    await writer.drain()
+            except TimeoutError:
+                transport = self._transport()
+                if transport.get_write_buffer_size() >= num_waiting:
+                    transport.abort()
+                    raise SlowClientError("the client reads nothing") from None
+
+    def _transport(self) -> asyncio.Transport:
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        return transport

@@ -1,0 +1,130 @@
+"""`/v1/stream/{id}`: a client that lost the connection of its stream goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from eventlm.control.request import EngineUnavailableError, ResumedReply, UnknownReplyError
+from eventlm.server import generation as generations
+from eventlm.server.chat import CHAT_PREFIX, ChatReplies
+from eventlm.server.completions import CompletionReplies
+from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.errors import invalid_value, reply_not_found, unavailable
+from eventlm.server.event_stream import EventStream
+from eventlm.server.generation import MAX_OUTPUTS_TAKEN, Generation
+from eventlm.server.middleware import GENERATION
+from eventlm.server.principal import PRINCIPAL
+from eventlm.server.protocol import (
+    UNSUPPORTED_IN_CHAT,
+    UNSUPPORTED_IN_COMPLETIONS,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    StreamOptions,
+    decode_request,
+)
+from eventlm.server.replies import CancelledReply, ReplyIdentity
+from eventlm.server.stream import EdgeState, send_events
+from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
+
+LAST_EVENT_ID = "Last-Event-ID"
+FROM = "from"
+EventId = Annotated[str, Meta(pattern=EVENT_ID_PATTERN)]
+
+
+async def resume_stream(request: web.Request) -> web.StreamResponse:
+    """Go on with a stream whose connection was lost.
+
+    `Last-Event-ID`, or else `from`, is the id of the last event that the client has had; without either the stream
+    comes from its start. Its text joins to that of the unbroken stream. 204 if the client has had all of it. Whoever
+    else reads the stream at the moment is told that it is continued here.
+    """
+    context = request.app[CONTEXT]
+    position = _position(request)
+    context.enter()
+    try:
+        return await _resume(request, position)
+    finally:
+        context.leave()
+
+
+async def cancel_stream(request: web.Request) -> web.Response:
+    """End a reply that is being generated, as if its client had left for good."""
+    reply_id = request.match_info["id"]
+    try:
+        await request.app[CONTEXT].engine.cancel_reply(reply_id, request[PRINCIPAL].owner)
+    except UnknownReplyError as error:
+        raise reply_not_found(reply_id) from error
+    return json_response(CancelledReply(id=reply_id))
+
+
+async def _resume(request: web.Request, position: StreamPosition) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    reply_id = request.match_info["id"]
+    try:
+        reply, generation = await generations.resume(
+            context.engine, context.tokenizer, reply_id, request[PRINCIPAL].owner, context.formats
+        )
+    except UnknownReplyError as error:
+        raise reply_not_found(reply_id) from error
+    except EngineUnavailableError as error:
+        raise unavailable(str(error)) from error
+    request[GENERATION] = generation
+    try:
+        return await _send_rest(request, reply, generation, position)
+    finally:
+        context.engine.leave(reply_id, reply.reader)
+
+
+def _position(request: web.Request) -> StreamPosition:
+    """Where the client stands. Raises ApiError."""
+    header = request.headers.get(LAST_EVENT_ID)
+    param, text = (FROM, request.query.get(FROM)) if header is None else (LAST_EVENT_ID, header)
+    try:
+        return StreamPosition() if text is None else StreamPosition.parse(text)
+    except ValueError:
+        raise invalid_value(param, f"Invalid value for '{param}': it must be the id of an event.") from None
+
+
+async def _send_rest(
+    request: web.Request, reply: ResumedReply, generation: Generation, position: StreamPosition
+) -> web.StreamResponse:
+    """All that comes behind a position."""
+    if position.end > reply.num_outputs:
+        raise invalid_value(
+            LAST_EVENT_ID, f"Invalid value for '{LAST_EVENT_ID}': no event of this stream has had that id."
+        )
+    context = request.app[CONTEXT]
+    body, replies = _replies(context, reply)
+    events = StreamEvents(generation, replies, body.stream_options or StreamOptions(), has_ids=True)
+    while generation.num_outputs < position.base:
+        events.take(await generation.take(most=min(position.base - generation.num_outputs, MAX_OUTPUTS_TAKEN)))
+        # Much may have to be made again, and others have something to say too.
+        await asyncio.sleep(0)
+    events.skip = position.skip
+    # Joined as they were, so that the events among which the client stands come out the same.
+    rest = events.take(await generation.take(least=position.size, most=position.size)) if position.size else b""
+    if generation.is_over and position.skip >= events.num_tail_events and not position.size:
+        return web.Response(status=204)
+    stream = EventStream(request, context.config)
+    await stream.start()
+    await stream.write(rest)
+    return await send_events(stream, events, generation, replies.prompt_param)
+
+
+def _replies(context: ServerContext, reply: ResumedReply) -> tuple[GenerationRequest, ReplyFormat]:
+    """The request, and what makes the reply's chunks as it did the first time."""
+    state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
+    identity = ReplyIdentity(reply.submission.reply_id, state.created)
+    if identity.reply_id.startswith(CHAT_PREFIX):
+        chat = decode_request(state.body, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+        chat.service_tier = state.service_tier
+        return chat, ChatReplies(chat, context.tokenizer, reply.group, identity, context.formats)
+    body = decode_request(state.body, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    body.service_tier = state.service_tier
+    return body, CompletionReplies(body, context.tokenizer, reply.group, identity, state.echoes)
