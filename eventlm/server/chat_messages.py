@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from eventlm.server.errors import invalid_type, invalid_value, missing_parameter
-from eventlm.server.protocol import ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
+from eventlm.server.protocol import ROLES, ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Fields that only messages of one role have.
 _ROLE_OF_FIELD = {"tool_calls": "assistant", "tool_call_id": "tool"}
 
@@ -47,8 +46,8 @@ def _chat_message(message: ChatMessage, param: str) -> dict[str, Any]:
 
 
 def _check_role(message: ChatMessage, param: str) -> None:
-    if message.role not in _ROLES:
-        known = ", ".join(f"'{role}'" for role in _ROLES)
+    if message.role not in ROLES:
+        known = ", ".join(f"'{role}'" for role in ROLES)
         raise invalid_value(f"{param}.role", f"Invalid value for '{param}.role': supported values are {known}.")
     for name, role in _ROLE_OF_FIELD.items():
         if getattr(message, name) and message.role != role:

@@ -29,7 +29,7 @@ from eventlm.server.errors import (
 from eventlm.server.generation import Generation
 from eventlm.server.middleware import GENERATION
 from eventlm.server.principal import PRINCIPAL
-from eventlm.server.protocol import MAX_GROUP_SEQUENCES, SchedulingFields, decode_request
+from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, SchedulingFields, decode_request
 from eventlm.server.scheduling import schedule
 from eventlm.server.validation import read_prompts
 
@@ -52,7 +52,7 @@ class EmbeddingRequest(SchedulingFields, kw_only=True):
     """
 
     model: str
-    input: str | list[str | int | list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None

@@ -12,9 +12,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from eventlm.sampler_params import LARGEST_PENALTY, LARGEST_REPETITION_PENALTY, SMALLEST_REPETITION_PENALTY
+from eventlm.sampler_params import (
+    LARGEST_LOGIT_BIAS,
+    LARGEST_PENALTY,
+    LARGEST_REPETITION_PENALTY,
+    SMALLEST_REPETITION_PENALTY,
+)
 from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 4096
@@ -34,6 +40,23 @@ MAX_GROUP_SEQUENCES = 2048
 Milliseconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
+def _described(**schema: Any) -> Meta:
+    """What the handlers check, with messages of their own, for /openapi.json."""
+    return Meta(extra_json_schema=schema)
+
+
+TokenId = Annotated[int, _described(minimum=0)]
+Role = Annotated[str, _described(enum=list(ROLES))]
+StopString = Annotated[str, _described(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+BadWord = Annotated[str, _described(minLength=1, maxLength=MAX_BAD_WORD_CHARACTERS)]
+LogitBias = Annotated[float, _described(minimum=-LARGEST_LOGIT_BIAS, maximum=LARGEST_LOGIT_BIAS)]
+LogitBiases = Annotated[
+    dict[str, LogitBias], _described(maxProperties=MAX_LOGIT_BIASES, propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"})
+]
+Seed = Annotated[int, _described(minimum=-(2**63), maximum=2**64 - 1)]
+Text = Annotated[str, _described(minLength=1)]
+#: A text, token ids, or a list of either.
+Prompts = Text | Annotated[list[Text | TokenId | list[TokenId]], _described(minItems=1)]
 Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
 RepetitionPenalty = Annotated[float, Meta(ge=SMALLEST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
@@ -122,14 +145,14 @@ class GenerationRequest(SchedulingFields, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     #: Token ids, as strings since JSON has no other keys, and what is added to their logits.
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: LogitBiases | None = None
+    allowed_token_ids: Annotated[list[TokenId], _described(minItems=1)] | None = None
+    bad_words: Annotated[list[BadWord], _described(maxItems=MAX_BAD_WORDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    seed: Seed | None = None
+    stop: StopString | Annotated[list[StopString], _described(maxItems=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -206,7 +229,7 @@ class MessageToolCall(Struct):
 class ChatMessage(Struct):
     """One message of a conversation. `reasoning_content` and `reasoning` are two names of the same."""
 
-    role: str
+    role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
@@ -219,7 +242,7 @@ class ChatMessage(Struct):
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], _described(minItems=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -246,7 +269,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of `POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Prompts
     #: 0 goes with `echo` only: the prompt is shown, and scored if there are to be log-probabilities.
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: NumLogprobs | None = None

@@ -11,6 +11,7 @@ from eventlm.server.errors import invalid_value, model_not_found
 from eventlm.server.protocol import (
     UNSUPPORTED_IN_CHAT,
     ChatCompletionRequest,
+    TokenId,
     convert_request,
     decode_object,
     decode_request,
@@ -48,7 +49,7 @@ class DetokenizeRequest(Struct, kw_only=True):
     """Body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class Detokenization(Struct, frozen=True):

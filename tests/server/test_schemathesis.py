@@ -1,0 +1,109 @@
+"""Schemathesis over /openapi.json: what it makes of the schemas, and of their opposite, sent to a running server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import CheckFunction
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from eventlm.server.app import ENDPOINTS
+from eventlm.server.openapi import Endpoint, openapi_path
+from tests.serving import Server
+
+from .described import assert_idle
+
+#: The handlers refuse more than schemas can say: a token id that the model does not have, a prompt over the context.
+UNCHECKED: list[CheckFunction] = [positive_data_acceptance]
+#: Some have two paths.
+each_endpoint = pytest.mark.parametrize(
+    "endpoint",
+    {endpoint.handler: endpoint for endpoint in ENDPOINTS}.values(),
+    ids=lambda endpoint: f"{endpoint.method} {endpoint.path}",
+)
+
+
+def budget(num_examples: int) -> settings:
+    """Of each operation so many examples, the same ones every time."""
+    return settings(
+        max_examples=num_examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A short context and a fast model: examples may leave max_tokens out and ask for many samples."""
+    fast = "base_ns=100000,prefill_token_ns=0,decode_ns=0,context_token_ns=0"
+    server = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--max-model-len", "64", "--fake", fast)
+    try:
+        yield server.wait_ready()
+        assert_idle(server)
+        server.stop_and_verify()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def described(server: Server) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+@st.composite
+def valid_cases(draw: st.DrawFn, operation: Any, server: Server) -> schemathesis.Case:
+    """By the schema, for the model that there is, and few fields at a time: together they are rarely allowed."""
+    case = draw(operation.as_strategy(GenerationMode.POSITIVE))
+    if isinstance(case.body, dict):
+        optional = sorted(case.body.keys() - {"model", "prompt", "messages", "input", "tokens"})
+        kept = draw(st.sets(st.sampled_from(optional), max_size=4)) if optional else set()
+        for name in optional:
+            if name not in kept:
+                del case.body[name]
+        case.body["model"] = server.model
+        for message in case.body.get("messages", []):
+            # What else a message may have depends on its role.
+            role, content = message["role"], message.get("content") or "hi"
+            message.clear()
+            message.update(role="user" if role == "tool" else role, content=content)
+    return case
+
+
+def exercise(server: Server, described: Any, endpoint: Endpoint, num_examples: int) -> Counter[int]:
+    """Calls of one operation, by its schema and against it; how many replies had which status."""
+    statuses: Counter[int] = Counter()
+    operation = described[openapi_path(endpoint.path)][endpoint.method]
+
+    def check(case: schemathesis.Case) -> None:
+        response = case.call()
+        statuses[response.status_code] += 1
+        case.validate_response(response, excluded_checks=UNCHECKED)
+        assert response.status_code < 500
+
+    budget(num_examples)(given(case=valid_cases(operation, server))(check))()
+    if endpoint.body is not None:
+        budget(num_examples)(given(case=operation.as_strategy(GenerationMode.NEGATIVE))(check))()
+    return statuses
+
+
+@each_endpoint
+def test_every_reply_is_as_described(server: Server, described: Any, endpoint: Endpoint) -> None:
+    exercise(server, described, endpoint, 6)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@each_endpoint
+def test_every_reply_is_as_described_at_length(server: Server, described: Any, endpoint: Endpoint) -> None:
+    statuses = exercise(server, described, endpoint, 1000)
+    assert statuses[200] or "{" in endpoint.path
