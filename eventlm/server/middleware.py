@@ -112,6 +112,14 @@ def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
 
 
 async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
+    response = await _answered(request, handler)
+    if request.method == "CONNECT":
+        # What follows would be for the other end of a tunnel, and may not be read as a request.
+        response.force_close()
+    return response
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ApiError as error:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 KNOWN_METHODS = ("GET", "POST", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 ODD_METHODS = ("get", "FOO", "P", "POST2", "PRI", "M-SEARCH", "X" * 40)
 ODD_PATHS = (
-    "/", "//", "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/", "/v1/models/", "/v1//models", "/..",
-    "/v1/../metrics", "/v1/models/a/b/c", "/v1/models/%2e%2e%2f", "/v1/models/%00", "/%ff%fe", "/v1/chat/completions?x=1&x=2&%", "*",
-    "/v1/chat/completions#a", "/V1/CHAT/COMPLETIONS", "http://x/v1/models", "/" + "a" * 4000, "/v1/models/" + "é",
-    "/v1/stream/none", "/v1/requests/none/explain", "/v1/requests/chatcmpl-1/explain?from=-1", "/tokenize/", "/docs",
+    "/", "//", "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/", "/v1/models/", "/v1//models", "/..", "*",
+    "/v1/../metrics", "/v1/models/a/b/c", "/v1/models/%2e%2e%2f", "/v1/models/%00", "/%ff%fe", "/tokenize/", "/docs",
+    "/v1/chat/completions?x=1&x=2&%", "/v1/chat/completions#a", "/V1/CHAT/COMPLETIONS", "http://x/v1/models",
+    "/" + "a" * 4000, "/v1/models/" + "é", "/v1/stream/none", "/v1/requests/none/explain",
+    "/v1/requests/chatcmpl-1/explain?from=-1",
 )  # fmt: skip
 CONTENT_TYPES = (
     "application/json", "application/json; charset=utf-8", "text/plain", "", "application/json; charset=utf-16",

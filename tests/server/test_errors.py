@@ -105,3 +105,13 @@ def test_request_id(server: RunningServer) -> None:
         assert reply.headers["x-request-id"].startswith("req-")
     first, second = (server.request("GET", "/health").headers["x-request-id"] for _ in range(2))
     assert first != second
+
+
+def test_nothing_behind_a_connect_is_read_as_a_request(server: RunningServer) -> None:
+    smuggled = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = f"CONNECT /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: {len(smuggled)}\r\n\r\n"
+    with server.raw(head.encode() + smuggled + smuggled) as connection:
+        data = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert data.count(b"HTTP/1.1 ") == 1
+    assert data.startswith(b"HTTP/1.1 404 ")
+    assert b"Connection: close" in data
