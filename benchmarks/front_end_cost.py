@@ -5,9 +5,10 @@
 
 Each case is `eventlm serve` as users start it, recording to a temporary folder, with a load client in a process of its
 own (eventlm.bench's); the first case is an engine in a process that only counts its tokens. Every stream has its own
-connection, every token its own event. Printed are tokens per second by the wall, and for each process the processor time
-that a token costs it: what one process could do at most, on a core of its own, is 1 s / that time. On a machine with
-fewer cores than busy processes (client, front ends, engine, worker) the wall shows their sum, shared out by the cores.
+connection, every token its own event. Printed are tokens per second by the wall, and for each process the processor
+time that a token costs it: what one process could do at most, on a core of its own, is 1 s / that time. On a machine
+with fewer cores than busy processes (client, front ends, engine, worker) the wall shows their sum, shared out by the
+cores.
 
 --profile: where the time of the engine's process and of the first front end goes, by py-spy, in a run of its own.
 """
@@ -275,7 +276,9 @@ def main() -> int:
     if arguments.role == "engine":
         uvloop.run(run_engine(arguments))
         return 0
-    print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} before, Python {sys.version.split()[0]}")
+    print(
+        f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} before, Python {sys.version.split()[0]}"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if arguments.profile:

@@ -304,8 +304,10 @@ CANARY_FIELDS: dict[str, Any] = {
 }
 
 
-def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartServer) -> None:
-    server = start_server("--model", "fake", environment={"EVENTLM_API_KEY": f"{CANARY}-key"})
+@pytest.mark.parametrize("front_ends", ["0", "1"])
+def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartServer, front_ends: str) -> None:
+    environment = {"EVENTLM_API_KEY": f"{CANARY}-key"}
+    server = start_server("--model", "fake", "--api-servers", front_ends, environment=environment)
     assert '-H "Authorization: Bearer $EVENTLM_API_KEY"' in server.log_event("ready")["hint"]
     canaries: dict[str, Any] = {
         "stop": [f"{CANARY}-stop"],
