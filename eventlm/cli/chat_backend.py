@@ -12,7 +12,7 @@ import msgspec
 
 from eventlm.client.openai_client import OpenAIClient, StreamDelta, Usage
 from eventlm.compose.composition import Composition
-from eventlm.control.request import EngineRequest
+from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError, UsageError
 from eventlm.server.chat import encode_messages
 from eventlm.server.context import ServerContext
@@ -20,6 +20,8 @@ from eventlm.server.errors import from_finish_reason
 from eventlm.server.generation import Generation
 from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, decode_request
 from eventlm.server.replies import api_finish_reason
+from eventlm.server.tools.message import MessageParser, message_format
+from eventlm.server.tools.request import requested_format, with_format
 from eventlm.server.validation import check_request, engine_request
 
 Messages = list[dict[str, str]]
@@ -95,9 +97,12 @@ class LocalBackend:
     async def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
         """Raises ApiError."""
         self._context.check_available()
-        generation = await self._context.submit(await self._group(messages, parameters), prompt_param="messages")
+        group = await self._group(messages, parameters)
+        parser = MessageParser(message_format(group[0]), self._context.formats)
+        # One answer at a time, and nobody else asks for it.
+        generation = await self._context.submit(group, Submission(reply_id=""), prompt_param="messages")
         try:
-            async with aclosing(_deltas(generation)) as deltas:
+            async with aclosing(_deltas(generation, parser)) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
@@ -106,18 +111,20 @@ class LocalBackend:
     async def _group(self, messages: Messages, parameters: dict[str, Any]) -> list[EngineRequest]:
         received_ns = self._engine.now_ns()
         body = self._body(messages, parameters)
-        return [
-            engine_request(
-                body,
-                await encode_messages(self._context, body),
-                defaults=self._context.defaults,
-                limits=self._context.limits,
-                bad_words=await self._context.encoder.encode_bad_words(body.bad_words or []),
-                prompt_param="messages",
-                received_ns=received_ns,
-                ready_ns=self._engine.now_ns(),
-            )
-        ]
+        formats, tokenizer = self._context.formats, self._context.tokenizer
+        prompt_token_ids = await encode_messages(self._context, body)
+        request = engine_request(
+            body,
+            prompt_token_ids,
+            defaults=self._context.defaults,
+            limits=self._context.limits,
+            bad_words=await self._context.encoder.encode_bad_words(body.bad_words or []),
+            prompt_param="messages",
+            received_ns=received_ns,
+            ready_ns=self._engine.now_ns(),
+        )
+        format = requested_format(body, None, formats, tokenizer, prompt_token_ids)
+        return [with_format(request, format, formats, tokenizer)]
 
     def _body(self, messages: Messages, parameters: dict[str, Any]) -> ChatCompletionRequest:
         raw = msgspec.json.encode({"model": self.model, "messages": messages, **parameters})
@@ -126,7 +133,7 @@ class LocalBackend:
         return body
 
 
-async def _deltas(generation: Generation) -> AsyncGenerator[StreamDelta]:
+async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerator[StreamDelta]:
     async with aclosing(generation.outputs()) as outputs:
         async for output in outputs:
             reason = None
@@ -134,7 +141,11 @@ async def _deltas(generation: Generation) -> AsyncGenerator[StreamDelta]:
                 if (error := from_finish_reason(output.finished.reason)) is not None:
                     raise error
                 reason = api_finish_reason(output.finished.reason)
-            yield StreamDelta(output.choice, output.text, reason, None, time.monotonic_ns())
+            message = parser.push(output.text)
+            if output.finished is not None:
+                message.add(parser.close())
+            received_ns = time.monotonic_ns()
+            yield StreamDelta(output.choice, message.content, reason, None, received_ns, message.reasoning)
     usage = generation.usage()
     yield StreamDelta(
         0,

@@ -181,7 +181,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await answer(request, body, group, replies)
 
 
-async def encode_messages(context: ServerContext, body: ChatCompletionRequest, tools: ToolUse | None) -> list[int]:
+async def encode_messages(
+    context: ServerContext, body: ChatCompletionRequest, tools: ToolUse | None = None
+) -> list[int]:
     """The token ids of the conversation under the model's template, the last ones if so asked. Raises ApiError."""
     template = context.tokenizer.chat_template
     if template is None:
