@@ -19,6 +19,7 @@ from eventlm.errors import UsageError
 from eventlm.events import (
     Admitted,
     Arrived,
+    CacheFlushed,
     Cancelled,
     Closing,
     Desynced,
@@ -48,7 +49,7 @@ from eventlm.replay.sessions import find_parents
 from eventlm.replay.workload import NEVER, Cancel, Fate, TextEnd, Workload, WorkloadRequest
 
 #: What befalls an engine from outside and has nothing to do with a request. A what-if lets it befall the other one too.
-INCIDENTS = (WorkerUp, WorkerLost, Desynced, Paused, Resumed, PolicySwapped, PredictorSwapped, FrontEndLost)
+INCIDENTS = (WorkerUp, WorkerLost, Desynced, Paused, Resumed, PolicySwapped, PredictorSwapped, CacheFlushed, FrontEndLost)
 #: Ends behind which nothing is known of what a sequence would have produced.
 CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
 

@@ -23,6 +23,7 @@ from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.events import (
     Arrived,
+    CacheFlushed,
     Cancelled,
     Desynced,
     Event,
@@ -320,6 +321,7 @@ class Simulation:
             lambda: driver.put_fact(PredictorSwapped(coefficients=coefficients)),
             lambda: driver.put_fact(Paused()),
             lambda: driver.put_fact(FrontEndLost(front_end=1)),
+            lambda: driver.put_fact(CacheFlushed()),
         ]
         for action in actions:
             if rng.random() < 0.15:

@@ -25,7 +25,7 @@ from eventlm.core.digest import MASK, to_hex
 ROOT = 0
 #: A block of the tree, and its parent's name. A plain tuple, because one is made for every block that is filled.
 Node = tuple[int, int]
-_HELD, _ALLOCATED, _RELEASED, _INSERTED = range(4)
+_HELD, _ALLOCATED, _RELEASED, _INSERTED, _FLUSHED = range(5)
 _MAX_CHANGES = 4096
 
 
@@ -153,6 +153,18 @@ class BlockPool:
     def release_all(self, table: list[int]) -> None:
         """Release a whole table, deepest block first."""
         self.release(table[::-1])
+
+    def flush(self) -> int:
+        """Take every idle block out of the tree; returns how many. Held ones keep their whole path."""
+        names, idle = self._name, list(self._idle)
+        for block in idle:
+            del self.tree[names[block]]
+            names[block] = 0
+        self._idle.clear()
+        # In the reverse order, so that the least recently used is the first to be allocated again.
+        self._free += reversed(idle)
+        self._note(_FLUSHED, idle)
+        return len(idle)
 
     def insert(self, names: list[int], parent: int, blocks: list[int]) -> int:
         """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that

@@ -18,6 +18,7 @@ from eventlm.core.step_completion import complete_step
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import (
     Arrived,
+    CacheFlushed,
     Cancelled,
     Decision,
     Desynced,
@@ -142,6 +143,7 @@ _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {
     TimerDue: sequence_manager.timers_due,
     PredictorSwapped: _swap_predictor,
     PolicySwapped: replicaset.swap_policy,
+    CacheFlushed: replicaset.flush_caches,
     FrontEndLost: sequence_manager.lose_front_end,
     GrammarReady: sequence_manager.grammar_ready,
     Paused: _pause,

@@ -12,7 +12,7 @@ from eventlm.core.state import CoreState, replica_of
 from eventlm.core.step_planner import plan_step
 from eventlm.core.suspects import accuse
 from eventlm.errors import InvariantError
-from eventlm.events import Desynced, PolicySwapped, Routed, WorkerLost, WorkerUp
+from eventlm.events import CacheFlushed, Desynced, PolicySwapped, Routed, WorkerLost, WorkerUp
 
 
 def worker_up(state: CoreState, fact: WorkerUp) -> None:
@@ -134,6 +134,12 @@ def swap_policy(state: CoreState, fact: PolicySwapped) -> None:
             queue.remove(sequence)
         for sequence in members:
             enqueue(state, sequence)
+
+
+def flush_caches(state: CoreState, fact: CacheFlushed) -> None:
+    """Nobody hits any more what no sequence holds. Those that wait look up their hits anew when they are admitted."""
+    for replica in state.replicas:
+        replica.pool.flush()
 
 
 def _route_new(state: CoreState) -> None:

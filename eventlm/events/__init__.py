@@ -17,6 +17,7 @@ from eventlm.events.decisions import (
 )
 from eventlm.events.facts import (
     Arrived,
+    CacheFlushed,
     Cancelled,
     Desynced,
     FrontEndLost,
@@ -45,6 +46,7 @@ FACTS: tuple[type[Fact], ...] = (
     TimerDue,
     PredictorSwapped,
     PolicySwapped,
+    CacheFlushed,
     FrontEndLost,
     GrammarReady,
     Paused,
@@ -70,6 +72,7 @@ __all__ = [
     "MARKERS",
     "Admitted",
     "Arrived",
+    "CacheFlushed",
     "Cancelled",
     "Checkpoint",
     "Closing",

@@ -127,6 +127,10 @@ class PolicySwapped(Fact, frozen=True, kw_only=True, tag="policy"):
     name: str
 
 
+class CacheFlushed(Fact, frozen=True, kw_only=True, tag="flush_cache"):
+    """What no sequence holds leaves every prefix cache. What is held stays, and can still be hit."""
+
+
 class FrontEndLost(Fact, frozen=True, kw_only=True, tag="front_end_lost"):
     """A front-end process died; its requests have no reader any more."""
 

@@ -66,6 +66,8 @@ def test_random_use_keeps_every_invariant(seed: int) -> None:
             publish(pool, rng.choice(users))
         elif action < 0.8 and users and pool.num_available:
             rng.choice(users).table += pool.allocate(1)
+        elif action > 0.98:
+            pool.flush()
         elif users:
             pool.release_all(users.pop(rng.randrange(len(users))).table)
         assert pool.problems([user.table for user in users]) == []
@@ -94,6 +96,8 @@ def test_a_known_path_is_followed_to_where_a_lookup_ends(seed: int) -> None:
             users += [user] if user is not None else []
         elif action < 0.7 and users:
             publish(pool, rng.choice(users))
+        elif 0.98 < action < 0.99:
+            pool.flush()
         elif action < 0.99 and users:
             pool.release_all(users.pop(rng.randrange(len(users))).table)
         elif action >= 0.99:
@@ -191,6 +195,23 @@ def test_forgetting_everything_leaves_nothing_to_hit() -> None:
     assert pool.lookup([1], 1) == []
     assert pool.num_available == 4
     assert pool.problems([]) == []
+
+
+def test_a_flush_takes_what_nobody_holds() -> None:
+    pool = BlockPool(6)
+    idle, held = fill(pool, [1, 2]), fill(pool, [1, 3, 4])
+    pool.release_all(idle.table)
+    kept = held.table[:]
+    before = pool.digest
+    assert pool.flush() == 1
+    assert pool.digest != before
+    assert pool.problems([kept]) == []
+    assert (pool.lookup([1, 2], 2), pool.lookup([1, 3, 4], 3)) == (kept[:1], kept)
+    pool.release_all(kept)
+    assert pool.num_available == 6
+    assert pool.flush() == 3
+    assert (pool.flush(), pool.tree, pool.problems([])) == (0, {}, [])
+    assert len(pool.allocate(6)) == 6
 
 
 def test_problems_are_seen() -> None:

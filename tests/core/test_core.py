@@ -9,7 +9,19 @@ from msgspec import structs
 
 from eventlm.core.sequence import State
 from eventlm.errors import InvariantError
-from eventlm.events import Admitted, Checkpoint, Emitted, Launched, Paused, Resumed, TimerSet, UserMark, WorkerUp
+from eventlm.events import (
+    Admitted,
+    CacheFlushed,
+    Checkpoint,
+    Emitted,
+    Finished,
+    Launched,
+    Paused,
+    Resumed,
+    TimerSet,
+    UserMark,
+    WorkerUp,
+)
 from tests.core.rig import MILLISECOND, Rig, arrival
 
 
@@ -59,6 +71,20 @@ def test_decisions_carry_their_cause_and_the_time_of_the_drain() -> None:
     assert rig.of(Launched)[0].c == second
     assert {found.ts for found in rig.last} == {rig.now_ns}
     assert [found.s for found in rig.decisions] == sorted(found.s for found in rig.decisions)
+
+
+def test_a_flush_leaves_nothing_to_hit_but_what_is_held() -> None:
+    rig = Rig(block_size=4)
+    rig.arrive(13, 2, blocks=[1, 2, 3])
+    rig.finish_all()
+    held = rig.arrive(13, 20, blocks=[4, 5, 6])
+    rig.feed(CacheFlushed())
+    rig.complete()
+    again = [rig.arrive(13, 2, blocks=blocks) for blocks in ([1, 2, 3], [4, 5, 6])]
+    rig.finish_all()
+    cached = {event.request: event.cached_tokens for event in rig.decisions if isinstance(event, Finished)}
+    assert [cached[seq] for seq in again] == [0, 12]
+    assert cached[held] == 0
 
 
 def test_a_pause_stops_launches_and_lets_steps_complete() -> None:

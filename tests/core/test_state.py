@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.events import Cancelled, Fact, Paused, PolicySwapped, PredictorSwapped, Resumed, TimerDue
+from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, PredictorSwapped, Resumed, TimerDue
 from eventlm.policies.lrs import Lrs
 from tests.core.rig import MILLISECOND, Rig, arrival
 
@@ -19,6 +19,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 @pytest.mark.parametrize(("fact", "wanted"), [
     (Paused(), {"policy"}),
     (PolicySwapped(name="lrs"), {"policy", "queue"}),
+    (CacheFlushed(), {"blocks"}),
     (PredictorSwapped(coefficients=[1, 2, 3, 4, 5]), {"policy"}),
     (arrival(4, 9, offline=True), {"queue", "sequences", "rng"}),
     (arrival(4, 9, deadline_ns=50 * MILLISECOND, drop_if_late=True), {"queue", "sequences", "rng", "timers"}),
