@@ -79,7 +79,7 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
         resolved = (
             resolve("policy", changes.policy) if place == 0 and changes.policy else _recorded(record, changes, drift)
         )
-        policies[resolved.record.name] = resolved.instance
+        policies.setdefault(resolved.record.name, resolved.instance)
         first_policy = first_policy or resolved.record.name
     batcher = _chosen("batcher", header, changes.batcher, changes, drift)
     router = _chosen("router", header, changes.router, changes, drift)

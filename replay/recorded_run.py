@@ -49,7 +49,17 @@ from eventlm.replay.sessions import find_parents
 from eventlm.replay.workload import NEVER, Cancel, Fate, TextEnd, Workload, WorkloadRequest
 
 #: What befalls an engine from outside and has nothing to do with a request. A what-if lets it befall the other one too.
-INCIDENTS = (WorkerUp, WorkerLost, Desynced, Paused, Resumed, PolicySwapped, PredictorSwapped, CacheFlushed, FrontEndLost)
+INCIDENTS = (
+    WorkerUp,
+    WorkerLost,
+    Desynced,
+    Paused,
+    Resumed,
+    PolicySwapped,
+    PredictorSwapped,
+    CacheFlushed,
+    FrontEndLost,
+)
 #: Ends behind which nothing is known of what a sequence would have produced.
 CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
 

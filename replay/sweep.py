@@ -152,7 +152,8 @@ class Sweep:
             model_name=loaded.model_name,
             recorded=loaded.recorded,
         )
-        return [plugin.record.source_hash for plugin in resolve_plugins(config.scheduler)]
+        plugins = resolve_plugins(config.scheduler)
+        return [plugin.record.source_hash for plugin in (plugins.policy, plugins.batcher, plugins.router)]
 
     def _spec(self, place: _Place) -> CellSpec:
         plan = self._plan

@@ -50,6 +50,8 @@ def _add_class_flag(parser: argparse.ArgumentParser) -> None:
 def add_flag(group: argparse._ActionsContainer, option: Option) -> None:
     """Add an option's flag, `--x` and `--no-x` for a boolean; if not given, it is absent from the result."""
     keywords: dict[str, Any] = {"metavar": option.metavar}
+    if option.bare_type == list[str]:
+        keywords["action"] = "append"
     if option.bare_type is bool:
         keywords = {"action": argparse.BooleanOptionalAction}
     group.add_argument(

@@ -80,6 +80,7 @@ class Option(NamedTuple):
             str: "a string",
             bool: "true or false",
             list[int]: "a list of integers",
+            list[str]: "a list of strings",
             dict[str, Any]: "a table of parameters",
         }[self.bare_type]
 

@@ -113,6 +113,10 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     prefix_cache: Annotated[
         bool, Meta(description="take KV blocks that an earlier request with the same prefix has computed")
     ] = True
+    isolate_prefix_cache: Annotated[
+        Literal["none", "key"],
+        Meta(description="key: a request finds only KV blocks that requests with the same API key have computed"),
+    ] = "none"
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +125,14 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Annotated[
         PluginSpec, Meta(extra={"plugin": "policy"}, description="who goes first, such as edf:multiplier=2")
     ] = field(default_factory=lambda: {"type": "fcfs"})
+    extra_policy: Annotated[
+        list[str],
+        Meta(
+            extra={"metavar": "SPEC"},
+            description="a policy that can be swapped in at run time (POST /admin/policy), by its name; more than one "
+            "may be given",
+        ),
+    ] = []
     batcher: Annotated[
         PluginSpec,
         Meta(

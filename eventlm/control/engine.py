@@ -24,13 +24,16 @@ from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.bus.recorder import Recorder
 from eventlm.config.sizes import memory_bytes
 from eventlm.config.state_folder import runs_folder
+from eventlm.control.admin import Abort, AdminAction, Drain, EngineStatus, Resume, facts_of, status_of
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
+from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics, RecorderMetrics, TimedCore
 from eventlm.control.predictor_source import PredictorSource
+from eventlm.control.rate_limits import RateLimiter
 from eventlm.control.recording import make_recorder, make_writer
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import (
@@ -85,6 +88,7 @@ class InferenceEngine:
         self._drain_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self.registry = self._make_registry()
+        self._limiter = RateLimiter()
         self._live_replicas = setup.core.num_replicas
         self._replicas = [
             ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
@@ -246,7 +250,8 @@ class InferenceEngine:
 
         With a `submission` the group can be found by its id in the `registry`. With `on_output` all outputs go there,
         in the engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
-        and what `check_request` finds. If the caller is cancelled while it waits, the requests are cancelled too.
+        RateLimitError for a submission over its limits, and what `check_request` finds. If the caller is cancelled
+        while it waits, the requests are cancelled too.
         """
         if self.state != "ready":
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
@@ -254,8 +259,7 @@ class InferenceEngine:
             return []
         for request in group:
             check_request(request, max_model_len=self.max_model_len, vocab_size=self.setup.vocab_size)
-        if not self.setup.config.cache.prefix_cache:
-            group = [structs.replace(request, skip_cache_read=True) for request in group]
+        group = self._with_cache_rules(group, submission)
         driver, loop = self._require_driver(), asyncio.get_running_loop()
         handles = [
             RequestHandle(
@@ -267,11 +271,17 @@ class InferenceEngine:
         reply = Reply(submission, group, sinks) if submission is not None else None
         if reply is not None:
             sinks = self.registry.sinks(reply)
+        charge = charge_for(self._limiter, submission, group, self.now_ns()) if submission is not None else None
+        if charge is not None:
+            sinks = metered(charge, group, sinks)
+            handles[0].rate_limits = charge.state
         admitted: asyncio.Future[RejectReason | None] = loop.create_future()
 
         def on_admission(reason: RejectReason | None, seqs: list[int]) -> None:
             if reply is not None and reason is None:
                 self.registry.add(reply, seqs)
+            if charge is not None and reason is not None:
+                charge.refund()
             for handle, seq in zip(handles, seqs, strict=True):
                 handle.request = seq
                 if admitted.cancelled() and reason is None:
@@ -296,6 +306,43 @@ class InferenceEngine:
         if reason is not None:
             raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {self.max_model_len} tokens")
         return handles
+
+    def _with_cache_rules(
+        self, group: Sequence[EngineRequest], submission: Submission | None
+    ) -> Sequence[EngineRequest]:
+        """Whether the requests read the prefix cache, and whose part of it."""
+        cache = self.setup.config.cache
+        if not cache.prefix_cache:
+            return [structs.replace(request, skip_cache_read=True) for request in group]
+        if cache.isolate_prefix_cache == "key" and submission is not None:
+            # An owner is hexadecimal, so that nobody's salt makes one look like another.
+            return [
+                structs.replace(request, cache_salt=f"{submission.owner}/{request.cache_salt}") for request in group
+            ]
+        return group
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        """Do what an operator asks, and say how things stand then. Raises UnknownPolicyError, UnknownRequestError or
+        EngineUnavailableError.
+        """
+        driver = self._require_driver()
+        if self.state == "dead":
+            raise self._death or EngineUnavailableError("the engine is dead")
+        requests = self._named(action.request) if isinstance(action, Abort) else []
+        for fact in facts_of(action, driver.core.state, requests):
+            driver.put_fact(fact)
+        if isinstance(action, Drain | Resume):
+            self.state = "draining" if isinstance(action, Drain) else "ready"
+        self._drain()
+        return status_of(self.state, driver.core.state)
+
+    def _named(self, request: str) -> list[int]:
+        """The requests under way that a reply's public id or the seq of an arrival means."""
+        live = self._require_driver().live
+        found = self.registry.requests_of(request)
+        if not found and request.isascii() and request.isdecimal() and len(request) < 17:
+            found = [int(request)]
+        return [seq for seq in found if seq in live]
 
     async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """Read a reply again, from its first output on; its reader until now ends. Raises UnknownReplyError."""
@@ -340,7 +387,7 @@ class InferenceEngine:
         """End what still runs, close the log, stop the workers. Harmless when called twice."""
         if self.state == "loading":
             self.state = "dead"
-        elif self.state == "ready":
+        elif self.state in ("ready", "draining"):
             self.state = "draining"
             # First an answer for those who have just come, so that they can be cancelled like everybody.
             self._drain()

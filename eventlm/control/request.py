@@ -13,6 +13,7 @@ from typing import Union
 
 from msgspec import Struct
 
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.errors import EventLMError, UsageError
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind
@@ -81,13 +82,14 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     reply_id: the reply's public id, such as `chatcmpl-...`. owner: whom it belongs to (`Principal.owner`). edge_state:
     what an edge needs to make the same reply from the same outputs again; nothing to the engine. is_resumable: whether
-    the outputs are kept for a client that lost its connection.
+    the outputs are kept for a client that lost its connection. limits: what the owner may use.
     """
 
     reply_id: str
     owner: str = ""
     edge_state: bytes = b""
     is_resumable: bool = False
+    limits: RateLimits = NO_LIMITS
 
 
 class ResumedReply(Struct, frozen=True, kw_only=True):
@@ -161,7 +163,8 @@ class RequestHandle:
     """A live request as its edge sees it. Iterating ends after the last sequence's `FinishedOutput`.
 
     `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first. With `put`, what
-    the engine says goes there, and there is nothing to iterate over.
+    the engine says goes there, and there is nothing to iterate over. `rate_limits` is what the owner had left when it
+    was admitted, if the owner has limits.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class RequestHandle:
         put: Callable[[RequestOutput | TakenOver | EventLMError], None] | None = None,
     ) -> None:
         self.request = request
+        self.rate_limits: RateLimitState | None = None
         self._unfinished = n
         self._text_ended = text_ended
         self._cancel = cancel

@@ -133,6 +133,11 @@ class RequestRegistry:
             raise UnknownReplyError(f"there is no reply with the id '{reply_id}', or not any more")
         return reply
 
+    def requests_of(self, reply_id: str) -> list[int]:
+        """The requests of a reply, whoever it belongs to; none if there is no such reply."""
+        reply = self._replies.get(reply_id)
+        return [] if reply is None else reply.requests
+
     def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept."""
         reply = self.find(reply_id, owner)

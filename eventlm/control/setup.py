@@ -18,6 +18,7 @@ from msgspec import Struct
 from eventlm._version import __version__
 from eventlm.config import Config, CoreConfig, SchedulerConfig
 from eventlm.config.load import config_hash, redacted
+from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.control.block_names import PAIRS_PER_BLOCK
 from eventlm.control.plugins import ResolvedPlugin, resolve
 from eventlm.core.state import Plugins
@@ -27,11 +28,12 @@ from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
 
 class ResolvedPlugins(NamedTuple):
-    """The three plug-ins of a scheduler."""
+    """The three plug-ins of a scheduler, and the policies that can take the first one's place."""
 
     policy: ResolvedPlugin
     batcher: ResolvedPlugin
     router: ResolvedPlugin
+    extra_policies: list[ResolvedPlugin]
 
 
 class EngineSetup(Struct, frozen=True, kw_only=True):
@@ -43,15 +45,15 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     policy: ResolvedPlugin
     batcher: ResolvedPlugin
     router: ResolvedPlugin
+    extra_policies: list[ResolvedPlugin] = []
     vocab_size: int = 0
 
     @property
     def plugins(self) -> Plugins:
         """As the core takes them."""
-        name = self.policy.record.name
         return Plugins(
-            policies={name: self.policy.instance},
-            policy=name,
+            policies={policy.record.name: policy.instance for policy in (self.policy, *self.extra_policies)},
+            policy=self.policy.record.name,
             batcher=self.batcher.instance,
             router=self.router.instance,
         )
@@ -64,10 +66,17 @@ def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
             f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than --max-num-seqs "
             f"{scheduler.max_num_seqs}: decodes would leave no room for a prompt; raise one or lower the other"
         )
+    policy = resolve("policy", scheduler.policy)
+    extra_policies = [resolve("policy", parse_plugin_spec(spec)) for spec in scheduler.extra_policy]
+    names = [each.record.name for each in (policy, *extra_policies)]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UsageError(f"--extra-policy {name}: this policy is installed already, and swaps go by the name")
     return ResolvedPlugins(
-        policy=resolve("policy", scheduler.policy),
+        policy=policy,
         batcher=resolve("batcher", scheduler.batcher),
         router=resolve("router", scheduler.router),
+        extra_policies=extra_policies,
     )
 
 
@@ -99,6 +108,7 @@ def make_setup(
         policy=plugins.policy,
         batcher=plugins.batcher,
         router=plugins.router,
+        extra_policies=plugins.extra_policies,
         vocab_size=vocab_size,
     )
 
@@ -147,7 +157,7 @@ def make_header(
         core=setup.core,
         config=config,
         config_hash=config_hash(config),
-        plugins=[plugin.record for plugin in (setup.policy, setup.batcher, setup.router)],
+        plugins=[plugin.record for plugin in (setup.policy, *setup.extra_policies, setup.batcher, setup.router)],
         predictor=predictor,
         seeds={"requests": str(seed)},
         model_fingerprint=first.model_fingerprint,

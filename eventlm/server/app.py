@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from eventlm._version import __version__
+from eventlm.server.admin import ADMIN_ENDPOINTS
 from eventlm.server.chat import chat_completions
 from eventlm.server.completions import completions
 from eventlm.server.context import CONTEXT, ServerContext, json_response
@@ -24,7 +25,7 @@ from eventlm.server.middleware import (
     authenticate,
     generating,
     observe,
-    set_request_id,
+    set_headers,
 )
 from eventlm.server.openapi import JSON, SERVER_SENT_EVENTS, Endpoint, Parameter, openapi_document
 from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
@@ -55,7 +56,7 @@ def make_app(context: ServerContext) -> web.Application:
     """The HTTP application over an engine. It is served with `handler_cancellation`: see `HttpServer`."""
     app = web.Application(middlewares=[observe, authenticate])
     app[CONTEXT] = context
-    app.on_response_prepare.append(set_request_id)
+    app.on_response_prepare.append(set_headers)
     scopes = app[SCOPES] = {}
     for endpoint in ENDPOINTS:
         handler = generating(endpoint.handler) if endpoint.generates else endpoint.handler
@@ -185,4 +186,5 @@ ENDPOINTS = (
     Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
     Endpoint("GET", "/version", _version, reply=Version, scope=None),
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
+    *ADMIN_ENDPOINTS,
 )

@@ -97,7 +97,8 @@ async def embeddings(request: web.Request) -> web.Response:
     body = decode_request(await read_body(request), EmbeddingRequest, UNSUPPORTED)
     _check(context, body)
     group = schedule(request, body, await _group(context, body, received_ns))
-    submission = Submission(reply_id=f"embd-{secrets.token_hex(16)}", owner=request[PRINCIPAL].owner)
+    principal = request[PRINCIPAL]
+    submission = Submission(reply_id=f"embd-{secrets.token_hex(16)}", owner=principal.owner, limits=principal.limits)
     generation = await context.submit(group, submission, prompt_param=PARAM)
     request[GENERATION] = generation
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from eventlm.control.admin import AdminAction, EngineStatus
 from eventlm.control.metrics_components import EngineMetrics
 from eventlm.control.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
 
@@ -46,7 +47,8 @@ class Engine(Protocol):
     ) -> list[RequestHandle]:
         """Admit the group as one. With `on_output` all outputs go there, in order, and none to the handles.
 
-        Raises QueueFullError, ContextLengthError or EngineUnavailableError.
+        Counted against the submission's limits in the same step; `rate_limits` of the first handle says what is left.
+        Raises RateLimitError, QueueFullError, ContextLengthError or EngineUnavailableError.
         """
         ...
 
@@ -63,4 +65,8 @@ class Engine(Protocol):
 
     async def cancel_reply(self, reply_id: str, owner: str) -> None:
         """End the requests of a reply. Raises UnknownReplyError."""
+        ...
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        """Do what an operator asks. Raises UnknownPolicyError, UnknownRequestError or EngineUnavailableError."""
         ...

@@ -7,18 +7,16 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from eventlm.control.request import (
-    ContextLengthError,
-    EngineUnavailableError,
-    QueueFullError,
-    TokenIdError,
-)
+from eventlm.control.rate_limits import RateLimitError
+from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError, TokenIdError
 from eventlm.errors import EventLMError
-from eventlm.types import FinishReason
+from eventlm.server.rate_limit_headers import rate_limit_headers
+from eventlm.types import FinishReason, ceil_div
 
 #: Seconds after which a client should try again: a full queue empties in steps, a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1
 UNAVAILABLE_RETRY_SECONDS = 5
+NO_USE_RETRY_SECONDS = 60
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -167,6 +165,17 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
         case QueueFullError():
             return ApiError(
                 429, str(error), type="requests", code="rate_limit_exceeded", retry_after=QUEUE_RETRY_SECONDS
+            )
+        case RateLimitError():
+            return ApiError(
+                429,
+                str(error),
+                type=error.kind,
+                code="rate_limit_exceeded",
+                # Even where it is no use, so that every 429 says how long its client had better be quiet.
+                retry_after=ceil_div(error.retry_ns, 1_000_000_000) or NO_USE_RETRY_SECONDS,
+                should_retry=error.retry_ns > 0,
+                headers=rate_limit_headers(error.state),
             )
         case TokenIdError():
             return invalid_value(prompt_param, f"Invalid value for '{prompt_param}': {error}.")

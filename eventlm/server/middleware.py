@@ -16,6 +16,7 @@ from eventlm.server.context import CONTEXT
 from eventlm.server.errors import ApiError, from_http_exception, internal_error
 from eventlm.server.generation import Generation
 from eventlm.server.principal import ANYBODY, PRINCIPAL, Principal, Scope
+from eventlm.server.rate_limit_headers import rate_limit_headers
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -46,9 +47,12 @@ def request_id(request: web.BaseRequest) -> str:
     return sent if _SANE_REQUEST_ID.fullmatch(sent) else f"req-{secrets.token_hex(16)}"
 
 
-async def set_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal `on_response_prepare`: every reply carries the id, streams too."""
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal `on_response_prepare`: every reply carries the id, streams too, and what is left of its key's limits."""
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+    generation = request.get(GENERATION)
+    if generation is not None and generation.handles[0].rate_limits is not None:
+        response.headers.update(rate_limit_headers(generation.handles[0].rate_limits))
 
 
 @web.middleware

@@ -63,12 +63,16 @@ async def answer(
 def _submission(request: web.Request, body: GenerationRequest, replies: ReplyFormat) -> Submission:
     is_resumable = bool(body.stream) and request.app[CONTEXT].config.resume_seconds > 0
     reply_id, created = replies.identity
-    owner = request[PRINCIPAL].owner
+    principal = request[PRINCIPAL]
     if not is_resumable:
-        return Submission(reply_id=reply_id, owner=owner)
+        return Submission(reply_id=reply_id, owner=principal.owner, limits=principal.limits)
     state = EdgeState(created, request[BODY], body.service_tier, list(replies.echoes))
     return Submission(
-        reply_id=reply_id, owner=owner, edge_state=msgspec.msgpack.encode(state), is_resumable=is_resumable
+        reply_id=reply_id,
+        owner=principal.owner,
+        edge_state=msgspec.msgpack.encode(state),
+        is_resumable=is_resumable,
+        limits=principal.limits,
     )
 
 

@@ -10,10 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from eventlm.control.admin import (
+    Abort,
+    AdminAction,
+    EngineStatus,
+    SwapPolicy,
+    UnknownPolicyError,
+    UnknownRequestError,
+)
 from eventlm.control.live_requests import Sink
+from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.control.rate_limits import RateLimiter
 from eventlm.control.request import (
     ClosingOutput,
     EmbeddingOutput,
@@ -72,6 +82,8 @@ class EngineDouble:
         self.script_end: FinishReason | None = "eos"
         self.submit_error: EventLMError | None = None
         self.submit_seconds = 0.0
+        self.limiter = RateLimiter()
+        self.actions: list[AdminAction] = []
         self.submitted = asyncio.Event()
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[int, str]] = []
@@ -101,8 +113,12 @@ class EngineDouble:
         await asyncio.sleep(self.submit_seconds)
         if self.submit_error is not None:
             raise self.submit_error
+        charge = charge_for(self.limiter, submission, group, self.now_ns()) if submission is not None else None
         handles = [self._handle(request, place, on_output) for place, request in enumerate(group)]
         sinks = [handle.put for handle in handles]
+        if charge is not None:
+            sinks = metered(charge, group, sinks)
+            handles[0].rate_limits = charge.state
         if submission is not None:
             reply = Reply(submission, group, sinks)
             sinks = self.registry.sinks(reply)
@@ -121,6 +137,22 @@ class EngineDouble:
 
     async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         return self.registry.resume(reply_id, owner, on_output)
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        self.actions.append(action)
+        if isinstance(action, SwapPolicy) and action.name != "edf":
+            raise UnknownPolicyError(f"the policy '{action.name}' was not installed at start; installed: fcfs, edf")
+        if isinstance(action, Abort) and action.request != "cmpl-1":
+            raise UnknownRequestError(f"no request '{action.request}' is under way")
+        return EngineStatus(
+            state=self.state,
+            paused=False,
+            policy="fcfs",
+            policies=["fcfs", "edf"],
+            num_requests=0,
+            num_waiting=0,
+            replicas=[],
+        )
 
     def leave(self, reply_id: str, reader: int) -> None:
         self.registry.leave(reply_id, reader)

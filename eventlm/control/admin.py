@@ -1,0 +1,138 @@
+"""What an operator can ask of a running engine. Whatever changes the core's state is a fact: a replay sees it too."""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+from msgspec import Struct
+
+from eventlm.core.replica import Replica
+from eventlm.core.state import CoreState
+from eventlm.errors import EventLMError
+from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, Resumed
+
+#: Reason of a cancel that an operator asked for.
+ABORTED = "admin"
+
+
+class Drain(Struct, frozen=True, tag="drain"):
+    """Take no more requests; those there are go on."""
+
+
+class Pause(Struct, frozen=True, tag="pause"):
+    """Launch nothing more. Requests are taken and wait."""
+
+
+class Resume(Struct, frozen=True, tag="resume"):
+    """The end of a drain and of a pause."""
+
+
+class SwapPolicy(Struct, frozen=True, tag="policy"):
+    """Another of the policies installed at start orders the requests from now on."""
+
+    name: str
+
+
+class FlushCache(Struct, frozen=True, tag="flush_cache"):
+    """Forget what the prefix caches hold and no sequence uses."""
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """End a request, by the seq of its arrival or by its reply's public id."""
+
+    request: str
+
+
+class ReadStatus(Struct, frozen=True, tag="status"):
+    """Only look."""
+
+
+AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, ReadStatus]  # noqa: UP007
+
+
+class UnknownPolicyError(EventLMError):
+    """The policy was not installed at start."""
+
+
+class UnknownRequestError(EventLMError):
+    """No such request is under way."""
+
+
+class ReplicaStatus(Struct, frozen=True, kw_only=True):
+    """One replica. Cached blocks are those that can be hit; held ones belong to sequences; some are both."""
+
+    replica: int
+    up: bool
+    epoch: int
+    num_running: int
+    num_steps_in_flight: int
+    num_blocks: int
+    num_held_blocks: int
+    num_cached_blocks: int
+
+
+class EngineStatus(Struct, frozen=True, kw_only=True):
+    """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force."""
+
+    state: Literal["loading", "ready", "draining", "dead"]
+    paused: bool
+    policy: str
+    policies: list[str]
+    num_requests: int
+    num_waiting: int
+    replicas: list[ReplicaStatus]
+
+
+def facts_of(action: AdminAction, state: CoreState, requests: list[int]) -> list[Fact]:
+    """What the core must be told. `requests` are those that an abort means, as far as they are under way.
+
+    Raises UnknownPolicyError or UnknownRequestError.
+    """
+    match action:
+        case Pause():
+            return [] if state.paused else [Paused()]
+        case Resume():
+            return [Resumed()] if state.paused else []
+        case SwapPolicy(name):
+            if name not in state.plugins.policies:
+                installed = ", ".join(state.plugins.policies)
+                raise UnknownPolicyError(f"the policy '{name}' was not installed at start; installed: {installed}")
+            return [PolicySwapped(name=name)]
+        case FlushCache():
+            return [CacheFlushed()]
+        case Abort(name):
+            if not requests:
+                raise UnknownRequestError(f"no request '{name}' is under way")
+            return [Cancelled(c=request, request=request, reason=ABORTED) for request in requests]
+        case _:
+            return []
+
+
+def status_of(
+    engine_state: Literal["loading", "ready", "draining", "dead"],
+    state: CoreState,
+) -> EngineStatus:
+    """The engine as it is now."""
+    return EngineStatus(
+        state=engine_state,
+        paused=state.paused,
+        policy=state.policy_name,
+        policies=list(state.plugins.policies),
+        num_requests=len(state.requests),
+        num_waiting=state.num_waiting,
+        replicas=[_replica_status(replica) for replica in state.replicas],
+    )
+
+
+def _replica_status(replica: Replica) -> ReplicaStatus:
+    pool = replica.pool
+    return ReplicaStatus(
+        replica=replica.index,
+        up=replica.up,
+        epoch=replica.epoch,
+        num_running=len(replica.running),
+        num_steps_in_flight=len(replica.in_flight),
+        num_blocks=pool.num_blocks,
+        num_held_blocks=pool.num_blocks - pool.num_available,
+        num_cached_blocks=len(pool.tree),
+    )

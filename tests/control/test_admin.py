@@ -1,0 +1,196 @@
+"""What operators and limits do to a real engine: each change of the core is a fact, and the trace verifies."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from eventlm.config import CacheConfig
+from eventlm.control.admin import (
+    Abort,
+    AdminAction,
+    Drain,
+    EngineStatus,
+    FlushCache,
+    Pause,
+    ReadStatus,
+    Resume,
+    SwapPolicy,
+    UnknownPolicyError,
+    UnknownRequestError,
+)
+from eventlm.control.engine import InferenceEngine
+from eventlm.control.rate_limits import BucketState, RateLimitError, RateLimits
+from eventlm.control.request import EngineRequest, EngineUnavailableError, QueueFullError, Submission
+from eventlm.errors import UsageError
+from eventlm.events import CacheFlushed, Cancelled, Paused, PolicySwapped, Resumed
+from tests.control.engines import SLOW, Reader, fake_setup, generate, recorded, request, running, verified
+
+
+def submission(reply_id: str = "cmpl-1", owner: str = "a", **limits: Any) -> Submission:
+    return Submission(reply_id=reply_id, owner=owner, limits=RateLimits(**limits))
+
+
+async def submit(engine: InferenceEngine, one: EngineRequest, of: Submission) -> Reader:
+    [handle] = await engine.submit([one], submission=of)
+    return Reader(handle)
+
+
+async def test_actions_are_facts(tmp_path: Path) -> None:
+    async with running(record=tmp_path, extra_policy=["edf:multiplier=2", "lrs"]) as engine:
+
+        async def do(action: AdminAction) -> EngineStatus:
+            return await engine.administer(action)
+
+        status = await do(ReadStatus())
+        assert (status.state, status.paused, status.policy) == ("ready", False, "fcfs")
+        assert status.policies == ["fcfs", "edf", "lrs"]
+        assert [replica.num_blocks for replica in status.replicas] == [64]
+        assert (await do(SwapPolicy(name="edf"))).policy == "edf"
+        with pytest.raises(UnknownPolicyError, match="'lpm' was not installed at start; installed: fcfs, edf, lrs"):
+            await do(SwapPolicy(name="lpm"))
+        assert (await do(Pause())).paused
+        waiting = await submit(engine, request(12, prompt=range(40)), submission())
+        assert (await do(Pause())).num_waiting == 1
+        assert not (await do(Resume())).paused
+        assert not (await do(Resume())).paused
+        await waiting.done()
+        [cached] = (await do(ReadStatus())).replicas
+        assert (cached.num_held_blocks, cached.num_cached_blocks) == (0, 3)
+        assert (await do(FlushCache())).replicas[0].num_cached_blocks == 0
+        [again] = await generate(engine, request(12, prompt=range(40)))
+        assert again.finished[0] is not None
+        assert again.finished[0].cached_tokens == 0
+    kinds = (PolicySwapped, Paused, Resumed, CacheFlushed)
+    assert [type(event) for event in recorded(engine) if isinstance(event, kinds)] == list(kinds)
+    verified(engine)
+
+
+async def test_a_drain_lets_what_runs_end_and_can_be_taken_back() -> None:
+    async with running(fake=SLOW) as engine:
+        running_reader = await submit(engine, request(5), submission())
+        assert (await engine.administer(Drain())).state == "draining"
+        with pytest.raises(EngineUnavailableError, match="draining"):
+            await engine.submit([request()])
+        assert (await running_reader.done()).reasons == ["length"]
+        assert (await engine.administer(Resume())).state == "ready"
+        await generate(engine, request(2))
+        await engine.administer(Drain())
+        still = engine.state
+    assert still == "draining"
+    with pytest.raises(EngineUnavailableError):
+        await engine.administer(Resume())
+
+
+async def test_a_stop_amid_a_drain_ends_what_still_runs(tmp_path: Path) -> None:
+    async with running(record=tmp_path, fake=SLOW) as engine:
+        reader = await submit(engine, request(400), submission())
+        await reader.until_tokens(1)
+        await engine.administer(Drain())
+    assert (await reader.done()).reasons == ["cancelled"]
+    assert verified(engine).clean_end
+
+
+async def test_aborts_by_either_name(tmp_path: Path) -> None:
+    async with running(record=tmp_path, fake=SLOW) as engine:
+        readers = [await submit(engine, request(400), submission(f"cmpl-{number}")) for number in range(3)]
+        for name in ("cmpl-0", str(readers[1].handle.request)):
+            await engine.administer(Abort(request=name))
+        for reader in readers[:2]:
+            assert (await reader.done()).reasons == ["cancelled"]
+        for name in ("cmpl-0", "cmpl-9", str(readers[1].handle.request), "0", "-1", "²", "9" * 30):
+            with pytest.raises(UnknownRequestError, match="is under way"):
+                await engine.administer(Abort(request=name))
+        assert (await engine.administer(ReadStatus())).num_requests == 1
+        readers[2].handle.cancel()
+        await readers[2].done()
+    assert [event.reason for event in recorded(engine) if isinstance(event, Cancelled)] == ["admin", "admin", "client"]
+
+
+def test_a_policy_is_installed_once() -> None:
+    with pytest.raises(UsageError, match="--extra-policy edf: this policy is installed already"):
+        fake_setup(extra_policy=["edf", "lrs", "edf:multiplier=2"])
+    with pytest.raises(UsageError, match="unknown policy 'efd'"):
+        fake_setup(extra_policy=["efd"])
+
+
+async def test_a_burst_is_counted_before_anybody_is_admitted() -> None:
+    async with running() as engine:
+        limits = {"requests_per_minute": 5, "tokens_per_minute": 1000}
+        results = await asyncio.gather(
+            *(submit(engine, request(10), submission(str(number), **limits)) for number in range(20)),
+            return_exceptions=True,
+        )
+        admitted = [each for each in results if isinstance(each, Reader)]
+        refused = [each for each in results if isinstance(each, RateLimitError)]
+        assert (len(admitted), len(refused)) == (5, 15)
+        state = admitted[-1].handle.rate_limits
+        assert state is not None
+        assert state.requests is not None
+        assert state.requests.remaining == 0
+        assert state.tokens is not None
+        assert state.tokens.remaining == 1000 - 5 * 13
+        for reader in admitted:
+            await reader.done()
+        # Somebody else is not bound by it, and neither is who has no limits.
+        await (await submit(engine, request(10), submission(owner="b", **limits))).done()
+        await (await submit(engine, request(10), submission())).done()
+
+
+async def test_tokens_are_corrected_by_what_was_produced() -> None:
+    async with running() as engine:
+        limits = {"tokens_per_minute": 500, "concurrent_requests": 1}
+        reader = await submit(engine, request(490, prompt=range(10)), submission(**limits))
+        with pytest.raises(RateLimitError, match="at once"):
+            await submit(engine, request(1), submission(**limits))
+        await reader.until_tokens(2)
+        reader.handle.cancel()
+        await reader.done()
+        assert reader.finished[0] is not None
+        num_used = 10 + reader.finished[0].position
+        after = await submit(engine, request(1, prompt=[1]), submission(**limits))
+        assert after.handle.rate_limits is not None
+        assert after.handle.rate_limits.tokens is not None
+        # It fills by 8 tokens a second meanwhile.
+        assert 500 - num_used - 2 <= after.handle.rate_limits.tokens.remaining < 500
+        await after.done()
+
+
+async def test_who_is_refused_by_the_queue_pays_nothing() -> None:
+    async with running(fake=SLOW, max_queue_len=1, max_num_seqs=1) as engine:
+        limits = {"requests_per_minute": 3, "concurrent_requests": 3}
+        first = await submit(engine, request(20), submission(**limits))
+        await first.until_tokens(1)
+        second = await submit(engine, request(5), submission(**limits))
+        for _ in range(9):
+            with pytest.raises(QueueFullError):
+                await submit(engine, request(5), submission(**limits))
+        first.handle.cancel()
+        await second.done()
+        last = await submit(engine, request(5), submission(**limits))
+        assert last.handle.rate_limits is not None
+        assert isinstance(last.handle.rate_limits.requests, BucketState)
+        assert last.handle.rate_limits.requests.remaining == 0
+
+
+async def test_prefixes_are_shared_with_the_same_key_only() -> None:
+    setup = fake_setup()
+    config = structs.replace(setup.config, cache=CacheConfig(isolate_prefix_cache="key"))
+    engine = InferenceEngine(structs.replace(setup, config=config))
+    await engine.start()
+
+    async def cached(owner: str, salt: str = "") -> int:
+        reader = await submit(engine, request(2, prompt=range(50), cache_salt=salt), submission(owner=owner))
+        await reader.done()
+        assert reader.finished[0] is not None
+        return reader.finished[0].cached_tokens
+
+    try:
+        assert [await cached(owner) for owner in ("a", "b", "a", "b")] == [0, 0, 48, 48]
+        assert [await cached("a", salt) for salt in ("x", "x", "/x", "")] == [0, 48, 0, 48]
+    finally:
+        await engine.stop()
