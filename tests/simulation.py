@@ -321,12 +321,13 @@ class Simulation:
             lambda: driver.put_fact(PredictorSwapped(coefficients=coefficients)),
             lambda: driver.put_fact(Paused()),
             lambda: driver.put_fact(FrontEndLost(front_end=1)),
-            lambda: driver.put_fact(CacheFlushed()),
         ]
         for action in actions:
             if rng.random() < 0.15:
                 self.at(when, action)
         self.at(when + 30 * MILLISECOND, lambda: driver.put_fact(Resumed()))
+        if when % 7 == 0:
+            self.at(when + 10 * MILLISECOND, lambda: driver.put_fact(CacheFlushed()))
 
     def _make_client(self) -> Client:
         client = Client(self, draw_request(self.rng, self.machine, self.chaos))

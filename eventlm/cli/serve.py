@@ -76,12 +76,12 @@ async def _serve(config: Config) -> None:
     from eventlm.compose.front_ends import FrontEndServer
     from eventlm.compose.text_parts import TextParts
     from eventlm.server.api_keys import ApiKeys
-    from eventlm.server.http_server import check_address, run_server
+    from eventlm.server.http_server import check_config, run_server
     from eventlm.server.scheduling import check_key_classes
 
     log = structlog.get_logger("eventlm.serve")
     # A model may have to be fetched first: what would be in vain is found before that.
-    await check_address(config.server)
+    await check_config(config.server)
     keys = ApiKeys(config.server)
     config, no_record = _choose_record(config)
     engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
@@ -149,6 +149,11 @@ def _exposure(config: ServerConfig) -> list[str]:
         warnings.append(
             f"anybody who can reach {address} can use the server: set EVENTLM_API_KEY, or --api-keys-file FILE, "
             "or bind 127.0.0.1"
+        )
+    if not config.tls_cert:
+        warnings.append(
+            f"what goes to and from {address} can be read on its way, API keys too: give --tls-cert and --tls-key, or "
+            "put a proxy that speaks TLS before it"
         )
     return warnings
 

@@ -53,7 +53,7 @@ class FrontEndServer:
             module=self._module,
             heartbeat_timeout_seconds=config.worker.heartbeat_timeout_seconds,
         )
-        url = url_of(*sockets[0][0].getsockname()[:2])
+        url = url_of(config.server, *sockets[0][0].getsockname()[:2])
         drain_seconds = config.server.drain_seconds + LAST_WORDS_SECONDS + _LEAVE_SECONDS
         try:
             on_listening(url)

@@ -59,6 +59,33 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="processes for HTTP, templates and tokenizing beside the engine's; 0: the engine's own does it",
         ),
     ] = 0
+    max_connections: Annotated[
+        int, Meta(ge=1, description="most connections at once; one more gets a 503 and is closed")
+    ] = 4096
+    header_timeout_seconds: Annotated[
+        int, Meta(ge=1, description="how long a client may take for the TLS handshake and for the head of a request")
+    ] = 20
+    body_timeout_seconds: Annotated[int, Meta(ge=1, description="how long a client may take for a request's body")] = 60
+    idle_timeout_seconds: Annotated[
+        int, Meta(ge=1, description="how long a connection may idle between requests before it is closed")
+    ] = 75
+    tls_cert: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "FILE"},
+            description="certificate chain in PEM; with --tls-key the server speaks HTTPS, TLS 1.2 or newer. SIGHUP "
+            "reads both again",
+        ),
+    ] = ""
+    tls_key: Annotated[str, Meta(extra={"metavar": "FILE"}, description="the certificate's private key in PEM")] = ""
+    cors_origin: Annotated[
+        list[str],
+        Meta(
+            extra={"metavar": "ORIGIN"},
+            description="a web page's origin, such as https://chat.example.com, that may use the server from browsers; "
+            "* for all; more than one may be given",
+        ),
+    ] = []
     drain_seconds: Annotated[
         int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
     ] = 30

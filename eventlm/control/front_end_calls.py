@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from eventlm.control.front_end_protocol import (
+    Administer,
     CancelReply,
     CancelRequest,
     EndText,
@@ -16,6 +17,7 @@ from eventlm.control.front_end_protocol import (
     ReadMetrics,
     Resume,
     Submit,
+    Submitted,
     Word,
 )
 from eventlm.control.metrics_components import EngineMetrics, FrontEndMetrics
@@ -39,6 +41,7 @@ class FrontEndCalls:
             Resume: self._resume,
             CancelReply: lambda _, asked, __: engine.cancel_reply(asked.reply_id, asked.owner),
             ReadMetrics: self._read_metrics,
+            Administer: lambda _, asked, __: engine.administer(asked.action),
         }
         self._listeners: dict[type[Any], Callable[[Any], None]] = {
             CancelRequest: lambda word: engine.cancel(word.request, word.reason),
@@ -54,10 +57,10 @@ class FrontEndCalls:
         """Take what has no answer. What it is about may have ended."""
         self._listeners[type(word)](word)
 
-    async def _submit(self, front_end: int, asked: Submit, on_output: OnOutput) -> list[int]:
+    async def _submit(self, front_end: int, asked: Submit, on_output: OnOutput) -> Submitted:
         group = [structs.replace(request, front_end=front_end) for request in asked.group]
         handles = await self._engine.submit(group, submission=asked.submission, on_output=on_output)
-        return [handle.request for handle in handles]
+        return Submitted([handle.request for handle in handles], handles[0].rate_limits if handles else None)
 
     async def _resume(self, front_end: int, asked: Resume, on_output: OnOutput) -> ResumedReply:
         return await self._engine.resume(asked.reply_id, asked.owner, on_output)

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from eventlm.config import Config
+from eventlm.control.admin import AdminAction, UnknownPolicyError, UnknownRequestError
+from eventlm.control.rate_limits import RateLimitError, RateLimitState
 from eventlm.control.request import (
     ClosingOutput,
     ContextLengthError,
@@ -130,10 +132,17 @@ class Draining(Struct, frozen=True, tag="draining"):
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """`Engine.submit`. The answer is the seqs of the requests; their outputs come."""
+    """`Engine.submit`. The answer is a `Submitted`; the outputs of the requests come."""
 
     group: list[EngineRequest]
     submission: Submission | None = None
+
+
+class Submitted(Struct, frozen=True):
+    """The seqs of the requests that were submitted, and what their owner has left of its limits."""
+
+    requests: list[int]
+    rate_limits: RateLimitState | None
 
 
 class Resume(Struct, frozen=True, tag="resume"):
@@ -154,7 +163,13 @@ class ReadMetrics(Struct, frozen=True, tag="metrics"):
     """`Engine.read_metrics`. The answer is an `EngineMetrics`."""
 
 
-Question = Union[Submit, Resume, CancelReply, ReadMetrics]  # noqa: UP007
+class Administer(Struct, frozen=True, tag="administer"):
+    """`Engine.administer`. The answer is an `EngineStatus`."""
+
+    action: AdminAction
+
+
+Question = Union[Submit, Resume, CancelReply, ReadMetrics, Administer]  # noqa: UP007
 
 
 class Call(Struct, frozen=True, tag="call"):
@@ -231,10 +246,13 @@ ERRORS: dict[str, type[EventLMError]] = {
     kind.__name__: kind
     for kind in (
         QueueFullError,
+        RateLimitError,
         ContextLengthError,
         TokenIdError,
         EngineUnavailableError,
         UnknownReplyError,
+        UnknownPolicyError,
+        UnknownRequestError,
         UsageError,
         EventLMError,
     )

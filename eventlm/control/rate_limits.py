@@ -9,8 +9,9 @@ Pure given a clock: every call brings the time.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from eventlm.errors import EventLMError
@@ -56,13 +57,19 @@ class RateLimitState(Struct, frozen=True, kw_only=True):
 
 
 class RateLimitError(EventLMError):
-    """A key is over one of its limits. `retry_ns` 0: it is no use to try the same again."""
+    """A key is over one of its limits. `retry_ns` 0: it is no use to try the same again.
 
-    def __init__(self, message: str, *, kind: LimitKind, retry_ns: int, state: RateLimitState) -> None:
-        super().__init__(message)
+    The state may be plain data, as it comes from another process.
+    """
+
+    def __init__(self, message: str, kind: LimitKind, retry_ns: int, state: RateLimitState | dict[str, Any]) -> None:
+        super().__init__(message, kind, retry_ns, state)
         self.kind = kind
         self.retry_ns = retry_ns
-        self.state = state
+        self.state = msgspec.convert(state, RateLimitState)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class _Bucket:

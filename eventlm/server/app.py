@@ -14,6 +14,7 @@ from eventlm.server.admin import ADMIN_ENDPOINTS
 from eventlm.server.chat import chat_completions
 from eventlm.server.completions import completions
 from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.cors import answer_preflight, set_cors_headers
 from eventlm.server.embeddings import EmbeddingList, EmbeddingRequest, embeddings
 from eventlm.server.errors import model_not_found
 from eventlm.server.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
@@ -54,9 +55,12 @@ from eventlm.server.tokenization import (
 
 def make_app(context: ServerContext) -> web.Application:
     """The HTTP application over an engine. It is served with `handler_cancellation`: see `HttpServer`."""
-    app = web.Application(middlewares=[observe, authenticate])
+    across_origins = bool(context.config.cors_origin)
+    app = web.Application(middlewares=[observe, *([answer_preflight] if across_origins else []), authenticate])
     app[CONTEXT] = context
     app.on_response_prepare.append(set_headers)
+    if across_origins:
+        app.on_response_prepare.append(set_cors_headers)
     scopes = app[SCOPES] = {}
     for endpoint in ENDPOINTS:
         handler = generating(endpoint.handler) if endpoint.generates else endpoint.handler

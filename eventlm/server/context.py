@@ -19,11 +19,12 @@ from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
 from eventlm.server.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
-from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, unavailable
+from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, timed_out, unavailable
 from eventlm.server.generation import Generation, TakenOverError
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.prompt_encoder import PromptEncoder
+from eventlm.server.tls import Tls
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import find_formats
 from eventlm.server.validation import Limits
@@ -41,7 +42,7 @@ class ServerContext:
     `vocab_size` and `embedding_size` are the model's: prompts of token ids lie below the one, and no embedding is
     longer than the other. `classes` are the service classes by name. keys: those of the configuration if not given.
     engine_pid: the engine's process, by default this one. created: unix time of the models, by default now. Raises
-    UsageError if the keys cannot be read, or if the configuration names a parser that is not there.
+    UsageError if the keys or the files of TLS cannot be used, or if the configuration names a parser that is not there.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ServerContext:
         self.tokenizer = tokenizer
         self.config = config
         self.keys = ApiKeys(config) if keys is None else keys
+        self.tls = Tls.of(config)
         self.classes = classes or {}
         self.defaults = defaults or GenerationDefaults()
         self.vocab_size = vocab_size or tokenizer.vocab_size
@@ -83,6 +85,8 @@ class ServerContext:
     def reload(self) -> None:
         """Read again what may have changed on the disk."""
         self.keys.reload()
+        if self.tls is not None:
+            self.tls.reload()
 
     @property
     def num_running(self) -> int:
@@ -191,7 +195,7 @@ BODY = web.RequestKey("body", bytes)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The JSON body's bytes. Raises ApiError for another content type and for a body over the limit.
+    """The JSON body's bytes. Raises ApiError for another content type, a body over the limit, and one that is slow.
 
     A body that is too large is refused by its announced length, else as soon as the limit is passed.
     """
@@ -203,11 +207,15 @@ async def read_body(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         raise body_too_large(limit)
     body = bytearray()
+    seconds = request.app[CONTEXT].config.body_timeout_seconds
     try:
-        async for chunk in request.content.iter_any():
-            if len(body) + len(chunk) > limit:
-                raise body_too_large(limit)
-            body += chunk
+        async with asyncio.timeout(seconds):
+            async for chunk in request.content.iter_any():
+                if len(body) + len(chunk) > limit:
+                    raise body_too_large(limit)
+                body += chunk
+    except TimeoutError as error:
+        raise timed_out(f"The request's body did not come within {seconds} s.") from error
     except web.RequestPayloadError as error:
         raise invalid_json("its transfer or content encoding is broken") from error
     request[BODY] = data = bytes(body)

@@ -122,6 +122,11 @@ def body_too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, f"The request body is larger than the limit of {limit_bytes} bytes.")
 
 
+def timed_out(message: str) -> ApiError:
+    """408: the client took too long to send its request."""
+    return ApiError(408, message)
+
+
 def unavailable(message: str) -> ApiError:
     """503: loading, draining or dead."""
     return ApiError(503, message, type="server_error", retry_after=UNAVAILABLE_RETRY_SECONDS)

@@ -4,51 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import chain
 from typing import Any
 
-import structlog
 from aiohttp import web
 
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.app import make_app
+from eventlm.server.connection import LINGER_SECONDS, Connect, Gate
 from eventlm.server.context import ServerContext
-from eventlm.server.errors import ApiError, internal_error
-from eventlm.server.middleware import REQUEST_ID_HEADER, request_id
+from eventlm.server.cors import check_origins
+from eventlm.server.tls import Tls
 
-_log = structlog.get_logger("eventlm.server")
-
-#: Connections that wait to be accepted.
-BACKLOG = 1024
-
-
-class _Connection(web.RequestHandler):
-    """aiohttp's connection, with the error envelope also for what is not HTTP enough to reach the application."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("the reply has begun, an error can no longer be sent")
-        error = internal_error()
-        if status < 500:
-            error = ApiError(status, f"The request is not valid HTTP: {(message or 'bad request').strip()}")
-        response = error.to_response()
-        response.headers[REQUEST_ID_HEADER] = identity = request_id(request)
-        response.force_close()
-        _log.info("bad request", request_id=identity, status=status, error=type(exc).__name__)
-        return response
+#: Connections that wait to be accepted; the system cuts it to its own limit.
+BACKLOG = 4096
 
 
 class HttpServer:
@@ -70,21 +43,18 @@ class HttpServer:
     async def start(self) -> tuple[str, int]:
         """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
         manager = self._runner.server
         assert manager is not None
-        quiet = logging.getLogger("eventlm.server.aiohttp")
-
-        def connect() -> _Connection:
-            return _Connection(manager, loop=loop, access_log=None, logger=quiet)  # type: ignore[arg-type]
-
+        gate = Gate(self._context.config, manager)
         try:
             if self._sockets:
+                secured = _secured(self._context.config, self._context.tls)
                 self._servers = [
-                    await loop.create_server(connect, sock=bound, backlog=BACKLOG) for bound in self._sockets
+                    await asyncio.get_running_loop().create_server(gate.connect, sock=bound, backlog=BACKLOG, **secured)
+                    for bound in self._sockets
                 ]
             else:
-                self._servers = [await _bind(self._context.config, connect)]
+                self._servers = [await _bind(self._context.config, gate.connect, tls=self._context.tls)]
         except UsageError:
             await self._runner.cleanup()
             raise
@@ -106,8 +76,13 @@ class HttpServer:
         await self._context.close()
 
 
-async def check_address(config: ServerConfig) -> None:
-    """Raise UsageError if the address cannot be bound now. Costs nothing, unlike what comes before a real start."""
+async def check_config(config: ServerConfig) -> None:
+    """Raise UsageError for what would keep a server from starting: an address that cannot be bound, a certificate.
+
+    Costs nothing, unlike what comes before a real start.
+    """
+    check_origins(config)
+    Tls.of(config)
     server = await _bind(config, asyncio.Protocol)
     server.close()
     await server.wait_closed()
@@ -119,7 +94,7 @@ async def bind_sockets(config: ServerConfig, num_processes: int) -> list[list[so
     Whoever connects waits until one of the process accepts. Raises UsageError if the address cannot be bound.
     """
     # SO_REUSEPORT lets a second server of the same user have the port as well; without it that is an error.
-    await check_address(config)
+    await check_config(config)
     server = await _bind(config, asyncio.Protocol, reuse_port=True, start_serving=False)
     first = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
     server.close()
@@ -142,16 +117,34 @@ def _twin(bound: socket.socket) -> socket.socket:
     return twin
 
 
+def _secured(config: ServerConfig, tls: Tls | None) -> dict[str, Any]:
+    """What `create_server` must be told of TLS."""
+    if tls is None:
+        return {}
+    return {
+        "ssl": tls.context,
+        "ssl_handshake_timeout": float(config.header_timeout_seconds),
+        "ssl_shutdown_timeout": LINGER_SECONDS,
+    }
+
+
 async def _bind(
     config: ServerConfig,
-    connect: Callable[[], asyncio.BaseProtocol],
+    connect: Connect,
     *,
+    tls: Tls | None = None,
     reuse_port: bool = False,
     start_serving: bool = True,
 ) -> asyncio.Server:
     try:
         return await asyncio.get_running_loop().create_server(
-            connect, config.host, config.port, backlog=BACKLOG, reuse_port=reuse_port, start_serving=start_serving
+            connect,
+            config.host,
+            config.port,
+            backlog=BACKLOG,
+            reuse_port=reuse_port,
+            start_serving=start_serving,
+            **_secured(config, tls),
         )
     except (OSError, OverflowError, UnicodeError) as error:
         # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.
@@ -180,7 +173,7 @@ async def run_server(
     UsageError if the address cannot be bound, and what `load` raises.
     """
     server = HttpServer(context, sockets)
-    url = url_of(*await server.start())
+    url = url_of(context.config, *await server.start())
     try:
         if on_listening is not None:
             on_listening(url)
@@ -195,9 +188,10 @@ async def run_server(
         await server.close()
 
 
-def url_of(host: str, port: int) -> str:
-    """The URL of an address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_of(config: ServerConfig, host: str, port: int) -> str:
+    """The URL of an address that a server of this configuration listens on."""
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def completed(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:

@@ -10,7 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from msgspec import Raw
 
+from eventlm.control.admin import AdminAction, EngineStatus
 from eventlm.control.front_end_protocol import (
+    Administer,
     Answer,
     Call,
     CancelReply,
@@ -27,6 +29,7 @@ from eventlm.control.front_end_protocol import (
     Resume,
     StateChanged,
     Submit,
+    Submitted,
     decode_result,
     error_of,
 )
@@ -108,8 +111,10 @@ class RemoteEngine:
         ]
 
         def take(result: Raw) -> list[RequestHandle]:
-            for handle, seq in zip(handles, decode_result(result, list[int]), strict=True):
+            submitted = decode_result(result, Submitted)
+            for handle, seq in zip(handles, submitted.requests, strict=True):
                 handle.request = seq
+                handle.rate_limits = submitted.rate_limits
             return handles
 
         stream = _Stream(lambda place, output: handles[place].put(output), [request.n for request in group])
@@ -140,6 +145,10 @@ class RemoteEngine:
     async def cancel_reply(self, reply_id: str, owner: str) -> None:
         """As the engine's own."""
         await self._call(CancelReply(reply_id, owner), partial(decode_result, result_type=type(None)))
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        """As the engine's own."""
+        return await self._call(Administer(action), partial(decode_result, result_type=EngineStatus))
 
     def take(self, message: Outputs | Answer | Refusal | StateChanged) -> None:
         """A message of the engine."""

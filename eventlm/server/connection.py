@@ -1,0 +1,162 @@
+"""One client's connection: aiohttp's, with bounds on how many there are and on how long a client may take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import cast
+
+import structlog
+from aiohttp import web
+
+from eventlm.config import ServerConfig
+from eventlm.server.errors import ApiError, internal_error, timed_out, unavailable
+from eventlm.server.middleware import REQUEST_ID_HEADER, request_id
+
+_log = structlog.get_logger("eventlm.server")
+#: aiohttp says everything that goes wrong on a connection at level error.
+_quiet = logging.getLogger("eventlm.server.aiohttp")
+
+#: How long a body is read on that nobody wants, so that its client sees the reply before the connection ends.
+LINGER_SECONDS = 5.0
+#: A log line about refused connections is written for one of so many.
+_REFUSALS_PER_LINE = 1000
+
+
+class Gate:
+    """Counts the connections of one server; `connect` makes the next."""
+
+    def __init__(self, config: ServerConfig, manager: web.Server) -> None:  # type: ignore[type-arg]
+        self.config = config
+        self.num_open = 0
+        self.num_refused = 0
+        self._manager = manager
+        self._loop = asyncio.get_running_loop()
+
+    def connect(self) -> Connection:
+        """Protocol of a connection that was accepted."""
+        return Connection(self, self._manager, self._loop)
+
+    def note_refusal(self) -> None:
+        """One connection too many."""
+        if self.num_refused % _REFUSALS_PER_LINE == 0:
+            _log.warning("too many connections", max_connections=self.config.max_connections, refused=self.num_refused)
+        self.num_refused += 1
+
+
+class Connection(web.RequestHandler):
+    """Serves one connection.
+
+    What is not HTTP enough to reach the application is answered with the error envelope too. A client has
+    `header_timeout_seconds` for each request's head, counted from the connection or from the head's first byte; what
+    idles between requests longer than `idle_timeout_seconds` is closed. Slow bodies are the handlers' affair.
+    """
+
+    __slots__ = ("_gate", "_head_timer", "_num_heads", "_refused")
+
+    def __init__(self, gate: Gate, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:  # type: ignore[type-arg]
+        super().__init__(
+            manager,  # type: ignore[arg-type]
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            logger=_quiet,
+            keepalive_timeout=gate.config.idle_timeout_seconds,
+            lingering_time=LINGER_SECONDS,
+        )
+        self._gate = gate
+        self._refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._num_heads = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        gate = self._gate
+        gate.num_open += 1
+        if gate.num_open > gate.config.max_connections:
+            self._refused = True
+            gate.note_refusal()
+            error = unavailable("The server has as many connections as it may have; try again.")
+            cast(asyncio.Transport, transport).write(_raw_reply(error))
+            cast(asyncio.Transport, transport).close()
+            return
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        if self._request_count != self._num_heads:
+            self._num_heads = self._request_count
+            self._stop_timer()
+        elif not self._request_in_progress and self._head_timer is None:
+            # No request is being handled, so this is a part of the next one's head.
+            self._await_head()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        # The first bytes of a body may have come before its request was taken up.
+        self._stop_timer()
+        return await super().finish_response(request, resp, start_time)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._gate.num_open -= 1
+        self._stop_timer()
+        if not self._refused:
+            super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self._loop.call_later(self._gate.config.header_timeout_seconds, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        """The head of a request has not come in time."""
+        self._head_timer = None
+        if self.transport is not None:
+            seconds = self._gate.config.header_timeout_seconds
+            self.transport.write(_raw_reply(timed_out(f"The head of a request did not come within {seconds} s.")))
+        self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("the reply has begun, an error can no longer be sent")
+        error = internal_error()
+        if status < 500:
+            error = ApiError(status, f"The request is not valid HTTP: {(message or 'bad request').strip()}")
+        response = error.to_response()
+        response.headers[REQUEST_ID_HEADER] = identity = request_id(request)
+        response.force_close()
+        _log.info("bad request", request_id=identity, status=status, error=type(exc).__name__)
+        return response
+
+
+#: Makes the protocol of an accepted connection.
+Connect = Callable[[], asyncio.BaseProtocol]
+
+
+def _raw_reply(error: ApiError) -> bytes:
+    """An error to a client that has sent no request to reply to."""
+    body = error.to_json()
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        REQUEST_ID_HEADER: f"req-{secrets.token_hex(16)}",
+        **error.headers,
+    }
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,67 @@
+"""TLS: a certificate and its key from files, which can be read again while the server runs."""
+
+from __future__ import annotations
+
+import ssl
+
+import structlog
+
+from eventlm.config import ServerConfig
+from eventlm.errors import UsageError
+
+_log = structlog.get_logger("eventlm.server")
+
+
+class Tls:
+    """A context for `create_server`, TLS 1.2 at least. Raises UsageError for files that cannot be used."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        self._certificate = certificate
+        self._key = key
+        self.context = self._load()
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Tls | None:
+        """As the configuration says; None without TLS."""
+        if not config.tls_cert and not config.tls_key:
+            return None
+        if not config.tls_key or not config.tls_cert:
+            given, missing = ("--tls-cert", "--tls-key") if config.tls_cert else ("--tls-key", "--tls-cert")
+            raise UsageError(f"{given} needs {missing} too")
+        return cls(config.tls_cert, config.tls_key)
+
+    def reload(self) -> bool:
+        """Read the files again, for connections from now on. If they cannot be used, those before stay in force."""
+        try:
+            self._load()
+        except UsageError as error:
+            _log.error("the TLS certificate was not reloaded, that before stays in force", error=str(error))
+            return False
+        self.context.load_cert_chain(self._certificate, self._key)
+        _log.info("TLS certificate reloaded", file=self._certificate)
+        return True
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        where = f"--tls-cert {self._certificate}, --tls-key {self._key}"
+        try:
+            # A key that needs a password would ask the terminal for it.
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        except _PasswordNeededError:
+            raise UsageError(
+                f"{where}: the key is encrypted; give it without a password, readable by you only"
+            ) from None
+        except ssl.SSLError as error:
+            raise UsageError(f"{where}: not a PEM certificate and its key ({error.reason or error})") from error
+        except OSError as error:
+            raise UsageError(f"{where}: {error.strerror}") from error
+        return context
+
+
+class _PasswordNeededError(Exception):
+    pass
+
+
+def _no_password() -> str:
+    raise _PasswordNeededError

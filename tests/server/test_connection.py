@@ -1,0 +1,109 @@
+"""Bounds on connections: how many, and how long a client may take for each part of a request."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .conftest import RunningServer, assert_serves, capture_logs, wait_until
+
+Start = Callable[..., RunningServer]
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes."""
+    data = b""
+    while received := connection.recv(65536):
+        data += received
+    return data
+
+
+def error_of(data: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert b"x-request-id: req-" in head
+    assert b"Content-Type: application/json" in head
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def test_one_connection_too_many(start_server: Start) -> None:
+    server = start_server(max_connections=2)
+    first, second = server.raw(b""), server.raw(b"")
+    with capture_logs() as logs:
+        for _ in range(5):
+            status, error = error_of(read_all(server.raw(b"")))
+            assert (status, error["type"], error["code"]) == (503, "server_error", None)
+            assert "as many connections" in error["message"]
+    # One line for all of them.
+    assert [line["event"] for line in logs] == ["too many connections"]
+    first.close()
+    wait_until(lambda: server.request("GET", "/health").status == 200)
+    second.close()
+    assert_serves(server)
+
+
+def test_a_head_that_does_not_come(start_server: Start) -> None:
+    server = start_server(header_timeout_seconds=1)
+    silent, slow = server.raw(b""), server.raw(b"GET /health HT")
+    again = server.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in again.recv(65536)
+    again.sendall(b"GET /health HTTP/1.1\r\nx-slow: ")
+    for connection in (silent, slow, again):
+        status, error = error_of(read_all(connection))
+        assert (status, error["type"]) == (408, "invalid_request_error")
+        assert "within 1 s" in error["message"]
+    assert_serves(server)
+
+
+def test_idling_and_running_connections_are_not_taken_for_slow_heads(start_server: Start) -> None:
+    server = start_server(header_timeout_seconds=1)
+    server.engine.script_end = None
+    server.engine.step_seconds = 0.02
+    body = json.dumps({"model": "test", "prompt": "x", "stream": True, "max_tokens": 75}).encode()
+    running = server.raw(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    idle = server.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in idle.recv(65536)
+    data = b""
+    # It streams for longer than a head may take.
+    while b"[DONE]" not in data:
+        data += running.recv(65536)
+    idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in idle.recv(65536)
+
+
+def test_a_connection_that_idles_is_closed(start_server: Start) -> None:
+    server = start_server(idle_timeout_seconds=1)
+    connection = server.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in connection.recv(65536)
+    assert read_all(connection) == b""
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
+def test_a_body_that_does_not_come(start_server: Start, framing: bytes) -> None:
+    server = start_server(body_timeout_seconds=1)
+    connection = server.raw(HEAD + framing + b"\r\n\r\n")
+    connection.sendall(b'{"mod' if b"Length" in framing else b'5\r\n{"mod\r\n')
+    data = connection.recv(65536)
+    status, error = error_of(data)
+    assert (status, error["type"], error["code"]) == (408, "invalid_request_error", None)
+    assert "body did not come within 1 s" in error["message"]
+    connection.close()
+    assert_serves(server)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET /health HTTP/1.1\r\nHost: x\r\nx-long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(b"x-%d: y\r\n" % n for n in range(5000)) + b"\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_floods_of_headers(server: RunningServer, flood: bytes) -> None:
+    status, error = error_of(read_all(server.raw(flood)))
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert_serves(server)

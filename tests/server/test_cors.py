@@ -1,0 +1,70 @@
+"""Web pages of other origins: nothing unless they are named, and a preflight without a key if they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from eventlm.config import ServerConfig
+from eventlm.errors import UsageError
+from eventlm.server.cors import check_origins
+
+from .conftest import INVALID, RunningServer, assert_error
+
+PAGE = "https://chat.example.com"
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
+KEY = {"Authorization": "Bearer secret"}
+
+
+def cors_headers(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.startswith("access-control") or name == "vary"}
+
+
+def test_it_is_off_by_default(server: RunningServer) -> None:
+    reply = server.request("OPTIONS", "/v1/completions", headers={"Origin": PAGE} | PREFLIGHT)
+    assert_error(reply, 405, INVALID, None, "method_not_supported")
+    assert not cors_headers(reply.headers)
+    assert not cors_headers(server.request("GET", "/v1/models", headers={"Origin": PAGE}).headers)
+
+
+def test_an_origin_that_is_named(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(cors_origin=["http://localhost:3000", PAGE], api_key="secret")
+    reply = server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": PAGE} | PREFLIGHT)
+    assert reply.status == 204
+    assert reply.headers["access-control-allow-origin"] == PAGE
+    assert reply.headers["access-control-allow-headers"] == "authorization, content-type"
+    assert "POST" in reply.headers["access-control-allow-methods"]
+    assert "access-control-allow-credentials" not in reply.headers
+    body = {"model": "test", "prompt": "hi", "stream": True}
+    stream = server.post("/v1/completions", body, {"Origin": PAGE} | KEY)
+    assert stream.status == 200
+    refused = server.post("/v1/completions", body, {"Origin": PAGE})
+    assert refused.status == 401
+    for reply in (stream, refused):
+        assert reply.headers["access-control-allow-origin"] == PAGE
+        assert reply.headers["vary"] == "Origin"
+        assert "x-ratelimit-remaining-tokens" in reply.headers["access-control-expose-headers"]
+
+
+def test_an_origin_that_is_not(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(cors_origin=[PAGE], api_key="secret")
+    for origin in ("https://evil.example.com", PAGE + ".evil.com", "null", "", PAGE.upper()):
+        preflight = server.request("OPTIONS", "/v1/completions", headers={"Origin": origin} | PREFLIGHT)
+        assert_error(preflight, 401, INVALID)
+        assert cors_headers(preflight.headers) == {"vary": "Origin"}
+    # Without a page in between nothing changes.
+    assert server.request("GET", "/v1/models", headers=KEY).status == 200
+
+
+def test_every_origin(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(cors_origin=["*"])
+    reply = server.request("GET", "/v1/models", headers={"Origin": PAGE})
+    assert reply.headers["access-control-allow-origin"] == "*"
+    assert "vary" not in reply.headers
+
+
+@pytest.mark.parametrize("origin", ["chat.example.com", PAGE + "/", PAGE + "/chat", "", "https://", "https://a b"])
+def test_what_is_no_origin(origin: str) -> None:
+    with pytest.raises(UsageError, match="scheme://host"):
+        check_origins(ServerConfig(cors_origin=[origin]))

@@ -1,0 +1,108 @@
+"""HTTPS over real sockets: versions, files that cannot be used, a certificate that is replaced under the server."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from eventlm.config import ServerConfig
+from eventlm.errors import UsageError
+from eventlm.server.tls import Tls
+
+from .conftest import RunningServer, capture_logs
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+
+
+def make_certificate(folder: Path, name: str, *, password: str = "") -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    secrecy = ["-passout", f"pass:{password}"] if password else ["-nodes"]
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *secrecy),
+            *("-keyout", str(key), "-out", str(certificate), "-days", "1", "-subj", f"/CN={name}"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("tls"), "first")
+
+
+def fetch(server: RunningServer, certificate: Path, *, most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> int:
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.maximum_version = most
+    with urllib.request.urlopen(f"https://127.0.0.1:{server.port}/health", context=context, timeout=10) as reply:
+        return int(reply.status)
+
+
+def test_https(start_server: Callable[..., RunningServer], files: tuple[Path, Path]) -> None:
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]))
+    context = ssl.create_default_context(cafile=str(files[0]))
+    with openai.OpenAI(
+        base_url=f"https://127.0.0.1:{server.port}/v1",
+        api_key="none",
+        http_client=openai.DefaultHttpxClient(verify=context),
+    ) as client:
+        chunks = client.completions.create(model="test", prompt="hi", stream=True)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello, world"
+    # Who does not speak TLS gets no answer, and disturbs nobody.
+    plain = server.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert not plain.recv(65536).startswith(b"HTTP/")
+    assert fetch(server, files[0], most=ssl.TLSVersion.TLSv1_2) == 200
+    assert server.context.tls is not None
+    assert server.context.tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_a_certificate_is_replaced(
+    start_server: Callable[..., RunningServer], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(files[0], certificate)
+    shutil.copy(files[1], key)
+    server = start_server(tls_cert=str(certificate), tls_key=str(key))
+    second = make_certificate(tmp_path, "second")
+    # A certificate without its key: the old one stays.
+    shutil.copy(second[0], certificate)
+    with capture_logs() as logs:
+        server.context.reload()
+    assert [line["log_level"] for line in logs] == ["error"]
+    assert fetch(server, files[0]) == 200
+    shutil.copy(second[1], key)
+    server.context.reload()
+    assert fetch(server, second[0]) == 200
+    with pytest.raises(OSError):
+        fetch(server, files[0])
+
+
+def test_files_that_cannot_be_used(files: tuple[Path, Path], tmp_path: Path) -> None:
+    certificate, key = map(str, files)
+    other_key = str(make_certificate(tmp_path, "other")[1])
+    locked = tuple(map(str, make_certificate(tmp_path, "locked", password="secret")))
+    nothing = str(tmp_path / "none.pem")
+    (tmp_path / "text.pem").write_text("hello")
+    for given, words in [
+        ((certificate, ""), "--tls-cert needs --tls-key too"),
+        (("", key), "--tls-key needs --tls-cert too"),
+        ((nothing, key), "No such file"),
+        ((certificate, other_key), "not a PEM certificate and its key"),
+        ((str(tmp_path / "text.pem"), key), "not a PEM certificate and its key"),
+        (locked, "the key is encrypted"),
+    ]:
+        with pytest.raises(UsageError) as raised:
+            Tls.of(ServerConfig(tls_cert=given[0], tls_key=given[1]))
+        assert words in str(raised.value)
+    assert Tls.of(ServerConfig()) is None
