@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
 from eventlm.server.chat_messages import chat_messages
-from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplateError
+from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.echo import Echo
 from eventlm.server.errors import invalid_value
@@ -194,11 +195,6 @@ async def encode_messages(
     definitions = tools.definitions if tools is not None else None
     if not template.knows_tools and context.formats.tools is not None:
         messages = teach(messages, definitions or [], context.formats.tools.syntax)
-    variables = body.chat_template_kwargs or {}
-    for name in variables:
-        if name in RESERVED_NAMES:
-            param = f"chat_template_kwargs.{name}"
-            raise invalid_value(param, f"Invalid value for '{param}': the server sets this variable itself.")
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise invalid_value(
@@ -214,9 +210,27 @@ async def encode_messages(
             documents=body.documents,
             add_generation_prompt=body.add_generation_prompt is not False and not continues,
             continue_final_message=continues,
-            variables=variables,
+            variables=_variables(template, body),
             add_special_tokens=bool(body.add_special_tokens),
         )
     except ChatTemplateError as error:
         raise invalid_value("messages", f"Invalid value for 'messages': {error}.") from error
     return truncate_prompt(body, token_ids, context.limits)
+
+
+def _variables(template: ChatTemplate, body: ChatCompletionRequest) -> dict[str, Any]:
+    """What the body sets of the template's own variables. Raises ApiError."""
+    variables = dict(body.chat_template_kwargs or {})
+    for name in variables:
+        if name in RESERVED_NAMES:
+            param = f"chat_template_kwargs.{name}"
+            raise invalid_value(param, f"Invalid value for '{param}': the server sets this variable itself.")
+    effort = body.reasoning_effort
+    if effort is not None and "reasoning_effort" in template.source:
+        variables["reasoning_effort"] = effort
+    elif effort not in (None, "none"):
+        raise invalid_value(
+            "reasoning_effort",
+            "'reasoning_effort' is not supported by this model: its chat template does not read it; leave it out.",
+        )
+    return variables

@@ -7,7 +7,7 @@ value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is n
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -173,7 +173,7 @@ class GenerationRequest(SchedulingFields, kw_only=True):
     return_token_ids: bool | None = None
     #: In log-probabilities: `token_id:` and the id in place of a token's text.
     return_tokens_as_token_ids: bool | None = None
-    #: Of these two only the form is looked at; they are kept nowhere.
+    #: Of these two only the form is looked at; they are neither logged nor recorded.
     user: str | None = None
     metadata: dict[str, str] | None = None
 
@@ -250,6 +250,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    #: For templates that read it.
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -316,7 +318,6 @@ UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
     "chat_template": (),

@@ -153,6 +153,19 @@ def test_special_tokens_documents_and_variables(server: RunningServer, client: o
         assert prompt_text(server) == expected
 
 
+def test_reasoning_effort_is_for_templates_that_read_it(server: RunningServer, client: openai.OpenAI) -> None:
+    from eventlm.server.chat_template import ChatTemplate
+
+    chat(client, reasoning_effort="none")
+    with pytest.raises(openai.BadRequestError, match="its chat template does not read it") as caught:
+        chat(client, reasoning_effort="high")
+    assert caught.value.param == "reasoning_effort"
+    server.context.tokenizer.chat_template = ChatTemplate("Effort: {{ reasoning_effort or 'medium' }}", {})
+    for fields, expected in (({}, "medium"), ({"reasoning_effort": "low"}, "low")):
+        chat(client, **fields)
+        assert prompt_text(server) == f"Effort: {expected}"
+
+
 def test_continue_final_message(server: RunningServer, client: openai.OpenAI) -> None:
     messages: Any = [*MESSAGES, {"role": "assistant", "content": "Well, "}]
     client.chat.completions.create(

@@ -100,6 +100,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"k": "v" * 513}}, "metadata", "invalid_value"),
     ({"documents": ["x"]}, "documents[0]", "invalid_type"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "invalid_value"),
+    ({"reasoning_effort": "utmost"}, "reasoning_effort", "invalid_value"),
     ({"echo": True}, "echo", "invalid_value"),
     ({"length_penalty": 2}, "length_penalty", "invalid_value"),
     ({"use_beam_search": True}, "use_beam_search", "invalid_value"),
