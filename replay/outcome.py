@@ -14,7 +14,7 @@ from msgspec import Struct
 from eventlm.config.objectives import Objectives
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_report import Distribution, distribution
-from eventlm.control.metrics_rows import COMPLETED, RequestRow, StepRow
+from eventlm.control.metrics_rows import CANCELLED, COMPLETED, RequestRow, StepRow
 from eventlm.events import Arrived, Event, Finished, Rejected
 from eventlm.replay.fluidity import TokenTimes, tokens_in_time
 
@@ -25,10 +25,6 @@ LATENCIES: dict[str, Callable[[SequenceOutcome], int | None]] = {
     "e2e": lambda found: found.e2e_ns,
     "queue": lambda found: found.queue_ns,
 }
-
-
-#: Ends that are not of the engine's making.
-CANCELLED = frozenset({"cancelled", "front_end_lost"})
 
 
 class SequenceOutcome(Struct, frozen=True, kw_only=True):
@@ -225,7 +221,7 @@ class OutcomeCollector:
                 tpot_ns=tpot_ns,
                 queue_ns=row.request_scheduling_delay,
                 num_preemptions=row.request_num_preemptions,
-                met_deadline=_is_met(arrival, row) if arrival.deadline_ns else None,
+                met_deadline=row.met_deadline,
                 met_objectives=met_objectives,
                 tokens_in_time=in_time,
             )
@@ -274,11 +270,3 @@ class OutcomeCollector:
 
 def _have_token_deadlines(objectives: Objectives | None) -> bool:
     return objectives is not None and objectives.ttft is not None and objectives.tpot is not None
-
-
-def _is_met(arrival: Arrived, row: RequestRow) -> bool | None:
-    """A deadline counts from the arrival, a TTFT from the reception before it. None: nobody waited for it any more."""
-    due_ns = arrival.ts + arrival.deadline_ns
-    if row.prefill_e2e_time is None:
-        return None if row.reason in CANCELLED and row.finished_ns < due_ns else False
-    return (arrival.received_ns or arrival.ts) + row.prefill_e2e_time <= due_ns

@@ -14,8 +14,9 @@ from msgspec import Raw, structs
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.side_car import OutputTokens, encode_line
+from eventlm.control.ended_rows import EndedRows
 from eventlm.control.live_requests import LiveRequests, Output, Sink
-from eventlm.control.request import EngineRequest
+from eventlm.control.request import EngineRequest, RequestOutput
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.events import (
@@ -41,6 +42,7 @@ from eventlm.events import (
 )
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
+from eventlm.types import SequenceId
 from eventlm.worker.protocol import StepPayload, StepResult
 
 #: Makes facts just before they are stamped, so that they can depend on what earlier facts of the drain did. Gets the
@@ -53,7 +55,10 @@ Ship = Callable[[Launched, bytes, StepPayload], None]
 
 
 class Driver:
-    """Owns the core, the log and the live requests of one engine."""
+    """Owns the core, the log and the live requests of one engine.
+
+    rows: where the metrics store, which must see the bus, puts what it says of ended sequences.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Driver:
         bus: Bus,
         ship: Ship,
         recorder: Recorder | None = None,
+        rows: EndedRows | None = None,
         checkpoint_events: int = 1000,
         validate_every: int = 0,
     ) -> None:
@@ -72,6 +78,7 @@ class Driver:
         self.bus = bus
         self._ship = ship
         self._recorder = recorder
+        self._rows = rows
         if recorder is not None:
             recorder.on_idle = self._turn
         #: Between two drains: the state is one that a segment can start from.
@@ -272,14 +279,18 @@ class Driver:
             self.bus.publish(events)
             for on_admission, reason, seqs in admissions:
                 on_admission(reason, seqs)
-            for sink, output in outbox:
-                sink(output)
+            for sink, output, ended in outbox:
+                # Now that its events are published, the log's own measurements are there.
+                sink(output if ended is None else self._with_row(output, ended))
 
         if self._recorder is None:
             leave()
         else:
             self._write(self._recorder, events, leave)
         self._shipped.clear()
+
+    def _with_row(self, output: RequestOutput, ended: SequenceId) -> RequestOutput:
+        return output if self._rows is None else structs.replace(output, row=self._rows.take(ended))
 
     def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
         """All of the drain in one go: what a step pays for being recorded."""

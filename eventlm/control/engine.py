@@ -27,6 +27,7 @@ from eventlm.config.state_folder import runs_folder
 from eventlm.control.admin import Abort, AdminAction, Drain, EngineStatus, Resume, facts_of, status_of
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
+from eventlm.control.ended_rows import EndedRows
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
@@ -78,7 +79,8 @@ class InferenceEngine:
         #: Submitters who do not know yet whether their group is admitted.
         self._undecided: list[asyncio.Future[RejectReason | None]] = []
         self._recorder: Recorder | None = None
-        self._metrics = MetricsStore()
+        self._rows = EndedRows()
+        self._metrics = MetricsStore(sink=self._rows)
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The core failed: nothing more can be said of its state, nor be written.
@@ -211,6 +213,7 @@ class InferenceEngine:
                 bus=bus,
                 ship=self._ship,
                 recorder=recorder,
+                rows=self._rows,
                 checkpoint_events=self.setup.config.record.checkpoint_events,
                 validate_every=self.setup.config.record.validate_every,
             )

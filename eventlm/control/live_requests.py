@@ -57,10 +57,11 @@ class LiveRequest:
 
 
 class Output(NamedTuple):
-    """Something that a client may see once its fact is written."""
+    """Something that a client may see once its fact is written. `ended`: the sequence, if that is its end."""
 
     sink: Sink
     output: RequestOutput
+    ended: SequenceId | None = None
 
 
 class _Completing(NamedTuple):
@@ -290,11 +291,13 @@ class LiveRequests:
         """A sequence is over, and with the last of its request that too."""
         seq = finished.request
         live = self._requests[seq]
-        self._samples.pop(SequenceId(seq, finished.index), None)
+        identity = SequenceId(seq, finished.index)
+        self._samples.pop(identity, None)
         live.num_unfinished -= 1
         if not live.num_unfinished:
             del self._requests[seq]
         return Output(
             live.sink,
             FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens),
+            ended=identity,
         )

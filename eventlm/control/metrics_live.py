@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from eventlm.control.metrics_aggregates import REQUEST_HISTOGRAMS, STEP_HISTOGRAMS, ReplicaMetrics
-from eventlm.control.metrics_rows import RequestRow, StepRow
+from eventlm.control.metrics_rows import CANCELLED, RequestRow, StepRow
 from eventlm.events import Arrived, Finished, Launched, StepCompleted
 
 _identity_of = itemgetter(0, 1)
@@ -40,7 +40,11 @@ class LiveRequest:
         "prompt_tokens",
         "reads_cache",
         "received_ns",
+        "own_deadline_ns",
         "seq",
+        "service_class",
+        "slo_tpot_ns",
+        "slo_ttft_ns",
         "waits_for_grammar",
     )
 
@@ -49,7 +53,11 @@ class LiveRequest:
         self.arrived_ns = arrival.ts
         #: Offline requests have no socket that could have received them.
         self.received_ns = arrival.received_ns or arrival.ts
+        self.own_deadline_ns = arrival.deadline_ns
+        self.slo_ttft_ns = arrival.slo_ttft_ns
+        self.slo_tpot_ns = arrival.slo_tpot_ns
         self.deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
+        self.service_class = arrival.service_class
         self.prompt_tokens = arrival.prompt_tokens
         self.n = arrival.n
         self.reads_cache = not arrival.skip_cache_read
@@ -252,7 +260,37 @@ def request_row(sequence: LiveSequence, event: Finished, replica: int) -> Reques
         prefill_e2e_time=_between(request.received_ns, first_ns),
         request_num_preemptions=sequence.num_preemptions,
         request_num_restarts=sequence.num_restarts,
+        service_class=request.service_class,
+        met_deadline=_met_deadline(sequence, event),
+        met_slo=_met_slo(sequence, event, per_token_ns),
     )
+
+
+def _prefilled_ns(sequence: LiveSequence, event: Finished) -> int | None:
+    """When it had what a deadline is for: a first token, or where none was asked for its end."""
+    return event.ts if event.reason == "complete" else sequence.first_token_ns
+
+
+def _met_deadline(sequence: LiveSequence, event: Finished) -> bool | None:
+    """Of the request's own. None also where it was cancelled before its deadline: nobody waited for it any more."""
+    request = sequence.request
+    if not request.own_deadline_ns:
+        return None
+    due_ns = request.arrived_ns + request.own_deadline_ns
+    first_ns = _prefilled_ns(sequence, event)
+    if first_ns is None:
+        return None if event.reason in CANCELLED and event.ts < due_ns else False
+    return first_ns <= due_ns
+
+
+def _met_slo(sequence: LiveSequence, event: Finished, per_token_ns: int | None) -> bool | None:
+    """Of those that it brought, as `Objectives.are_met_by`."""
+    request, first_ns = sequence.request, _prefilled_ns(sequence, event)
+    if not request.slo_ttft_ns and not request.slo_tpot_ns:
+        return None
+    if request.slo_ttft_ns and (first_ns is None or first_ns - request.received_ns > request.slo_ttft_ns):
+        return False
+    return not request.slo_tpot_ns or (per_token_ns or 0) <= request.slo_tpot_ns
 
 
 def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int | None:

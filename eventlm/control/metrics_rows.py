@@ -11,11 +11,15 @@ from eventlm.types import FinishReason
 #: Ends of sequences that ran to their end; the others were cut short.
 COMPLETED: frozenset[str] = frozenset({"eos", "stop_token", "grammar", "stop", "tool_calls", "length", "complete"})
 
+#: Ends that are not of the engine's making.
+CANCELLED: frozenset[str] = frozenset({"cancelled", "front_end_lost"})
+
 
 class RequestRow(Struct, frozen=True, kw_only=True):
     """A sequence that has ended. Times in ns; None where it did not come so far.
 
-    For their meaning see `eventlm.control.metrics_aggregates`.
+    For their meaning see `eventlm.control.metrics_aggregates`. met_deadline: of the request's own deadline for the first
+    token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
     """
 
     request: int
@@ -38,6 +42,19 @@ class RequestRow(Struct, frozen=True, kw_only=True):
     prefill_e2e_time: int | None = None
     request_num_preemptions: int = 0
     request_num_restarts: int = 0
+    service_class: str = ""
+    met_deadline: bool | None = None
+    met_slo: bool | None = None
+
+    @property
+    def edge_ns(self) -> int:
+        """From the request's reception to its arrival at the scheduler."""
+        return self.request_e2e_time - (self.finished_ns - self.arrived_ns)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it ran to its end."""
+        return self.reason in COMPLETED
 
 
 class StepRow(Struct, frozen=True, kw_only=True):

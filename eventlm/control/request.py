@@ -14,6 +14,7 @@ from typing import Union
 from msgspec import Struct
 
 from eventlm.control.rate_limits import NO_LIMITS, RateLimits, RateLimitState
+from eventlm.control.metrics_rows import RequestRow
 from eventlm.errors import EventLMError, UsageError
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind
@@ -141,12 +142,16 @@ class ClosingOutput(Struct, frozen=True, tag="closing", array_like=True):
 
 
 class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
-    """Sequence `index` is over. Only its first `position` tokens belong to the output."""
+    """Sequence `index` is over. Only its first `position` tokens belong to the output.
+
+    row: what the log says of it, as all metrics have it.
+    """
 
     index: int
     reason: FinishReason
     position: int
     cached_tokens: int
+    row: RequestRow | None = None
 
 
 class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):

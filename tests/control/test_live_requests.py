@@ -45,7 +45,7 @@ class Shell:
         return self.live.complete(0, result, start_ns=1, end_ns=2)
 
     def emit(self, *, dropped: list[tuple[int, int]] | None = None) -> None:
-        for sink, output in self.live.emit(Emitted(replica=0, step=0, num_tokens=0, dropped=dropped or [])):
+        for sink, output, _ in self.live.emit(Emitted(replica=0, step=0, num_tokens=0, dropped=dropped or [])):
             sink(output)
 
     def step(self, launch: Launched, tokens: list[list[int]]) -> StepCompleted:
