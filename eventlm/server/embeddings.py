@@ -31,6 +31,7 @@ from eventlm.server.middleware import GENERATION
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, SchedulingFields, decode_request
 from eventlm.server.scheduling import schedule
+from eventlm.server.timings import EventlmReply, timings
 from eventlm.server.validation import read_prompts
 
 PARAM = "input"
@@ -86,6 +87,7 @@ class EmbeddingList(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     service_tier: str | UnsetType = UNSET
+    eventlm: EventlmReply | UnsetType = UNSET
     data: list[Embedding]
     usage: EmbeddingUsage
 
@@ -112,6 +114,7 @@ async def embeddings(request: web.Request) -> web.Response:
             created=int(time.time()),
             model=body.model,
             service_tier=body.used_tier,
+            eventlm=timings(generation.rows) if body.wants_timings else UNSET,
             data=[Embedding(index=place, embedding=vector) for place, vector in enumerate(vectors)],
             usage=EmbeddingUsage(num_tokens, num_tokens),
         )

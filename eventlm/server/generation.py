@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec import Struct
 
+from eventlm.control.metrics_rows import RequestRow
 from eventlm.control.request import (
     ClosingOutput,
     EngineRequest,
@@ -185,8 +186,8 @@ class Generation:
     """The group's text: `take` or `outputs` gives it, `cancel` ends it when nobody reads any more.
 
     `num_outputs` counts the engine's outputs that were taken, `num_tokens` the tokens of all choices in them,
-    `finish_reasons` the choices that are over. `first_token_ns` (of `time.perf_counter_ns`, 0 before) is when the first
-    token of any choice came.
+    `finish_reasons` the choices that are over; `rows` has what the log says of those. `first_token_ns` (of
+    `time.perf_counter_ns`, 0 before) is when the first token of any choice came.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class Generation:
         self.first_token_ns = 0
         self.num_tokens = 0
         self.finish_reasons: Counter[str] = Counter()
+        self.rows: dict[int, RequestRow] = {}
         self._sequences = [_sequences(tokenizer, request, formats) for request in group]
         self._unfinished = [request.n for request in group]
         self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
@@ -313,6 +315,8 @@ class Generation:
 
     def _finish(self, place: int, choice: int, sequence: _Sequence, output: FinishedOutput) -> ChoiceOutput:
         self._unfinished[place] -= 1
+        if output.row is not None:
+            self.rows[choice] = output.row
         self._completion_tokens += output.position
         sequence.num_tokens = output.position
         self.finish_reasons[output.reason] += 1

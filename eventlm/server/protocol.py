@@ -127,6 +127,11 @@ class SchedulingFields(Struct, kw_only=True):
     eventlm: EventlmOptions | None = None
 
     @property
+    def wants_timings(self) -> bool:
+        """Whether the reply shall say where the time went."""
+        return self.eventlm is not None and bool(self.eventlm.timings)
+
+    @property
     def used_tier(self) -> str | UnsetType:
         """What a reply says of it, once the request is scheduled."""
         return UNSET if self.service_tier is None else self.service_tier

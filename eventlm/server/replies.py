@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
+from eventlm.server.timings import EventlmReply
 from eventlm.types import FinishReason
 
 ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -150,6 +151,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: Usage
     system_fingerprint: None = None
     service_tier: str | UnsetType = UNSET
+    eventlm: EventlmReply | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: TokenIds = UNSET
 
@@ -205,6 +207,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: None = None
     service_tier: str | UnsetType = UNSET
+    eventlm: EventlmReply | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: TokenIds = UNSET
 
@@ -233,6 +236,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: None = None
     service_tier: str | UnsetType = UNSET
+    eventlm: EventlmReply | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
 
 

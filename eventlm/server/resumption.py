@@ -25,7 +25,6 @@ from eventlm.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
-    StreamOptions,
     decode_request,
 )
 from eventlm.server.replies import CancelledReply, ReplyIdentity
@@ -101,7 +100,7 @@ async def _send_rest(
         )
     context = request.app[CONTEXT]
     body, replies = _replies(context, reply)
-    events = StreamEvents(generation, replies, body.stream_options or StreamOptions(), has_ids=True)
+    events = StreamEvents(generation, replies, body, has_ids=True)
     while generation.num_outputs < position.base:
         events.take(await generation.take(most=min(position.base - generation.num_outputs, MAX_OUTPUTS_TAKEN)))
         # Much may have to be made again, and others have something to say too.

@@ -17,9 +17,10 @@ from eventlm.server.event_stream import EventStream
 from eventlm.server.generation import ChoiceOutput, Generation, TakenOverError, join_outputs
 from eventlm.server.middleware import GENERATION, STREAM_ERROR
 from eventlm.server.principal import PRINCIPAL
-from eventlm.server.protocol import GenerationRequest, StreamOptions
+from eventlm.server.protocol import GenerationRequest
 from eventlm.server.scheduling import schedule
 from eventlm.server.stream_events import ReplyFormat, StreamEvents
+from eventlm.server.timings import with_timings
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -44,12 +45,12 @@ async def answer(
     request[GENERATION] = generation
     if not body.stream:
         try:
-            return json_response(await _collect(generation, replies))
+            whole = await _collect(generation, replies)
+            return json_response(with_timings(whole, generation.rows) if body.wants_timings else whole)
         finally:
             context.release(generation)
     stream = EventStream(request, context.config)
-    options = body.stream_options or StreamOptions()
-    events = StreamEvents(generation, replies, options, has_ids=submission.is_resumable)
+    events = StreamEvents(generation, replies, body, has_ids=submission.is_resumable)
     try:
         return await send_events(stream, events, generation, replies.prompt_param)
     finally:

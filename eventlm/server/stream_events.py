@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import UNSET
 
 from eventlm.server.echo import Echo
 from eventlm.server.errors import ApiError, from_finish_reason
 from eventlm.server.generation import ChoiceOutput, Generation
-from eventlm.server.protocol import StreamOptions
+from eventlm.server.protocol import GenerationRequest, StreamOptions
 from eventlm.server.replies import ReplyIdentity, Usage
+from eventlm.server.timings import with_timings
 
 DONE = b"[DONE]"
 #: Of the ids, for those who describe the server.
@@ -88,12 +90,14 @@ class StreamEvents:
     With `has_ids` every event has its id. `skip` events of the next ones are left out, which the client has had.
     """
 
-    def __init__(self, generation: Generation, replies: ReplyFormat, options: StreamOptions, *, has_ids: bool) -> None:
+    def __init__(self, generation: Generation, replies: ReplyFormat, body: GenerationRequest, *, has_ids: bool) -> None:
         self.error: ApiError | None = None
         self.skip = 0
         self._generation = generation
         self._replies = replies
+        options = body.stream_options or StreamOptions()
         self._includes_usage = bool(options.include_usage)
+        self._includes_timings = body.wants_timings
         # As vLLM does: without include_usage there is none in any chunk.
         self._has_usage_so_far = self._includes_usage and bool(options.continuous_usage_stats)
         self._has_ids = has_ids
@@ -121,11 +125,11 @@ class StreamEvents:
     @property
     def num_tail_events(self) -> int:
         """Events of `tail`."""
-        return 1 + self._includes_usage
+        return 1 + (self._includes_usage or self._includes_timings)
 
     def tail(self) -> bytes:
         """The events that end a stream whose outputs have all been told."""
-        payloads = [_encode(self._replies.usage(self._generation.usage()))] if self._includes_usage else []
+        payloads = [self._summary()] if self._includes_usage or self._includes_timings else []
         # That all outputs are told is the id of what came before.
         return self._framed([*payloads, DONE], is_whole=False)
 
@@ -133,6 +137,13 @@ class StreamEvents:
     def failure(error: ApiError) -> bytes:
         """The events that end a stream by an error."""
         return b"data: " + error.to_json() + b"\n\ndata: " + DONE + b"\n\n"
+
+    def _summary(self) -> bytes:
+        """Usage, timings, or both in one chunk."""
+        chunk = self._replies.usage(self._generation.usage())
+        if not self._includes_usage:
+            chunk = msgspec.structs.replace(chunk, usage=UNSET)
+        return _encode(with_timings(chunk, self._generation.rows) if self._includes_timings else chunk)
 
     def _make_openings(self) -> list[bytes]:
         chunks = [(self._replies.opening(choice), choice) for choice in range(self._generation.num_choices)]
