@@ -290,7 +290,7 @@ class Driver:
         self._shipped.clear()
 
     def _with_row(self, output: RequestOutput, ended: SequenceId) -> RequestOutput:
-        return output if self._rows is None else structs.replace(output, row=self._rows.take(ended))
+        return output if self._rows is None else structs.replace(output, row=self._rows.find(ended))
 
     def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
         """All of the drain in one go: what a step pays for being recorded."""

@@ -28,6 +28,7 @@ from eventlm.control.admin import Abort, AdminAction, Drain, EngineStatus, Resum
 from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.ended_rows import EndedRows
+from eventlm.control.explanations import ExplainAnswer, Explanations, NotExplainedError
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
@@ -48,6 +49,7 @@ from eventlm.control.request import (
     Submission,
 )
 from eventlm.control.request_check import check_request
+from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
 from eventlm.core.predictor import Predictor
@@ -91,6 +93,7 @@ class InferenceEngine:
         self._timer: asyncio.TimerHandle | None = None
         self.registry = self._make_registry()
         self._limiter = RateLimiter()
+        self._explanations = Explanations()
         self._live_replicas = setup.core.num_replicas
         self._replicas = [
             ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
@@ -359,6 +362,19 @@ class InferenceEngine:
         """End the requests of a reply. Raises UnknownReplyError."""
         for request in self.registry.find(reply_id, owner).requests:
             self.cancel(request)
+
+    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
+        """Where the sequences of a reply are. Raises UnknownReplyError."""
+        reply = self.registry.find(reply_id, owner)
+        state = self._driver.core.state if self._driver is not None else None
+        return reply_status(reply.submission.reply_id, reply.sequences, state, self._rows)
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+        """Where the time of a reply went, as far as the trace goes. Raises UnknownReplyError, NotExplainedError."""
+        reply = self.registry.find(reply_id, owner)
+        if self.run_folder is None:
+            raise NotExplainedError("not_recorded", "this server does not record its runs, so nothing can be explained")
+        return await self._explanations.explain(self.run_folder, reply.requests)
 
     def cancel(self, request: int, reason: str = "client") -> None:
         """End a request; nothing if it has ended."""

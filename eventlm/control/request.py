@@ -83,7 +83,8 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     reply_id: the reply's public id, such as `chatcmpl-...`. owner: whom it belongs to (`Principal.owner`). edge_state:
     what an edge needs to make the same reply from the same outputs again; nothing to the engine. is_resumable: whether
-    the outputs are kept for a client that lost its connection. limits: what the owner may use.
+    the outputs are kept for a client that lost its connection. limits: what the owner may use. request_id: by which it
+    can be looked up too; a client may have chosen it (`x-request-id`), and the newest reply of its owner has it.
     """
 
     reply_id: str
@@ -91,6 +92,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     edge_state: bytes = b""
     is_resumable: bool = False
     limits: RateLimits = NO_LIMITS
+    request_id: str = ""
 
 
 class ResumedReply(Struct, frozen=True, kw_only=True):

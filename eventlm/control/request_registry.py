@@ -42,7 +42,7 @@ Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
 
 
 class Reply:
-    """One reply. `requests` are the seqs of its arrivals; `outputs` what is kept of it, None if nothing is.
+    """One reply. `requests` are the seqs of its arrivals, `samples` how many each has; `outputs` what is kept of it, None if nothing is.
 
     edge: where the outputs of each request go. reader: the number of who reads, None if nobody does; `on_output` is
     where the outputs go besides if that is not the edge.
@@ -55,10 +55,22 @@ class Reply:
         self.requests: list[int] = []
         self.outputs: list[bytes] | None = [] if submission.is_resumable else None
         self.num_bytes = len(submission.edge_state) + _TOKEN_BYTES * sum(len(each.prompt_token_ids) for each in group)
-        self.num_unfinished = sum(request.n for request in group)
+        self.samples = [request.n for request in group]
+        self.num_unfinished = sum(self.samples)
         self.reader: int | None = 0
         self.num_readers = 1
         self.on_output: OnOutput | None = None
+
+    @property
+    def sequences(self) -> list[tuple[int, int]]:
+        """Of each request its seq and how many samples it has."""
+        return list(zip(self.requests, self.samples, strict=True))
+
+    @property
+    def request_key(self) -> tuple[str, str] | None:
+        """By which it can be looked up beside its own id."""
+        submission = self.submission
+        return (submission.owner, submission.request_id) if submission.request_id else None
 
     def take_over(self, on_output: OnOutput) -> int:
         """A new reader, which has had nothing yet; its number."""
@@ -100,6 +112,8 @@ class RequestRegistry:
         self._wake = wake
         #: The oldest first.
         self._replies: dict[str, Reply] = {}
+        #: Ids of replies by their owners' ids for the requests.
+        self._by_request_id: dict[tuple[str, str], str] = {}
         #: Those that keep outputs, the oldest first; and of those the ones that are over, in the order of their ends.
         self._kept: dict[str, Reply] = {}
         self._over: dict[str, Reply] = {}
@@ -120,6 +134,8 @@ class RequestRegistry:
         reply.requests = requests
         reply_id = reply.submission.reply_id
         self._replies[reply_id] = reply
+        if reply.request_key is not None:
+            self._by_request_id[reply.request_key] = reply_id
         if reply.outputs is not None:
             self._kept[reply_id] = reply
             self._charge(reply, 0)
@@ -127,8 +143,8 @@ class RequestRegistry:
             self._forget_oldest()
 
     def find(self, reply_id: str, owner: str) -> Reply:
-        """The reply if it is this owner's. Raises UnknownReplyError."""
-        reply = self._replies.get(reply_id)
+        """The reply of this id, or of a request with it, if it is this owner's. Raises UnknownReplyError."""
+        reply = self._replies.get(reply_id) or self._replies.get(self._by_request_id.get((owner, reply_id), ""))
         if reply is None or reply.submission.owner != owner:
             raise UnknownReplyError(f"there is no reply with the id '{reply_id}', or not any more")
         return reply
@@ -179,6 +195,8 @@ class RequestRegistry:
             if not (self._keep_ns and reply.submission.is_resumable and reply.num_unfinished):
                 self._drop_outputs(reply_id)
                 del self._replies[reply_id]
+                if reply.request_key is not None and self._by_request_id.get(reply.request_key) == reply_id:
+                    del self._by_request_id[reply.request_key]
                 return
 
     def _sink(self, reply: Reply, place: int, put: Put) -> Put:

@@ -27,7 +27,7 @@ from eventlm.server.errors import (
     model_not_found,
 )
 from eventlm.server.generation import Generation
-from eventlm.server.middleware import GENERATION
+from eventlm.server.middleware import GENERATION, REQUEST_ID
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, SchedulingFields, decode_request
 from eventlm.server.scheduling import schedule
@@ -100,7 +100,12 @@ async def embeddings(request: web.Request) -> web.Response:
     _check(context, body)
     group = schedule(request, body, await _group(context, body, received_ns))
     principal = request[PRINCIPAL]
-    submission = Submission(reply_id=f"embd-{secrets.token_hex(16)}", owner=principal.owner, limits=principal.limits)
+    submission = Submission(
+        reply_id=f"embd-{secrets.token_hex(16)}",
+        owner=principal.owner,
+        limits=principal.limits,
+        request_id=request[REQUEST_ID],
+    )
     generation = await context.submit(group, submission, prompt_param=PARAM)
     request[GENERATION] = generation
     try:

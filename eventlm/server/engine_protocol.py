@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from eventlm.control.admin import AdminAction, EngineStatus
+from eventlm.control.explanations import ExplainAnswer
 from eventlm.control.metrics_components import EngineMetrics
+from eventlm.control.reply_status import ReplyStatus
 from eventlm.control.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
 
 
@@ -61,6 +63,14 @@ class Engine(Protocol):
 
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader of a resumable reply (0: who submitted it) is gone; nothing if another has taken over."""
+        ...
+
+    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
+        """Where the sequences of a reply are. Also by its request's id. Raises UnknownReplyError."""
+        ...
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+        """Where the time of a reply went. Also by its request's id. Raises UnknownReplyError, NotExplainedError."""
         ...
 
     async def cancel_reply(self, reply_id: str, owner: str) -> None:

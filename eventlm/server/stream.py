@@ -15,7 +15,7 @@ from eventlm.server.echo import Echo
 from eventlm.server.errors import from_engine_error, from_finish_reason, internal_error, taken_over
 from eventlm.server.event_stream import EventStream
 from eventlm.server.generation import ChoiceOutput, Generation, TakenOverError, join_outputs
-from eventlm.server.middleware import GENERATION, STREAM_ERROR
+from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import GenerationRequest
 from eventlm.server.scheduling import schedule
@@ -64,9 +64,11 @@ async def answer(
 def _submission(request: web.Request, body: GenerationRequest, replies: ReplyFormat) -> Submission:
     is_resumable = bool(body.stream) and request.app[CONTEXT].config.resume_seconds > 0
     reply_id, created = replies.identity
-    principal = request[PRINCIPAL]
+    principal, request_id = request[PRINCIPAL], request[REQUEST_ID]
     if not is_resumable:
-        return Submission(reply_id=reply_id, owner=principal.owner, limits=principal.limits)
+        return Submission(
+            reply_id=reply_id, owner=principal.owner, limits=principal.limits, request_id=request_id
+        )
     state = EdgeState(created, request[BODY], body.service_tier, list(replies.echoes))
     return Submission(
         reply_id=reply_id,
@@ -74,6 +76,7 @@ def _submission(request: web.Request, body: GenerationRequest, replies: ReplyFor
         edge_state=msgspec.msgpack.encode(state),
         is_resumable=is_resumable,
         limits=principal.limits,
+        request_id=request_id,
     )
 
 

@@ -1,0 +1,116 @@
+"""Explanations of replies while the engine runs: made by processes of their own, so that no step waits for one.
+
+A process reads the run's trace from the newest file that begins before the request, which is still being written. Few
+run at a time, each for a bounded time; whoever asks waits in a bounded line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+from msgspec import Raw, Struct
+
+from eventlm.errors import EventLMError
+
+log = structlog.get_logger("eventlm.engine")
+
+WORKER_MODULE = "eventlm.replay.explain_worker"
+MAX_RUNNING = 1
+MAX_WAITING = 16
+TIMEOUT_SECONDS = 60.0
+
+#: Why there is no explanation. too_many: ask again later. too_long: it took more than its time. not_kept: the trace
+#: does not hold the request, or not any more.
+Reason = Literal["too_many", "too_long", "not_recorded", "not_kept", "failed"]
+
+
+class NotExplainedError(EventLMError):
+    """There is no explanation."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ExplainQuestion(Struct, frozen=True, kw_only=True):
+    """What a process is asked: the folder of a run, and the seqs of the requests of a reply."""
+
+    run_folder: str
+    requests: list[int]
+
+
+class ExplainAnswer(Struct, frozen=True, kw_only=True):
+    """What it answers: explanations as `eventlm explain --json` has them, and told as text; or why there are none.
+
+    Nothing in it names a file.
+    """
+
+    explanations: list[Raw] = []
+    warnings: list[str] = []
+    text: str = ""
+    reason: Reason | None = None
+    error: str = ""
+
+
+class Explanations:
+    """Asks processes, of which few run at a time."""
+
+    def __init__(
+        self,
+        *,
+        max_running: int = MAX_RUNNING,
+        max_waiting: int = MAX_WAITING,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        self._max_pending = max_running + max_waiting
+        self._timeout_seconds = timeout_seconds
+        self._running = asyncio.Semaphore(max_running)
+        self._num_pending = 0
+
+    async def explain(self, run_folder: Path, requests: list[int]) -> ExplainAnswer:
+        """Explain requests of a run. Raises NotExplainedError. A caller that is cancelled leaves no process behind."""
+        if self._num_pending >= self._max_pending:
+            raise NotExplainedError("too_many", f"{self._num_pending} explanations are asked for already; try again")
+        self._num_pending += 1
+        try:
+            async with self._running:
+                answer = await self._ask(ExplainQuestion(run_folder=str(run_folder), requests=requests))
+        finally:
+            self._num_pending -= 1
+        if answer.reason is not None:
+            raise NotExplainedError(answer.reason, answer.error)
+        return answer
+
+    async def _ask(self, question: ExplainQuestion) -> ExplainAnswer:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            WORKER_MODULE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                answer, _ = await process.communicate(msgspec.json.encode(question))
+            return msgspec.json.decode(answer, type=ExplainAnswer)
+        except TimeoutError:
+            raise NotExplainedError(
+                "too_long",
+                f"the explanation took longer than {self._timeout_seconds:g} s; `eventlm explain` beside the trace "
+                "takes the time it needs",
+            ) from None
+        except msgspec.DecodeError as error:
+            log.error("a process that explains a reply died", exit_code=process.returncode)
+            raise NotExplainedError("failed", "the explanation failed") from error
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()

@@ -1,0 +1,134 @@
+"""`GET /v1/requests/{id}` and `GET /v1/requests/{id}/explain`: where a request is, and where its time went.
+
+The id is the reply's (`chatcmpl-...`), or what was in its `x-request-id`. Both tell the holder of the key that made the
+request only; to everybody else there is no such request.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiohttp import web
+from msgspec import Raw, Struct
+
+from eventlm.control.explanations import NotExplainedError
+from eventlm.control.reply_status import ReplyStatus, SampleState
+from eventlm.control.request import UnknownReplyError
+from eventlm.errors import EventLMError
+from eventlm.server.context import CONTEXT, json_response
+from eventlm.server.errors import ApiError, from_engine_error, internal_error, invalid_value
+from eventlm.server.principal import PRINCIPAL
+from eventlm.server.timings import ChoiceTimings, choice_timings
+
+FORMATS = ("json", "text")
+#: Seconds after which to ask again where too many ask.
+_RETRY_SECONDS = 5
+
+
+class ChoiceState(Struct, frozen=True, kw_only=True):
+    """A choice. `timings` once it is over, for as long as they are kept."""
+
+    index: int
+    state: SampleState
+    output_tokens: int
+    timings: ChoiceTimings | None
+
+
+class RequestInfo(Struct, frozen=True, kw_only=True):
+    """Reply of `/v1/requests/{id}`. `id` is the reply's."""
+
+    id: str
+    object: str = "eventlm.request"
+    state: SampleState
+    choices: list[ChoiceState]
+
+
+class ExplainReply(Struct, frozen=True, kw_only=True):
+    """Reply of `/v1/requests/{id}/explain`: as `eventlm explain --json` has it, one for each choice."""
+
+    id: str
+    object: str = "eventlm.explanation"
+    explanations: list[Raw]
+    warnings: list[str]
+
+
+async def request_info(request: web.Request) -> web.Response:
+    """Where a request is: waiting, running, preempted, ending or finished; and where its time went if it is over."""
+    status = await _status(request)
+    choices = [
+        ChoiceState(
+            index=choice,
+            state=sample.state,
+            output_tokens=sample.output_tokens,
+            timings=choice_timings(choice, sample.row) if sample.row is not None else None,
+        )
+        for choice, sample in enumerate(status.samples)
+    ]
+    # Of several that which is not over says most.
+    states = [choice.state for choice in choices]
+    state = next((each for each in states if each != "finished"), "finished")
+    return json_response(RequestInfo(id=status.reply_id, state=state, choices=choices))
+
+
+async def explain_request(request: web.Request) -> web.Response:
+    """Where the time of a request went, interval by interval with its cause; so far, if it is not over.
+
+    The run's trace is replayed for it, from the newest file that begins before the request.
+    """
+    form = _format(request)
+    status = await _status(request)
+    engine, owner = request.app[CONTEXT].engine, request[PRINCIPAL].owner
+    try:
+        answer = await engine.explain(status.reply_id, owner)
+    except NotExplainedError as error:
+        raise _not_explained(error) from error
+    except EventLMError as error:
+        raise _from_engine(error, request.match_info["id"]) from error
+    if form == "text":
+        return web.Response(text=answer.text, content_type="text/plain")
+    return json_response(
+        ExplainReply(id=status.reply_id, explanations=answer.explanations, warnings=answer.warnings)
+    )
+
+
+def _format(request: web.Request) -> Literal["json", "text"]:
+    form = request.query.get("format", "json")
+    if form == "json" or form == "text":
+        return form
+    raise invalid_value("format", "Invalid value for 'format': supported values are 'json' and 'text'.")
+
+
+async def _status(request: web.Request) -> ReplyStatus:
+    """Raises ApiError (404) for a request that is not known, or somebody else's."""
+    try:
+        return await request.app[CONTEXT].engine.status(request.match_info["id"], request[PRINCIPAL].owner)
+    except EventLMError as error:
+        raise _from_engine(error, request.match_info["id"]) from error
+
+
+def _from_engine(error: EventLMError, request_id: str) -> ApiError:
+    if isinstance(error, UnknownReplyError):
+        return ApiError(
+            404,
+            f"There is no request with the id '{request_id}', or not any more: the id is that of the reply, or of its "
+            "x-request-id.",
+            param="id",
+            code="request_not_found",
+        )
+    return from_engine_error(error, prompt_param="id")
+
+
+def _not_explained(error: NotExplainedError) -> ApiError:
+    match error.reason:
+        case "too_many":
+            return ApiError(
+                429, f"{error}.", type="requests", code="rate_limit_exceeded", retry_after=_RETRY_SECONDS
+            )
+        case "too_long":
+            return ApiError(
+                503, f"{error}.", type="server_error", code="explanation_too_long", retry_after=60, should_retry=False
+            )
+        case "not_recorded" | "not_kept":
+            return ApiError(409, f"{error}.", param="id", code=error.reason, should_retry=False)
+        case "failed":
+            return internal_error()
