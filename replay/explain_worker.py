@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterator
 
 import msgspec
-from msgspec import Raw
 
 from eventlm.control.explanations import ExplainAnswer, ExplainQuestion
 from eventlm.errors import EventLMError, UsageError
@@ -36,7 +35,7 @@ def answer(question: ExplainQuestion) -> ExplainAnswer:
     except EventLMError as error:
         return ExplainAnswer(reason="failed", error=_without(path, str(error)))
     return ExplainAnswer(
-        explanations=[Raw(msgspec.json.encode(to_object(each))) for each in found.explanations],
+        explanations=[msgspec.json.encode(to_object(each)).decode() for each in found.explanations],
         warnings=[_without(path, warning) for warning in found.warnings],
         text="\n\n".join("\n".join(_lines(each)) for each in found.explanations) + "\n",
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from eventlm.control.metrics_rows import RequestRow, StepRow
 from eventlm.types import SequenceId
 
-
 #: As many as there are replies that can be looked up.
 MAX_ROWS = 16_384
 

@@ -38,6 +38,7 @@ from eventlm.control.predictor_source import PredictorSource
 from eventlm.control.rate_limits import RateLimiter
 from eventlm.control.recording import make_recorder, make_writer
 from eventlm.control.replica import ReplicaController
+from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
     ContextLengthError,
     EngineRequest,
@@ -49,7 +50,6 @@ from eventlm.control.request import (
     Submission,
 )
 from eventlm.control.request_check import check_request
-from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.control.setup import EngineSetup, make_header, make_run_id, worker_setups
 from eventlm.core.predictor import Predictor

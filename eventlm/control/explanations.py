@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 import structlog
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from eventlm.errors import EventLMError
 
@@ -34,8 +34,12 @@ class NotExplainedError(EventLMError):
     """There is no explanation."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
+        super().__init__(reason, message)
         self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ExplainQuestion(Struct, frozen=True, kw_only=True):
@@ -46,12 +50,11 @@ class ExplainQuestion(Struct, frozen=True, kw_only=True):
 
 
 class ExplainAnswer(Struct, frozen=True, kw_only=True):
-    """What it answers: explanations as `eventlm explain --json` has them, and told as text; or why there are none.
-
-    Nothing in it names a file.
+    """What it answers: explanations in JSON, each as `eventlm explain --json` has it, and told as text; or why there
+    are none. Nothing in it names a file.
     """
 
-    explanations: list[Raw] = []
+    explanations: list[str] = []
     warnings: list[str] = []
     text: str = ""
     reason: Reason | None = None

@@ -9,6 +9,8 @@ from msgspec import structs
 
 from eventlm.control.front_end_protocol import (
     Administer,
+    AskExplanation,
+    AskStatus,
     CancelReply,
     CancelRequest,
     EndText,
@@ -40,6 +42,8 @@ class FrontEndCalls:
             Submit: self._submit,
             Resume: self._resume,
             CancelReply: lambda _, asked, __: engine.cancel_reply(asked.reply_id, asked.owner),
+            AskStatus: lambda _, asked, __: engine.status(asked.reply_id, asked.owner),
+            AskExplanation: lambda _, asked, __: engine.explain(asked.reply_id, asked.owner),
             ReadMetrics: self._read_metrics,
             Administer: lambda _, asked, __: engine.administer(asked.action),
         }

@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 
 from eventlm.config import Config
 from eventlm.control.admin import AdminAction, UnknownPolicyError, UnknownRequestError
+from eventlm.control.explanations import NotExplainedError
 from eventlm.control.rate_limits import RateLimitError, RateLimitState
 from eventlm.control.request import (
     ClosingOutput,
@@ -159,6 +160,20 @@ class CancelReply(Struct, frozen=True, tag="cancel_reply"):
     owner: str
 
 
+class AskStatus(Struct, frozen=True, tag="status"):
+    """`Engine.status`. The answer is a `ReplyStatus`."""
+
+    reply_id: str
+    owner: str
+
+
+class AskExplanation(Struct, frozen=True, tag="explain"):
+    """`Engine.explain`. The answer is an `ExplainAnswer`."""
+
+    reply_id: str
+    owner: str
+
+
 class ReadMetrics(Struct, frozen=True, tag="metrics"):
     """`Engine.read_metrics`. The answer is an `EngineMetrics`."""
 
@@ -169,7 +184,7 @@ class Administer(Struct, frozen=True, tag="administer"):
     action: AdminAction
 
 
-Question = Union[Submit, Resume, CancelReply, ReadMetrics, Administer]  # noqa: UP007
+Question = Union[Submit, Resume, CancelReply, AskStatus, AskExplanation, ReadMetrics, Administer]  # noqa: UP007
 
 
 class Call(Struct, frozen=True, tag="call"):
@@ -253,6 +268,7 @@ ERRORS: dict[str, type[EventLMError]] = {
         UnknownReplyError,
         UnknownPolicyError,
         UnknownRequestError,
+        NotExplainedError,
         UsageError,
         EventLMError,
     )

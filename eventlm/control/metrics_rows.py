@@ -18,8 +18,8 @@ CANCELLED: frozenset[str] = frozenset({"cancelled", "front_end_lost"})
 class RequestRow(Struct, frozen=True, kw_only=True):
     """A sequence that has ended. Times in ns; None where it did not come so far.
 
-    For their meaning see `eventlm.control.metrics_aggregates`. met_deadline: of the request's own deadline for the first
-    token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
+    For their meaning see `eventlm.control.metrics_aggregates`. met_deadline: of the request's own deadline for the
+    first token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
     """
 
     request: int

@@ -13,8 +13,8 @@ from typing import Union
 
 from msgspec import Struct
 
-from eventlm.control.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.control.metrics_rows import RequestRow
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.errors import EventLMError, UsageError
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind

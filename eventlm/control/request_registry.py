@@ -42,7 +42,8 @@ Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
 
 
 class Reply:
-    """One reply. `requests` are the seqs of its arrivals, `samples` how many each has; `outputs` what is kept of it, None if nothing is.
+    """One reply. `requests` are the seqs of its arrivals, `samples` how many sequences each has; `outputs` is what is
+    kept of it, None if nothing is.
 
     edge: where the outputs of each request go. reader: the number of who reads, None if nobody does; `on_output` is
     where the outputs go besides if that is not the edge.

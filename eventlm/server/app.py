@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -40,6 +40,7 @@ from eventlm.server.replies import (
     ModelList,
     Version,
 )
+from eventlm.server.request_info import ExplainReply, RequestInfo, explain_request, request_info
 from eventlm.server.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.tokenization import (
@@ -186,6 +187,16 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/v1/models", _list_models, reply=ModelList),
     Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=Model),
+    Endpoint(
+        "GET",
+        "/v1/requests/{id:.+}/explain",
+        explain_request,
+        reply=ExplainReply,
+        media_types=(JSON, "text/plain"),
+        parameters=(Parameter("format", "query", Literal["json", "text"], "What the explanation comes as."),),
+        errors=(409, 429, 503),
+    ),
+    Endpoint("GET", "/v1/requests/{id:.+}", request_info, reply=RequestInfo, errors=(503,)),
     Endpoint("GET", HEALTH_PATH, _health, reply=Health, errors=(503,), scope=None),
     Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
     Endpoint("GET", "/version", _version, reply=Version, scope=None),

@@ -142,7 +142,8 @@ def _parameters(endpoint: Endpoint, schemas: dict[Any, Any]) -> Iterator[dict[st
 
 def _responses(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
     schema = {"type": "string"} if endpoint.reply is None else schemas[endpoint.reply]
-    content: dict[str, Any] = {media_type: {"schema": schema} for media_type in endpoint.media_types}
+    text = {"type": "string"}
+    content: dict[str, Any] = {each: {"schema": schema if each == JSON else text} for each in endpoint.media_types}
     if endpoint.chunk is not None:
         content[SERVER_SENT_EVENTS] = {"schema": schemas[endpoint.chunk]}
     responses: dict[str, Any] = {"200": {"description": "Success", "headers": _headers(200), "content": content}}

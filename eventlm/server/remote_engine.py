@@ -11,9 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from msgspec import Raw
 
 from eventlm.control.admin import AdminAction, EngineStatus
+from eventlm.control.explanations import ExplainAnswer
 from eventlm.control.front_end_protocol import (
     Administer,
     Answer,
+    AskExplanation,
+    AskStatus,
     Call,
     CancelReply,
     CancelRequest,
@@ -34,6 +37,7 @@ from eventlm.control.front_end_protocol import (
     error_of,
 )
 from eventlm.control.metrics_components import EngineMetrics
+from eventlm.control.reply_status import ReplyStatus
 from eventlm.control.request import (
     EngineRequest,
     EngineUnavailableError,
@@ -149,6 +153,14 @@ class RemoteEngine:
     async def administer(self, action: AdminAction) -> EngineStatus:
         """As the engine's own."""
         return await self._call(Administer(action), partial(decode_result, result_type=EngineStatus))
+
+    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
+        """As the engine's own."""
+        return await self._call(AskStatus(reply_id, owner), partial(decode_result, result_type=ReplyStatus))
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+        """As the engine's own."""
+        return await self._call(AskExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
 
     def take(self, message: Outputs | Answer | Refusal | StateChanged) -> None:
         """A message of the engine."""

@@ -87,7 +87,11 @@ async def explain_request(request: web.Request) -> web.Response:
     if form == "text":
         return web.Response(text=answer.text, content_type="text/plain")
     return json_response(
-        ExplainReply(id=status.reply_id, explanations=answer.explanations, warnings=answer.warnings)
+        ExplainReply(
+            id=status.reply_id,
+            explanations=[Raw(each.encode()) for each in answer.explanations],
+            warnings=answer.warnings,
+        )
     )
 
 
@@ -121,9 +125,7 @@ def _from_engine(error: EventLMError, request_id: str) -> ApiError:
 def _not_explained(error: NotExplainedError) -> ApiError:
     match error.reason:
         case "too_many":
-            return ApiError(
-                429, f"{error}.", type="requests", code="rate_limit_exceeded", retry_after=_RETRY_SECONDS
-            )
+            return ApiError(429, f"{error}.", type="requests", code="rate_limit_exceeded", retry_after=_RETRY_SECONDS)
         case "too_long":
             return ApiError(
                 503, f"{error}.", type="server_error", code="explanation_too_long", retry_after=60, should_retry=False

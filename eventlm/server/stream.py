@@ -66,9 +66,7 @@ def _submission(request: web.Request, body: GenerationRequest, replies: ReplyFor
     reply_id, created = replies.identity
     principal, request_id = request[PRINCIPAL], request[REQUEST_ID]
     if not is_resumable:
-        return Submission(
-            reply_id=reply_id, owner=principal.owner, limits=principal.limits, request_id=request_id
-        )
+        return Submission(reply_id=reply_id, owner=principal.owner, limits=principal.limits, request_id=request_id)
     state = EdgeState(created, request[BODY], body.service_tier, list(replies.echoes))
     return Submission(
         reply_id=reply_id,

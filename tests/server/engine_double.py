@@ -18,12 +18,15 @@ from eventlm.control.admin import (
     UnknownPolicyError,
     UnknownRequestError,
 )
+from eventlm.control.ended_rows import EndedRows
+from eventlm.control.explanations import ExplainAnswer, NotExplainedError
 from eventlm.control.live_requests import Sink
 from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.rate_limits import RateLimiter
+from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
     ClosingOutput,
     EmbeddingOutput,
@@ -85,6 +88,8 @@ class EngineDouble:
         self.limiter = RateLimiter()
         self.actions: list[AdminAction] = []
         self.submitted = asyncio.Event()
+        self.explain_error: NotExplainedError | None = None
+        self.rows = EndedRows()
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[int, str]] = []
         self.text_ends: list[tuple[int, int, int, str]] = []
@@ -156,6 +161,16 @@ class EngineDouble:
 
     def leave(self, reply_id: str, reader: int) -> None:
         self.registry.leave(reply_id, reader)
+
+    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
+        reply = self.registry.find(reply_id, owner)
+        return reply_status(reply.submission.reply_id, reply.sequences, None, self.rows)
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+        reply = self.registry.find(reply_id, owner)
+        if self.explain_error is not None:
+            raise self.explain_error
+        return ExplainAnswer(explanations=[f'{{"request":{request}}}' for request in reply.requests], text="a story")
 
     async def cancel_reply(self, reply_id: str, owner: str) -> None:
         for request in self.registry.find(reply_id, owner).requests:
