@@ -74,6 +74,7 @@ def _as_object(stats: TraceStats) -> dict[str, Any]:
         "finish_reasons": stats.finish_reasons,
         "reject_reasons": stats.reject_reasons,
         "distributions": stats.distributions,
+        "classes": {name: found.distributions for name, found in stats.classes.items()},
         "metrics": stats.snapshot,
     }
 
@@ -90,6 +91,9 @@ def render(stats: TraceStats) -> Iterator[str]:
             yield ""
             yield from table([title, *_COLUMNS], rows)
     yield ""
+    if stats.snapshot.classes:
+        yield from _class_table(stats)
+        yield ""
     yield from _replica_table(stats)
     operations = _operation_rows(stats)
     if operations:
@@ -146,6 +150,24 @@ def _distribution_row(name: str, found: Distribution) -> list[str]:
 
 def _milliseconds(ns: float) -> str:
     return f"{ns / NANOSECONDS_PER_MILLISECOND:,.2f}"
+
+
+def _class_table(stats: TraceStats) -> Iterator[str]:
+    columns = ["classes", "requests", "complete", "dropped", "TTFT p50, ms", "TTFT p99, ms", "queue p99, ms"]
+    columns += ["TPOT p99, ms", "deadlines met", "SLO met"]
+    rows = []
+    for name, sums in stats.snapshot.classes.items():
+        found = stats.classes[name].distributions if name in stats.classes else {}
+        times = [("prefill_e2e_time", "p50"), ("prefill_e2e_time", "p99"), ("request_scheduling_delay", "p99")]
+        times += [("request_time_per_output_token", "p99")]
+        shown = [_milliseconds(getattr(found[key], at)) if key in found else "-" for key, at in times]
+        met = [
+            _share(sums.num_deadlines_met, sums.num_deadlines_met + sums.num_deadlines_missed),
+            _share(sums.num_slo_met, sums.num_slo_met + sums.num_slo_missed),
+        ]
+        counts = [f"{count:,}" for count in (sums.num_requests, sums.num_complete, sums.num_dropped)]
+        rows.append([name, *counts, *shown, *met])
+    yield from table(columns, rows)
 
 
 def _replica_table(stats: TraceStats) -> Iterator[str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eventlm.control.metrics_aggregates import MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.control.metrics_classes import ClassSums
 from eventlm.control.metrics_live import (
     Identity,
     LiveReplica,
@@ -56,13 +57,12 @@ class MetricsStore:
     def __init__(self, *, sink: MetricsSink | None = None) -> None:
         self._sink = sink
         self._header: Header | None = None
-        self._next_s = 0
-        self._num_events = 0
+        self._next_s = self._num_events = self._num_requests = 0
         self._now_ns = 0
-        self._num_requests = 0
         self._num_unseen = 0
         self._num_cut = 0
         self._num_plugin_failures = 0
+        self._classes = ClassSums()
         self._replicas: list[LiveReplica] = []
         #: Requests whose group is not complete, and those admitted.
         self._arriving: dict[int, LiveRequest] = {}
@@ -132,6 +132,7 @@ class MetricsStore:
             num_cut=self._num_cut,
             num_plugin_failures=self._num_plugin_failures,
             replicas=[replica.metrics.copy() for replica in self._replicas],
+            classes=self._classes.snapshot(),
         )
 
     def _begin(self, header: Header) -> None:
@@ -161,11 +162,13 @@ class MetricsStore:
 
     def _arrived(self, event: Arrived) -> None:
         self._num_requests += 1
+        self._classes.arrived(event)
         self._arriving[event.s] = LiveRequest(event)
 
     def _rejected(self, event: Rejected) -> None:
-        if self._arriving.pop(event.request, None) is not None:
+        if (request := self._arriving.pop(event.request, None)) is not None:
             _count(self._of(0).reject_reasons, event.reason)
+            self._classes.rejected(request.service_class)
 
     def _admitted(self, event: Admitted) -> None:
         request = self._arriving.pop(event.request, None)
@@ -345,6 +348,7 @@ class MetricsStore:
         self._replicas[index].token_times.leave(sequence.identity)
         metrics = self._of(index)
         row = request_row(sequence, event, index)
+        self._classes.ended(row)
         _count(metrics.finish_reasons, event.reason)
         if event.reason == "complete":
             self._prefill_done(sequence, metrics, event.ts)

@@ -150,6 +150,34 @@ class ReplicaMetrics(Struct, kw_only=True, gc=False):
         return ReplicaMetrics(**values)
 
 
+class ClassMetrics(Struct, kw_only=True, gc=False):
+    """Sums over one class. Sequences are counted but for `num_requests` and `num_rejected`.
+
+    Deadlines are those of the requests themselves. One that the engine cut short has missed its objectives; one that
+    was cancelled counts for neither.
+    """
+
+    num_requests: int = 0
+    num_rejected: int = 0
+    num_complete: int = 0
+    #: Ended for they were late.
+    num_dropped: int = 0
+    num_deadlines_met: int = 0
+    num_deadlines_missed: int = 0
+    num_slo_met: int = 0
+    num_slo_missed: int = 0
+    output_tokens: int = 0
+    ttft: Histogram = field(default_factory=lambda: Histogram.over(TTFT_BUCKETS_NS))
+    queue: Histogram = field(default_factory=lambda: Histogram.over(LATENCY_BUCKETS_NS))
+    e2e: Histogram = field(default_factory=lambda: Histogram.over(LATENCY_BUCKETS_NS))
+
+    def copy(self) -> ClassMetrics:
+        """One that later events do not change."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values = {name: value.copy() if isinstance(value, Histogram) else value for name, value in values.items()}
+        return ClassMetrics(**values)
+
+
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """All that the store had added up when it was taken.
 
@@ -166,3 +194,5 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     num_cut: int = 0
     num_plugin_failures: int = 0
     replicas: list[ReplicaMetrics] = []
+    #: By name, in its order.
+    classes: dict[str, ClassMetrics] = {}

@@ -29,6 +29,8 @@ REQUEST_METRICS = (
     "output_tokens",
     "cached_tokens",
 )
+#: Of those, what is taken of each service class too.
+CLASS_METRICS = ("prefill_e2e_time", "request_time_per_output_token", "request_scheduling_delay", "request_e2e_time")
 STEP_METRICS = ("batch_size", "batch_num_tokens", "batch_execution_time", "inter_batch_delay", "predictor_error")
 #: Every other metric is nanoseconds.
 COUNTS = frozenset(
@@ -63,7 +65,8 @@ class Series(Struct, kw_only=True):
 class TraceStats(Struct, frozen=True, kw_only=True):
     """What a trace adds up to. Times in ns.
 
-    `values` has each metric's values and how often each occurred; `distributions` says the same shortly.
+    `values` has each metric's values and how often each occurred; `distributions` says the same shortly. `classes` by
+    name.
     """
 
     path: str
@@ -75,6 +78,18 @@ class TraceStats(Struct, frozen=True, kw_only=True):
     reject_reasons: dict[str, int]
     values: dict[str, Counter[int]]
     series: list[Series]
+    classes: dict[str, ClassValues] = {}
+
+    @property
+    def distributions(self) -> dict[str, Distribution]:
+        """By metric; without those that have no value."""
+        return {name: distribution(values) for name, values in self.values.items() if values}
+
+
+class ClassValues(Struct, frozen=True, kw_only=True):
+    """What is said of one service class, as values and how often each occurred: those of CLASS_METRICS."""
+
+    values: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in CLASS_METRICS})
 
     @property
     def distributions(self) -> dict[str, Distribution]:
@@ -89,15 +104,18 @@ class _Keeper:
         self.values: dict[str, Counter[int]] = {name: Counter() for name in (*REQUEST_METRICS, *STEP_METRICS)}
         self.finish_reasons: Counter[str] = Counter()
         self.series: list[Series] = []
+        self.classes: dict[str, ClassValues] = {}
 
     def request_ended(self, row: RequestRow) -> None:
         """Of one that was cut short only the first token counts."""
         self.finish_reasons[row.reason] += 1
-        names = REQUEST_METRICS if row.reason in COMPLETED else ("prefill_e2e_time",)
-        for name in names:
+        of_class = self.classes.setdefault(row.service_class, ClassValues()).values if row.service_class else {}
+        for name in REQUEST_METRICS if row.reason in COMPLETED else ("prefill_e2e_time",):
             value = getattr(row, name, None)
             if value is not None:
                 self.values[name][value] += 1
+                if name in of_class:
+                    of_class[name][value] += 1
 
     def step_completed(self, row: StepRow) -> None:
         """Its own figures, and the times between its sequences' tokens."""
@@ -157,6 +175,7 @@ class StatsCollector:
             reject_reasons=_by_number(_sum(replica.reject_reasons for replica in snapshot.replicas)),
             values=keeper.values,
             series=keeper.series,
+            classes=dict(sorted(keeper.classes.items())),
         )
 
 

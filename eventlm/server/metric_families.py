@@ -12,7 +12,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from eventlm.control.metrics_aggregates import Histogram, MetricsSnapshot, ReplicaMetrics
+from eventlm.control.metrics_aggregates import ClassMetrics, Histogram, MetricsSnapshot, ReplicaMetrics
 from eventlm.control.metrics_components import EngineMetrics, FrontEndMetrics
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -91,6 +91,25 @@ BY_REASON: tuple[tuple[str, str, str, Callable[[ReplicaMetrics], Mapping[str, fl
     ("eventlm:op_seconds", "Time of operations in workers (--profile-ops).", "op", lambda r: _op_seconds(r)),
 )
 
+#: By service class; requests without one are in none.
+CLASS_LABEL = "service_class"
+CLASS_COUNTERS: tuple[tuple[str, str, Callable[[ClassMetrics], float]], ...] = (
+    ("eventlm:class_requests", "Requests that arrived.", lambda c: c.num_requests),
+    ("eventlm:class_requests_rejected", "Requests turned away.", lambda c: c.num_rejected),
+    ("eventlm:class_sequences_completed", "Sequences that ran to their end.", lambda c: c.num_complete),
+    ("eventlm:class_sequences_dropped", "Sequences ended for they were late.", lambda c: c.num_dropped),
+    ("eventlm:class_deadlines_met", "First tokens within their own deadline.", lambda c: c.num_deadlines_met),
+    ("eventlm:class_deadlines_missed", "First tokens too late or never.", lambda c: c.num_deadlines_missed),
+    ("eventlm:class_slo_met", "Sequences that met their objectives.", lambda c: c.num_slo_met),
+    ("eventlm:class_slo_missed", "Sequences that did not.", lambda c: c.num_slo_missed),
+    ("eventlm:class_generation_tokens", "Tokens generated.", lambda c: c.output_tokens),
+)
+CLASS_SECONDS: tuple[tuple[str, str, Callable[[ClassMetrics], Histogram]], ...] = (
+    ("eventlm:class_time_to_first_token_seconds", "Time to first token.", lambda c: c.ttft),
+    ("eventlm:class_queue_time_seconds", "Arrival to first launch.", lambda c: c.queue),
+    ("eventlm:class_e2e_latency_seconds", "Reception of a request to its end.", lambda c: c.e2e),
+)
+
 
 class EngineCollector:
     """A prometheus_client collector over what `read` returns at the scrape."""
@@ -107,6 +126,7 @@ def families(metrics: EngineMetrics) -> Iterator[Metric]:
     """All families, one by one."""
     log = metrics.log
     yield from _replica_families(log)
+    yield from _class_families(log)
     yield from _engine_families(metrics)
     yield from _front_end_families(metrics.front_ends)
 
@@ -143,6 +163,20 @@ def _replica_families(log: MetricsSnapshot) -> Iterator[Metric]:
             for labels, replica in labelled:
                 _add_histogram(family, labels, replica.histograms[key], unit)
             yield family
+
+
+def _class_families(log: MetricsSnapshot) -> Iterator[Metric]:
+    """Over all replicas: a class is not of one."""
+    for name, text, value in CLASS_COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=(CLASS_LABEL,))
+        for service_class, metrics in log.classes.items():
+            counter.add_metric([service_class], value(metrics))
+        yield counter
+    for name, text, histogram in CLASS_SECONDS:
+        family = HistogramMetricFamily(name, text, labels=(CLASS_LABEL,))
+        for service_class, metrics in log.classes.items():
+            _add_histogram(family, [service_class], histogram(metrics), NANOSECONDS_PER_SECOND)
+        yield family
 
 
 def _engine_families(metrics: EngineMetrics) -> Iterator[Metric]:
