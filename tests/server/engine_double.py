@@ -94,6 +94,8 @@ class EngineDouble:
         self.cancelled: list[tuple[int, str]] = []
         self.text_ends: list[tuple[int, int, int, str]] = []
         self.handles: list[RequestHandle] = []
+        #: Tokens of all requests so far.
+        self.num_said = 0
         self.keep(seconds=0)
         self._sinks: list[Sink] = []
         self.store = MetricsStore()
@@ -222,6 +224,7 @@ class EngineDouble:
             logprobs = spell_logprobs(token_ids, request.params.logprobs)
             put(TokensOutput(index, num_tokens, token_ids, logprobs))
             num_tokens += len(token_ids)
+            self.num_said += len(token_ids)
             if num_tokens == request.params.max_tokens:
                 reason = "length"
                 break

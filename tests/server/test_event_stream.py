@@ -1,0 +1,151 @@
+"""Clients that read slowly or not at all: what waits for them is bounded, nothing is lost, nobody else waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .conftest import RunningServer, wait_until
+from .engine_double import spell
+
+TEXT = "".join(f"{number} wörds, " for number in range(500))
+
+
+def connect(server: RunningServer, **fields: Any) -> socket.socket:
+    """A client with a small window that has sent its request."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    client.settimeout(10)
+    client.connect((server.host, server.port))
+    messages = [{"role": "user", "content": "hi"}]
+    fields = {"model": "test", "messages": messages, "stream": True, "max_tokens": 100_000, **fields}
+    body = json.dumps(fields).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return client
+
+
+def read_reply(client: socket.socket, *, most_bytes: int = 65536) -> bytes:
+    """A chunked reply's body; the connection stays open."""
+    data = b""
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        received = client.recv(most_bytes)
+        assert received, data[-200:]
+        data += received
+    _, _, rest = data.partition(b"\r\n\r\n")
+    pieces = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        pieces.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    return b"".join(pieces)
+
+
+def chunks_of(body: bytes) -> list[Any]:
+    events = [event.removeprefix(b"data: ") for event in body.split(b"\n\n") if event]
+    assert events.pop() == b"[DONE]"
+    return [json.loads(event) for event in events]
+
+
+@pytest.fixture
+def server(start_server: Callable[..., RunningServer]) -> RunningServer:
+    return prepared(start_server(max_stream_buffer="4KiB"))
+
+
+@pytest.fixture
+def impatient(start_server: Callable[..., RunningServer]) -> RunningServer:
+    return prepared(start_server(max_stream_buffer="4KiB", write_timeout_seconds=1))
+
+
+def prepared(server: RunningServer) -> RunningServer:
+    server.engine.max_model_len = 1_000_000
+    server.engine.script = spell(TEXT, width=3)
+    return server
+
+
+def test_what_comes_while_a_client_does_not_read_is_joined(server: RunningServer) -> None:
+    num_tokens = len(TEXT.encode())
+    client = connect(server, logprobs=True)
+    # All is generated, and most of it waits.
+    wait_until(lambda: server.engine.num_said == num_tokens)
+    chunks = chunks_of(read_reply(client))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == TEXT
+    logprobs = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert bytes(byte for entry in logprobs for byte in entry["bytes"]) == TEXT.encode()
+    assert len(chunks) < num_tokens / 3 / 4
+    assert choices[-1]["finish_reason"] == "stop"
+    client.close()
+
+
+def test_the_connection_serves_on_behind_a_slow_stream(server: RunningServer) -> None:
+    client = connect(server)
+    assert len(chunks_of(read_reply(client, most_bytes=1000))) > 2
+    body = b'{"model": "test", "prompt": "x", "max_tokens": 4}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    client.sendall(head.encode() + b"\r\n\r\n" + body)
+    assert client.recv(12) == b"HTTP/1.1 200"
+    client.close()
+
+
+@pytest.mark.parametrize("is_endless", [True, False])
+def test_a_client_that_reads_nothing_is_disconnected(impatient: RunningServer, is_endless: bool) -> None:
+    if is_endless:
+        impatient.engine.script_end = None
+    else:
+        # What is left fits into what may wait: the end of the stream waits for it nevertheless.
+        impatient.engine.script = spell("x" * 20_000, width=2_000)
+    client = connect(impatient)
+    other = impatient.chat(max_tokens=5).json()
+    assert other["usage"]["completion_tokens"] == 5
+    started = time.monotonic()
+    wait_until(lambda: impatient.context.num_running == 0)
+    assert time.monotonic() - started > 0.5
+    if is_endless:
+        assert impatient.engine.cancelled == [(0, "client")]
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while received := client.recv(65536):
+            data += received
+    assert b"[DONE]" not in data
+    client.close()
+
+
+def test_a_client_that_reads_a_little_now_and_then_is_served(impatient: RunningServer) -> None:
+    impatient.engine.script = spell(TEXT[:6000], width=3)
+    client = connect(impatient)
+    data = b""
+    started = time.monotonic()
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        received = client.recv(24 * 1024)
+        assert received
+        data += received
+        # Longer in all than a client may read nothing.
+        time.sleep(max(0.0, min(0.3, 1.5 - (time.monotonic() - started))))
+    assert time.monotonic() - started > 1
+    client.close()
+
+
+def test_what_waits_is_bounded(server: RunningServer) -> None:
+    server.engine.script_end = None
+    clients = [connect(server, logprobs=True, top_logprobs=5) for _ in range(8)]
+    wait_until(lambda: server.engine.num_said > 50_000)
+    connections = server.call(_waiting(server))
+    assert len(connections) == 8
+    # The bound, and the chunk that went over it.
+    assert max(connections) < 4096 + 64 * 3 * 1000
+    for client in clients:
+        client.close()
+    wait_until(lambda: server.context.num_running == 0)
+
+
+async def _waiting(server: RunningServer) -> list[int]:
+    manager = server._server._runner.server
+    assert manager is not None
+    return [handler.transport.get_write_buffer_size() for handler in manager.connections if handler.transport]
