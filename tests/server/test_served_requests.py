@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 
+from eventlm.events import Arrived, Preempted
 from eventlm.models.default import DEFAULT_MODEL
 from eventlm.models.pull import cached
 from eventlm.replay.verify import verify
@@ -174,6 +176,46 @@ def test_nothing_generated_is_scored_the_same(served: Server, client: openai.Ope
     # Echoed text alone needs no scores, and whatever is in the cache by now does not matter.
     text = client.completions.create(**{**fields, "logprobs": None}, max_tokens=0)
     assert [choice.text for choice in text.choices] == [choice.text for choice in scored.choices]
+
+
+async def test_streamed_echoes_join_to_the_whole_ones_under_preemption(tmp_path: Path) -> None:
+    """Prompts in many chunks, computed again after a preemption: each token is scored and shown once."""
+    limits = ["--block-size", "4", "--num-blocks", "32", "--max-num-batched-tokens", "16", "--max-num-seqs", "8"]
+    server = Server(tmp_path, "--model", "fake", *limits)
+    rng = random.Random(12)
+
+    async def check(client: openai.AsyncOpenAI, number: int) -> None:
+        prompts: list[list[int]] = [
+            rng.choices(range(1024), k=rng.randrange(1, 60)) for _ in range(rng.randrange(1, 4))
+        ]
+        fields: dict[str, Any] = {
+            "model": "fake", "prompt": rng.choice([prompts, texts(rng, 2, 9)]), "echo": True, "seed": number,
+            "logprobs": rng.choice([None, 0, 2]), "max_tokens": rng.choice([0, 1, 20]), "n": rng.choice([1, 1, 2]),
+            "stop": rng.choice([None, ["e", " of"]]), "extra_body": {"return_token_ids": True},
+        }  # fmt: skip
+        stream = await client.completions.create(**fields, stream=True)
+        joined: dict[int, dict[str, Any]] = {}
+        async for chunk in stream:
+            [part] = chunk.choices
+            found = joined.setdefault(part.index, {"text": "", "token_ids": []})
+            found["text"] += part.text
+            found["token_ids"] += (part.model_extra or {}).get("token_ids", [])
+            for name, values in (part.logprobs.model_dump() if part.logprobs else {}).items():
+                found.setdefault(name, []).extend(values)
+        whole = await client.completions.create(**fields)
+        for choice in whole.choices:
+            expected = {"text": choice.text, "token_ids": (choice.model_extra or {})["token_ids"]}
+            expected |= choice.logprobs.model_dump() if choice.logprobs else {}
+            assert joined[choice.index] == expected
+
+    try:
+        async with server.wait_ready().async_client() as client:
+            await asyncio.gather(*(check(client, number) for number in range(40)))
+        trace = server.stop_and_verify()
+    finally:
+        server.close()
+    assert trace.of(Preempted)
+    assert len({event.kind for event in trace.of(Arrived)}) == 2
 
 
 def test_a_prefix_is_shared_by_requests_of_one_salt(served: Server, client: openai.OpenAI) -> None:
