@@ -56,14 +56,30 @@ FIELDS = (
 )  # fmt: skip
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-TEMPLATES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
-    "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2},
-    "/v1/embeddings": {"input": "a", "dimensions": 4},
-    "/v1/tokenize": {"prompt": "a"},
-    "/tokenize": {"messages": MESSAGES},
-    "/detokenize": {"tokens": [1, 2]},
-}
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": SCHEMA}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"a": 3}'}}
+CALLED = [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "1", "content": "4"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "b", "schema": SCHEMA, "strict": True}}
+USAGE = {"include_usage": True, "continuous_usage_stats": True}
+#: Bodies that are right, with the paths to which they belong.
+TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (CHAT, {"messages": MESSAGES, "max_tokens": 4}),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "n": 3, "stop": ["e"]}),
+    (CHAT, {"messages": CALLED, "max_tokens": 4, "stream": True, "stream_options": USAGE}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 20, "tools": [TOOL], "tool_choice": "required", "stream": True}),
+    (CHAT, {"messages": MESSAGES, "max_tokens": 9, "response_format": FORMAT}),
+    (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2}),
+    (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": 1, "logprobs": 1, "echo": True, "prompt_logprobs": 1}),
+    (COMPLETIONS, {"prompt": "a", "stream": True, "priority": 1, "slo": {"ttft_ms": 5}, "eventlm": {"timings": True}}),
+    (COMPLETIONS, {"prompt": "a", "max_tokens": 9, "structured_outputs": {"regex": "[a-z]{3}"}, "seed": 1}),
+    (EMBEDDINGS, {"input": ["a", "b"], "dimensions": 4}),
+    (EMBEDDINGS, {"input": [1, 2, 3], "encoding_format": "base64", "pooling": "mean"}),
+    ("/v1/tokenize", {"prompt": "a", "return_token_strs": True}),
+    ("/tokenize", {"messages": CALLED, "tools": [TOOL], "add_generation_prompt": False}),
+    ("/detokenize", {"tokens": [1, 2]}),
+)
 
 
 class RandomRequest(NamedTuple):
@@ -83,8 +99,11 @@ class RandomRequest(NamedTuple):
 
 def random_request(draw: random.Random, paths: list[str], model: str) -> RandomRequest:
     """The next triple of method, path and body; `paths` are those that the server has."""
-    path = draw.choice(ODD_PATHS) if draw.random() < 0.2 else draw.choice([*paths, *TEMPLATES])
-    method = "POST" if path in TEMPLATES else "GET"
+    own_path, template = draw.choice(TEMPLATES)
+    path, method = own_path, "POST"
+    if draw.random() < 0.4:
+        path = draw.choice(paths if draw.random() < 0.5 else ODD_PATHS)
+        method = draw.choice(("GET", "POST"))
     if draw.random() < 0.15:
         method = draw.choice(KNOWN_METHODS) if draw.random() < 0.7 else draw.choice(ODD_METHODS)
     content_type = "application/json" if draw.random() < 0.9 else draw.choice(CONTENT_TYPES)
@@ -92,13 +111,12 @@ def random_request(draw: random.Random, paths: list[str], model: str) -> RandomR
     if draw.random() < 0.05:
         headers[draw.choice(("Authorization", "Accept", "x-request-id", "Last-Event-ID", "x-eventlm-class"))] = "?;x"
     has_body = method not in ("GET", "HEAD", "CONNECT") or draw.random() < 0.1
-    return RandomRequest(method, path, headers, _body(draw, path, model) if has_body else b"")
+    return RandomRequest(method, path, headers, _body(draw, template, model) if has_body else b"")
 
 
-def _body(draw: random.Random, path: str, model: str) -> bytes:
-    template = TEMPLATES.get(path) or draw.choice(list(TEMPLATES.values()))
+def _body(draw: random.Random, template: dict[str, Any], model: str) -> bytes:
     value: Any = {"model": model, **json.loads(json.dumps(template))}
-    for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
+    for _ in range(draw.choice((0, 0, 1, 1, 1, 2, 3))):
         value = _mutated(draw, value)
     if draw.random() < 0.03:
         value = _value(draw, 3)

@@ -21,7 +21,7 @@ from .random_requests import RandomRequest, random_request
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     fast = "base_ns=100000,prefill_token_ns=0,decode_ns=0,context_token_ns=0"
-    server = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--max-model-len", "64", "--fake", fast)
+    server = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--max-model-len", "256", "--fake", fast)
     try:
         yield server.wait_ready()
         server.stop_and_verify()

@@ -13,6 +13,7 @@ from eventlm.server.tokenizer import CheckpointTokenizer
 from .checkpoints import byte_fallback, byte_level
 from .conftest import INVALID, RunningServer, assert_error
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "naïve 🙂?"}]
 
 
@@ -35,10 +36,13 @@ def test_options(server: RunningServer) -> None:
     }
 
 
-@pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"x": 1}}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"x": 1}}, {"tools": [TOOL]}]
+)
 def test_a_conversation_has_the_tokens_that_a_chat_gives_the_engine(
     server: RunningServer, fields: dict[str, Any]
 ) -> None:
+    server.engine.max_model_len = 1024
     reply = server.post("/tokenize", {"messages": MESSAGES, **fields})
     server.chat(messages=MESSAGES, **fields)
     assert reply.json()["tokens"] == server.engine.requests[-1].prompt_token_ids
