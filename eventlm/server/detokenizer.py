@@ -13,23 +13,26 @@ from typing import Literal
 
 from eventlm.server.stop_strings import StopMatcher, StopStrings
 
-_new_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Incremental detokenizing. The joined pieces do not depend on how the tokens were cut into calls."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
-        self._decoder = _new_decoder(errors="replace")
+        #: The start of a character.
+        self._begun = b""
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete."""
-        return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
+        data = self._begun + b"".join(map(self._token_bytes, token_ids))
+        text, num_decoded = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[num_decoded:]
+        return text
 
     def flush(self) -> str:
         """The rest: U+FFFD if the last character is incomplete, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        data, self._begun = self._begun, b""
+        return codecs.utf_8_decode(data, "replace", True)[0]
 
 
 class SequenceText:
@@ -114,6 +117,8 @@ class SequenceText:
         return self.num_tokens > self._min_tokens
 
     def _visible(self, token_ids: list[int]) -> Iterable[int]:
+        if self._end_token_ids.isdisjoint(token_ids):
+            return token_ids
         return (token_id for token_id in token_ids if token_id not in self._end_token_ids)
 
     def _stop(self) -> None:

@@ -39,7 +39,7 @@ class EventStream:
         return self._writer is not None
 
     async def start(self) -> None:
-        """Begin the reply. Its head leaves with the first bytes."""
+        """Begin the reply."""
         transport = self._transport()
         transport.set_write_buffer_limits(high=self._max_waiting_bytes)
         connection = transport.get_extra_info("socket")
@@ -48,21 +48,31 @@ class EventStream:
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer = writer
+        writer.send_headers()
 
     async def write(self, data: bytes) -> None:
         """Send bytes, and wait if too many wait already."""
         assert self._writer is not None
-        # Not by `response.write`: that may wait without a limit.
-        await self._writer.write(data, drain=False)
+        self._send(self._writer, data)
         if self._writer.protocol.writing_paused:
             await self._drain(self._writer)
+
+    def _send(self, writer: StreamWriter, data: bytes) -> None:
+        """As the writer does it, but at once: this is done for each token. Its own may wait without a limit too."""
+        transport = writer.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        if writer.chunked and data:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        transport.write(data)
+        writer.output_size += len(data)
 
     async def end(self, data: bytes) -> None:
         """Send the last bytes, and wait until the kernel has all of them."""
         assert self._writer is not None
         transport = self._transport()
         transport.set_write_buffer_limits(high=0)
-        await self._writer.write(data, drain=False)
+        self._send(self._writer, data)
         self._writer.set_eof()
         await self._drain(self._writer)
         await self.response.write_eof()

@@ -7,8 +7,9 @@ import bisect
 import functools
 import itertools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import cast
 
 from msgspec import Struct
 
@@ -77,38 +78,46 @@ class OutputQueue:
     """What the engine says of a group, in its order, until the one who reads it takes it."""
 
     def __init__(self) -> None:
-        self._outputs: deque[tuple[int, RequestOutput | TakenOver | EventLMError]] = deque()
+        self._outputs: list[tuple[int, RequestOutput | TakenOver | EventLMError]] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._is_broken = False
+        #: How many of them are no outputs.
+        self._num_errors = 0
+
+    def __len__(self) -> int:
+        return len(self._outputs)
 
     def put(self, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
         """The engine's side: `place` is that of the request in its group."""
         self._outputs.append((place, output))
         if isinstance(output, EventLMError | TakenOver):
-            self._is_broken = True
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            self._num_errors += 1
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def wait(self, least: int) -> None:
         """Until there are so many outputs, or an error."""
-        while len(self._outputs) < least and not (self._is_broken and self._outputs):
+        while len(self._outputs) < least and not self._num_errors:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def take(self, most: int) -> list[tuple[int, RequestOutput]]:
         """What there is, `most` at most and up to an error; if that comes first it is raised."""
-        taken: list[tuple[int, RequestOutput]] = []
-        while self._outputs and len(taken) < most:
-            place, output = self._outputs[0]
-            if isinstance(output, EventLMError | TakenOver):
-                if not taken:
-                    self._outputs.popleft()
-                    raise TakenOverError() if isinstance(output, TakenOver) else output
-                break
-            taken.append((place, output))
-            self._outputs.popleft()
-        return taken
+        outputs = self._outputs
+        if not self._num_errors and len(outputs) <= most:
+            self._outputs = []
+            return cast("list[tuple[int, RequestOutput]]", outputs)
+        num_taken = 0
+        while num_taken < min(most, len(outputs)) and not isinstance(outputs[num_taken][1], EventLMError | TakenOver):
+            num_taken += 1
+        if not num_taken:
+            self._num_errors -= 1
+            error = outputs.pop(0)[1]
+            raise error if isinstance(error, EventLMError) else TakenOverError()
+        self._outputs = outputs[num_taken:]
+        return cast("list[tuple[int, RequestOutput]]", outputs[:num_taken])
 
 
 class TakenOverError(EventLMError):
@@ -229,7 +238,8 @@ class Generation:
 
         There is one item for each choice that something came of. Raises TakenOverError, and what the engine raises.
         """
-        await self._outputs.wait(least)
+        if len(self._outputs) < least:
+            await self._outputs.wait(least)
         taken = self._outputs.take(most)
         self.num_outputs += len(taken)
         if len(taken) == 1:
