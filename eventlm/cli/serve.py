@@ -177,15 +177,18 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             model=model,
             max_model_len=engine.max_model_len,
             replicas=setup.core.num_replicas,
+            api_servers=setup.config.server.api_servers,
             record=record,
             hint=hint,
             **plugins,
         )
         return
+    num_front_ends = setup.config.server.api_servers
+    processes = f"replicas {setup.core.num_replicas}" + (f", front ends {num_front_ends}" if num_front_ends else "")
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
         f"eventlm {__version__} serves {model} on {url}",
-        f"replicas {setup.core.num_replicas}, {chosen}, context {engine.max_model_len} tokens",
+        f"{processes}, {chosen}, context {engine.max_model_len} tokens",
         f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
         "try it:",
         *hint.splitlines(),

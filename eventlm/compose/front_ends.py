@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from msgspec import structs
+
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.front_end_protocol import FrontEndSetup
 from eventlm.control.front_ends import FrontEndController
 from eventlm.control.request import EngineUnavailableError
 from eventlm.server.context import LAST_WORDS_SECONDS
 from eventlm.server.http_server import bind_sockets, completed, url_of
+from eventlm.types import ceil_div
 
 #: For what a front end does besides waiting for its requests when it drains.
 _LEAVE_SECONDS = 5.0
@@ -69,9 +72,11 @@ class FrontEndServer:
 
     def _setup(self) -> FrontEndSetup:
         engine, setup = self._engine, self._engine.setup
+        server = setup.config.server
+        share = structs.replace(server, max_connections=ceil_div(server.max_connections, server.api_servers))
         return FrontEndSetup(
             index=0,
-            config=setup.config,
+            config=structs.replace(setup.config, server=share),
             model=setup.model,
             model_names=engine.model_names,
             max_model_len=engine.max_model_len,

@@ -60,7 +60,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 0
     max_connections: Annotated[
-        int, Meta(ge=1, description="most connections at once; one more gets a 503 and is closed")
+        int,
+        Meta(
+            ge=1,
+            description="most connections at once, of which each of --api-servers has its share; one more gets a 503 "
+            "and is closed",
+        ),
     ] = 4096
     header_timeout_seconds: Annotated[
         int, Meta(ge=1, description="how long a client may take for the TLS handshake and for the head of a request")

@@ -11,9 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import openai
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from eventlm.events import Arrived, Cancelled, Finished, FrontEndLost
+from eventlm.events import Arrived, Cancelled, Finished, FrontEndLost, WorkerLost
 from tests.serving import PATIENCE_SECONDS, Server, children, is_running, wait_until
 
 from .conftest import StartServer
@@ -49,6 +51,10 @@ def figures(server: Server) -> dict[tuple[str, str], float]:
         for family in families
         for sample in family.samples
     }
+
+
+def num_up(server: Server) -> int:
+    return sum(int(value) for (name, _), value in figures(server).items() if name == "eventlm:front_end_up")
 
 
 async def run_load(server: Server) -> dict[int, list[tuple[str, str]]]:
@@ -186,3 +192,43 @@ async def test_front_ends_have_the_address_alone_and_end_with_the_engines_proces
             await asyncio.gather(*running)
     assert all(stream.error is not None for stream in streams)
     wait_until(lambda: not any(map(is_running, pids)))
+
+
+@pytest.mark.soak
+async def test_many_kills_under_load_leave_nothing_behind(start_server: StartServer) -> None:
+    num_kills, rng = 25, random.Random(5)
+    server = start_server("--model", "fake", "--fake", "base_ns=1000000", "--api-servers", "3", "--validate-every", "4")
+    done = asyncio.Event()
+    outcomes: Counter[str] = Counter()
+
+    async def run_client(client: openai.AsyncOpenAI, number: int) -> None:
+        seed = number * 100_000
+        while not done.is_set():
+            seed += 1
+            fields: Any = {"seed": seed, "max_tokens": rng.randint(1, 200), "stop": None}
+            stream = await Stream(client, model="fake", prompt="x" * rng.randint(1, 300), **fields).run()
+            if stream.error is None:
+                assert (stream.text, stream.finish_reason) == expected(fields, 0)
+            else:
+                assert isinstance(stream.error, openai.APIError), stream.error
+            outcomes["cut" if stream.error else "whole"] += 1
+
+    async with server.async_client() as client:
+        clients = [asyncio.create_task(run_client(client, number)) for number in range(24)]
+        for _ in range(num_kills):
+            await asyncio.sleep(rng.uniform(0, 1.0))
+            # Most of those that die are up, a few are starting.
+            while await asyncio.to_thread(num_up, server) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            os.kill(rng.choice(front_end_pids(server)), rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV]))
+        done.set()
+        await asyncio.gather(*clients)
+    assert outcomes["cut"] > num_kills < outcomes["whole"]
+    wait_until(lambda: all(figures(server)["eventlm:front_end_up", str(number)] for number in (1, 2, 3)))
+    samples = figures(server)
+    assert [samples[f"vllm:{name}", ""] for name in ("num_requests_running", "num_requests_waiting")] == [0, 0]
+    assert samples["vllm:kv_cache_usage_perc", ""] == 0
+    trace = server.stop_and_verify()
+    # One that dies while it starts has nothing to lose.
+    assert num_kills // 2 < len(trace.of(FrontEndLost)) <= num_kills
+    assert not trace.of(WorkerLost)

@@ -93,6 +93,8 @@ async def test_figures_of_each_and_an_end_in_order(make_run: Any) -> None:
             (1, True, 1),
             (2, True, 2),
         ]
+        run.controller.reload()
+        await run.until(lambda: [figures.num_requests for figures in run.controller.metrics] == [99, 99])
         assert await run.controller.begin_drain() == 6
         await run.controller.drain(asyncio.Event(), timeout_seconds=60)
         assert not any(map(is_running, pids))
