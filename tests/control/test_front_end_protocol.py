@@ -8,8 +8,12 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config, ServerConfig
 from eventlm.control import front_end_protocol as protocol
+from eventlm.control.admin import SwapPolicy
 from eventlm.control.front_end_protocol import (
+    Administer,
     Answer,
+    AskExplanation,
+    AskStatus,
     Beat,
     Call,
     CancelReply,
@@ -44,6 +48,7 @@ from eventlm.control.metrics_components import (
     FrontEndMetrics,
     RecorderMetrics,
 )
+from eventlm.control.rate_limits import BucketState, RateLimitError, RateLimitState
 from eventlm.control.request import (
     ClosingOutput,
     ContextLengthError,
@@ -122,6 +127,9 @@ def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
         Call(3, Submit([REQUEST], SUBMISSION)),
         Call(4, Resume("cmpl-1", "somebody")),
         Call(5, CancelReply("cmpl-1", "somebody")),
+        Call(6, AskStatus("cmpl-1", "somebody")),
+        Call(7, AskExplanation("cmpl-1", "somebody")),
+        Call(8, Administer(SwapPolicy("edf"))),
         CancelRequest(3, "client"),
         Leave("cmpl-1", 2),
         EndText(3, 0, 17, "stop"),
@@ -132,7 +140,7 @@ def test_what_a_front_end_says_comes_as_it_was_sent(message: Any) -> None:
 
 
 def test_a_reply_that_is_resumed_comes_as_it_was_sent() -> None:
-    reply = ResumedReply(submission=SUBMISSION, group=[REQUEST], requests=[7], reader=3)
+    reply = ResumedReply(submission=SUBMISSION, group=[REQUEST], requests=[7], reader=3, num_outputs=2)
     message = decode_to_front_end(encode(protocol.answer(5, reply)))
     assert isinstance(message, Answer)
     assert decode_result(message.result, ResumedReply) == reply
@@ -158,6 +166,11 @@ def test_the_engines_figures_come_as_they_were_sent() -> None:
     assert decode_result(message.result, EngineMetrics) == metrics
 
 
+RATE_LIMIT_ERROR = RateLimitError(
+    "too many", "tokens", 5, RateLimitState(tokens=BucketState(limit=3, remaining=0, reset_ns=9))
+)
+
+
 class UnknownToFrontEnds(QueueFullError):
     pass
 
@@ -172,6 +185,7 @@ class UnknownToFrontEnds(QueueFullError):
         (EngineUnavailableError("loading"), EngineUnavailableError),
         (UnknownReplyError("none"), UnknownReplyError),
         (UnknownToFrontEnds("full"), QueueFullError),
+        (RATE_LIMIT_ERROR, RateLimitError),
         (EventLMError("other"), EventLMError),
     ],
 )
@@ -182,3 +196,4 @@ def test_errors_are_raised_again_at_the_other_side(error: EventLMError, kind: ty
     found = error_of(message)
     assert type(found) is kind
     assert str(found) == str(error)
+    assert vars(found) == vars(error)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec import structs
 
 from eventlm.config import Config
+from eventlm.control.engine import InferenceEngine
 from eventlm.control.frames import FrameConnection
 from eventlm.control.front_end_calls import FrontEndCalls
 from eventlm.control.front_end_link import FrontEndLink
-from eventlm.control.front_end_protocol import Beat, FrontEndSetup, Outputs, StateChanged, decode_to_front_end, encode
+from eventlm.control.front_end_protocol import (
+    Beat,
+    FrontEndSetup,
+    Outputs,
+    Question,
+    StateChanged,
+    Word,
+    decode_to_front_end,
+    encode,
+)
 from eventlm.control.metrics_components import FrontEndMetrics
 from eventlm.control.request import (
     ClosingOutput,
@@ -32,6 +43,7 @@ from eventlm.control.request import (
     UnknownReplyError,
 )
 from eventlm.sampler_params import SamplerParams
+from eventlm.server.engine_protocol import Engine
 from eventlm.server.generation import submit
 from eventlm.server.remote_engine import RemoteEngine
 
@@ -246,6 +258,23 @@ async def test_generations_work_over_it() -> None:
         outputs = [output async for output in generation.outputs()]
         assert "".join(output.text for output in outputs) == "Hello, "
         assert outputs[-1].stop_reason == "wor"
+
+
+@pytest.mark.parametrize("name", sorted(name for name in vars(Engine) if not name.startswith("_")))
+def test_both_engines_have_every_method_of_the_protocol(name: str) -> None:
+    method = vars(Engine)[name]
+    if isinstance(method, property):
+        return
+    for kind in (RemoteEngine, InferenceEngine):
+        mine = getattr(kind, name)
+        assert inspect.iscoroutinefunction(mine) == inspect.iscoroutinefunction(method)
+        assert inspect.signature(mine) == inspect.signature(method)
+
+
+def test_every_question_has_a_handler() -> None:
+    calls = FrontEndCalls(EngineDouble(spell("")), list)  # type: ignore[arg-type]
+    assert set(calls._handlers) == set(get_args(Question))
+    assert set(calls._listeners) == set(get_args(Word))
 
 
 async def test_figures_are_the_engines_and_those_of_all_front_ends() -> None:
