@@ -8,7 +8,7 @@ threads whose stacks hold the longest chain that fits into it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -26,29 +26,37 @@ _INITIAL_LEXER_FUEL = 100_000
 _STEP_LEXER_FUEL = 50_000
 
 
+#: Bytes of a text to token ids.
+Tokenize = Callable[[bytes], list[int]]
+
+
 class _Vocabulary:
     """What llguidance asks of a tokenizer. The end of a text is a token of its own, behind all others."""
 
     bos_token_id = None
 
-    def __init__(self, token_bytes: Sequence[bytes], special_bytes: Mapping[int, bytes]) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], special_bytes: Mapping[int, bytes], tokenize: Tokenize) -> None:
         self.eos_token_id = len(token_bytes)
         self.tokens = [special_bytes.get(token_id, token) for token_id, token in enumerate(token_bytes)] + [b"<|end|>"]
         self.special_token_ids = [*special_bytes, self.eos_token_id]
+        self._tokenize = tokenize
 
     def __call__(self, text: bytes) -> list[int]:
-        """Token ids of a text; asked of only where a grammar forces tokens, which is not used."""
-        return list(text)
+        return self._tokenize(text)
 
 
-def make_tokenizer(token_bytes: Sequence[bytes], special_bytes: Mapping[int, bytes]) -> LLTokenizer:
+def make_tokenizer(
+    token_bytes: Sequence[bytes], special_bytes: Mapping[int, bytes], tokenize: Tokenize = list
+) -> LLTokenizer:
     """A vocabulary for matchers: the bytes of each token (none for ids without one), and names of special tokens by id.
 
-    In masks, the bit behind the last token says whether the text may end.
+    tokenize: the tokens of a text, UTF-8, whose bytes must be the text's; a grammar that leaves no choice gets these.
+    As it is, for a vocabulary that begins with all bytes. In masks, the bit behind the last token says whether the text
+    may end.
     """
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(token_bytes, special_bytes)))
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(token_bytes, special_bytes, tokenize)))
 
 
 class GrammarError(EventLMError):

@@ -14,6 +14,7 @@ RequestKind = Literal["generate", "score", "pool"]
 
 #: Why a sequence ended. `eos`, `stop_token`, `grammar` come from the worker, `stop` and `tool_calls` from the text,
 #: `length`, `complete` (score, pool) and `deadline` from the core, `cancelled` and `front_end_lost` from outside.
+#: `error` is the core's word on a sequence that kills workers, and a worker's on a grammar that cannot be followed.
 FinishReason = Literal[
     "eos",
     "stop_token",
@@ -29,7 +30,7 @@ FinishReason = Literal[
 ]
 
 #: Ends that a worker can see.
-WorkerEnd = Literal["eos", "stop_token", "grammar"]
+WorkerEnd = Literal["eos", "stop_token", "grammar", "error"]
 
 #: Its own, because anybody in the process may change the thread's.
 _CONTEXT = Context(prec=40)

@@ -15,6 +15,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.side_car import OutputTokens, encode_line
 from eventlm.control.ended_rows import EndedRows
+from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.live_requests import LiveRequests, Output, Sink
 from eventlm.control.request import EngineRequest, RequestOutput
 from eventlm.core.core import Core
@@ -31,6 +32,7 @@ from eventlm.events import (
     Fact,
     Finished,
     Gap,
+    GrammarReady,
     Header,
     Launched,
     Marker,
@@ -42,6 +44,7 @@ from eventlm.events import (
 )
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
+from eventlm.grammars import GrammarError
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import StepPayload, StepResult
 
@@ -72,11 +75,13 @@ class Driver:
         rows: EndedRows | None = None,
         checkpoint_events: int = 1000,
         validate_every: int = 0,
+        grammars: GrammarBuilds | None = None,
     ) -> None:
         self.core = core
         self.live = live
         self.bus = bus
         self._ship = ship
+        self._grammars = grammars
         self._recorder = recorder
         self._rows = rows
         if recorder is not None:
@@ -142,6 +147,14 @@ class Driver:
         """Queue the edge's word on a text; nothing if the request has left."""
         if request in self.live:
             self.put_fact(TextEnded(c=request, request=request, index=index, position=position, reason=reason))
+
+    def grammar_ready(self, request: int, error: GrammarError | None) -> None:
+        """Queue the word on a request's grammar; nothing if it has left. The log is not told what the error says."""
+        if request not in self.live:
+            return
+        if error is not None:
+            self.live.fail_grammar(request, error)
+        self.put_fact(GrammarReady(c=request, request=request, error="cannot be built" if error is not None else ""))
 
     def drain(self, now_ns: int) -> None:
         """Apply all that is pending as one tick at `now_ns`, or 1 ns after the last one if the clock stood still."""
@@ -251,8 +264,12 @@ class Driver:
             self._outbox.append(self.live.start_closing(decision))
         elif isinstance(decision, Finished):
             self._outbox.append(self.live.finish(decision))
+            if self._grammars is not None and decision.request not in self.live:
+                self._grammars.forget(decision.request)
         elif isinstance(decision, Admitted):
             self._resolve(decision.request, None)
+            if self._grammars is not None and (grammar := self.live.awaited_grammar(decision.request)):
+                self._grammars.want(decision.request, grammar)
         elif isinstance(decision, Rejected):
             self.live.reject(decision.request)
             self._resolve(decision.request, decision.reason)

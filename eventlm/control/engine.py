@@ -29,6 +29,7 @@ from eventlm.control.block_names import BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.ended_rows import EndedRows
 from eventlm.control.explanations import ExplainAnswer, Explanations, NotExplainedError
+from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
@@ -56,9 +57,13 @@ from eventlm.core.predictor import Predictor
 from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Event, Fact, FrontEndLost, Launched, TimerDue
 from eventlm.events.decisions import RejectReason
-from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
+from eventlm.grammars import GrammarError
+from eventlm.worker.protocol import PrepareGrammar, StepPayload, StepResult, WorkerReady
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
+
+#: After so long a request whose grammar is not built ends with an error.
+GRAMMAR_SECONDS = 60.0
 
 log = structlog.get_logger("eventlm.engine")
 
@@ -94,6 +99,8 @@ class InferenceEngine:
         self.registry = self._make_registry()
         self._limiter = RateLimiter()
         self._explanations = Explanations()
+        #: Grammars of live requests; the replicas tell it of their workers.
+        self.grammars = GrammarBuilds(self._send_grammar, self._grammar_ready)
         self._live_replicas = setup.core.num_replicas
         self._replicas = [
             ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
@@ -219,6 +226,7 @@ class InferenceEngine:
                 rows=self._rows,
                 checkpoint_events=self.setup.config.record.checkpoint_events,
                 validate_every=self.setup.config.record.validate_every,
+                grammars=self.grammars,
             )
         except BaseException:
             if recorder is not None:
@@ -288,8 +296,10 @@ class InferenceEngine:
                 self.registry.add(reply, seqs)
             if charge is not None and reason is not None:
                 charge.refund()
-            for handle, seq in zip(handles, seqs, strict=True):
+            for handle, seq, member in zip(handles, seqs, group, strict=True):
                 handle.request = seq
+                if member.waits_for_grammar and reason is None:
+                    self._watch_grammar(seq)
                 if admitted.cancelled() and reason is None:
                     self.cancel(seq, "client")
             if not admitted.done():
@@ -436,6 +446,23 @@ class InferenceEngine:
 
     def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         self._replicas[launched.replica].ship(launched, body, payload)
+
+    def _send_grammar(self, replica: int, message: PrepareGrammar) -> None:
+        self._replicas[replica].prepare_grammar(message)
+
+    def _grammar_ready(self, request: int, error: GrammarError | None) -> None:
+        if self._driver is not None:
+            self._driver.grammar_ready(request, error)
+            self._wake()
+
+    def _watch_grammar(self, request: int) -> None:
+        """Nobody waits for a grammar for ever: llguidance bounds its work, and this is for the day that it does not."""
+        if self._loop is not None:
+            self._loop.call_later(GRAMMAR_SECONDS, self._expire_grammar, request)
+
+    def _expire_grammar(self, request: int) -> None:
+        if self.grammars.expire(request):
+            self._watch_grammar(request)
 
     def _wake(self) -> None:
         """One drain for each tick, however many facts come in it."""

@@ -25,6 +25,7 @@ from eventlm.control.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
+from eventlm.grammars import GrammarError
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, StepResult, encode
 
@@ -48,12 +49,14 @@ class Sample:
 class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    __slots__ = ("num_unfinished", "request", "sink")
+    __slots__ = ("grammar_error", "num_unfinished", "request", "sink")
 
     def __init__(self, request: EngineRequest, sink: Sink) -> None:
         self.request = request
         self.sink = sink
         self.num_unfinished = request.n
+        #: Why its grammar cannot be had.
+        self.grammar_error = ""
 
 
 class Output(NamedTuple):
@@ -151,6 +154,15 @@ class LiveRequests:
             # Of a client's salt nobody needs more than whether another is the same.
             cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
         )
+
+    def awaited_grammar(self, seq: int) -> str:
+        """The grammar that a request waits for, empty if none."""
+        request = self._requests[seq].request
+        return request.params.grammar if request.waits_for_grammar else ""
+
+    def fail_grammar(self, seq: int, error: GrammarError) -> None:
+        """What the client of a live request is told when it ends for want of its grammar."""
+        self._requests[seq].grammar_error = str(error)
 
     def num_output_tokens(self, identity: SequenceId) -> int | None:
         """How many tokens a sequence has been given; None once it takes no more."""
@@ -296,8 +308,9 @@ class LiveRequests:
         live.num_unfinished -= 1
         if not live.num_unfinished:
             del self._requests[seq]
+        detail = live.grammar_error if finished.reason == "error" else ""
         return Output(
             live.sink,
-            FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens),
+            FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),
             ended=identity,
         )

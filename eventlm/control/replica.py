@@ -14,13 +14,16 @@ import structlog
 from msgspec import structs
 
 from eventlm.config import WorkerConfig
+from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import CheckpointError
 from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
 from eventlm.worker.protocol import (
     FromWorker,
+    GrammarBuilt,
     Heartbeat,
+    PrepareGrammar,
     StepPayload,
     StepResult,
     WorkerDesync,
@@ -48,6 +51,11 @@ class Engine(Protocol):
 
     def complete(self, replica: int, result: StepResult) -> None:
         """Queue a step's completion."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarBuilds:
+        """Told which workers are up, and what they have built."""
         ...
 
 
@@ -95,13 +103,27 @@ class ReplicaController:
 
     def run(self) -> None:
         """The first worker's fact has been made: begin to listen."""
-        self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._setup.epoch))
+        self._put_up()
         self._task = asyncio.create_task(self._supervise(), name=f"replica {self.index}")
 
     def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         """Send a launch to the worker of its epoch."""
         if self._worker is not None and self._setup.epoch == launched.epoch:
             self._worker.send_step(body, payload)
+
+    def prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Have the present worker build a grammar; it answers to `Engine.grammars`."""
+        if self._worker is not None:
+            self._worker.send(message)
+
+    def _put_up(self) -> None:
+        self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._setup.epoch))
+        # Grammars of live requests are on their way before any step is.
+        self._engine.grammars.worker_up(self.index)
+
+    def _put_lost(self, reason: str) -> None:
+        self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
+        self._engine.grammars.worker_lost(self.index)
 
     async def stop(self) -> None:
         """End the worker and the supervision."""
@@ -144,14 +166,14 @@ class ReplicaController:
         try:
             while True:
                 reason = await self._listen()
-                self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
+                self._put_lost(reason)
                 log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
                 await self._discard()
                 if not await self._restart():
                     break
         except Exception as error:
             reason = repr(error)
-            self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason="defect"))
+            self._put_lost("defect")
             await self._discard()
             log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
         self._on_dead(reason)
@@ -167,7 +189,7 @@ class ReplicaController:
             except (CheckpointError, EngineUnavailableError) as error:
                 log.error("worker did not start", replica=self.index, error=str(error))
                 continue
-            self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._setup.epoch))
+            self._put_up()
             log.info("worker is back", replica=self.index, epoch=self._setup.epoch)
             return True
         return False
@@ -197,6 +219,8 @@ class ReplicaController:
             if message.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
                 return f"one step took longer than {self._config.step_timeout_seconds} s"
             self._note_beat(is_idle=message.busy_ns == 0)
+        elif isinstance(message, GrammarBuilt):
+            self._engine.grammars.built(self.index, message)
         elif isinstance(message, WorkerDesync):
             self._engine.put_fact(Desynced(replica=self.index, epoch=message.epoch, step=message.step))
             return f"desync in step {message.step}: {message.detail}"

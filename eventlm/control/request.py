@@ -146,7 +146,8 @@ class ClosingOutput(Struct, frozen=True, tag="closing", array_like=True):
 class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     """Sequence `index` is over. Only its first `position` tokens belong to the output.
 
-    row: what the log says of it, as all metrics have it.
+    row: what the log says of it, as all metrics have it. detail: why it ended with `error`, where that is the request's
+    own fault; it may quote the request.
     """
 
     index: int
@@ -154,6 +155,7 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     position: int
     cached_tokens: int
     row: RequestRow | None = None
+    detail: str = ""
 
 
 class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):

@@ -21,6 +21,7 @@ from eventlm.control.request import EngineUnavailableError
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
+    PrepareGrammar,
     Shutdown,
     StepPayload,
     WorkerSetup,
@@ -169,6 +170,11 @@ class WorkerProcess:
         """Ship a launch. A worker that is gone does not hear it; its death is noticed elsewhere."""
         with contextlib.suppress(zmq.Again):
             self._to_worker.send_multipart([body, encode(payload)], flags=zmq.NOBLOCK)
+
+    def send(self, message: PrepareGrammar) -> None:
+        """Send what is no step. As there, a worker that is gone does not hear it."""
+        with contextlib.suppress(zmq.Again):
+            self._to_worker.send(encode(message), flags=zmq.NOBLOCK)
 
     async def stop(self) -> None:
         """Ask it to leave, and kill it if it does not."""

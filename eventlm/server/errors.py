@@ -192,8 +192,11 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
             return internal_error()
 
 
-def from_finish_reason(reason: FinishReason) -> ApiError | None:
-    """The error that a sequence's end means for its client, None for an ordinary end."""
+def from_finish_reason(reason: FinishReason, detail: str = "") -> ApiError | None:
+    """The error that a sequence's end means for its client, None for an ordinary end.
+
+    detail: as in `FinishedOutput`.
+    """
     match reason:
         case "cancelled" | "front_end_lost":
             return unavailable("The server ended this request before it was complete.")
@@ -205,6 +208,8 @@ def from_finish_reason(reason: FinishReason) -> ApiError | None:
                 code="deadline_exceeded",
                 should_retry=False,
             )
+        case "error" if detail:
+            return invalid_value(None, f"The model cannot follow the structure that was asked for: {detail}.")
         case "error":
             return internal_error()
         case _:

@@ -10,9 +10,10 @@ import re
 
 from eventlm.server.chat_template import ChatTemplate
 from eventlm.server.tokenizer import Tokenizer
+from eventlm.worker.grammar_vocabulary import FAKE_SPECIAL_TOKENS
 
 _NUM_BYTES = 256
-_SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
+_SPECIAL_TOKENS = FAKE_SPECIAL_TOKENS
 _SPECIAL_IDS = {token: _NUM_BYTES + place for place, token in enumerate(_SPECIAL_TOKENS)}
 _FIRST_PIECE = _NUM_BYTES + len(_SPECIAL_TOKENS)
 _ROCKET = "🚀".encode()

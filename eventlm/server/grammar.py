@@ -8,6 +8,7 @@ grammar takes the JSON of a `compiled_schema` behind `%json`.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 from eventlm.grammars import MAX_GRAMMAR_CHARACTERS
@@ -19,6 +20,9 @@ JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 #: Keys of llguidance's own in a schema.
 _OWN_OPTIONS = "x-guidance"
 MAX_CHOICES = 4096
+#: An escape, the start of a class (with a bracket that is its first character), or any other character.
+_REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
+_COMMON_CLASSES = {r"\d": "0-9", r"\w": r"\p{L}\p{Nd}_"}
 
 
 class RequestedGrammar(NamedTuple):
@@ -144,11 +148,30 @@ def regex_grammar(regex: str, param: str) -> str:
 
     _check_size(regex, param)
     try:
-        grammar = LLMatcher.grammar_from_regex(regex)
+        grammar = LLMatcher.grammar_from_regex(_with_common_classes(regex))
     except UnicodeEncodeError as error:
         raise invalid_grammar(param, "it has half of a surrogate pair") from error
     _check_size(grammar, param)
     return grammar
+
+
+def _with_common_classes(regex: str) -> str:
+    """`\\d` as the ASCII digits, which is what is meant, and `\\w` as what Python and Rust agree on.
+
+    Both only where they add characters: in a class that is negated they take away, and stay as they are.
+    """
+    found: list[str] = []
+    #: For each class that is open, whether it is negated.
+    classes: list[bool] = []
+    for part in _REGEX_PARTS.findall(regex):
+        if part.startswith("["):
+            classes.append(part.startswith("[^"))
+        elif part == "]" and classes:
+            classes.pop()
+        elif part in _COMMON_CLASSES and not any(classes):
+            part = _COMMON_CLASSES[part] if classes else f"[{_COMMON_CLASSES[part]}]"
+        found.append(part)
+    return "".join(found)
 
 
 def choice_grammar(choices: list[str], param: str) -> str:

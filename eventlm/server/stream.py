@@ -83,7 +83,7 @@ async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
     try:
         while not generation.is_over:
             for output in await generation.take():
-                error = from_finish_reason(output.finished.reason) if output.finished else None
+                error = from_finish_reason(output.finished.reason, output.finished.detail) if output.finished else None
                 if error is not None:
                     raise error
                 pieces[output.choice].append(output)

@@ -113,7 +113,7 @@ class StreamEvents:
             if chunk is not None:
                 payloads.append(self._payload(chunk, output.choice))
             if output.finished is not None:
-                self.error = from_finish_reason(output.finished.reason)
+                self.error = from_finish_reason(output.finished.reason, output.finished.detail)
                 if self.error is not None:
                     break
                 payloads.append(self._payload(self._replies.finish(output), output.choice))

@@ -7,16 +7,19 @@ that the launch allows. The text is valid UTF-8 of words of a fixed length, some
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 from msgspec import Struct
 
 from eventlm.events import Launched
-from eventlm.types import WorkerEnd
+from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake_extras import fake_extras
 from eventlm.worker.protocol import RowExtras, StepPayload
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
+
+if TYPE_CHECKING:
+    from eventlm.worker.fake_grammar import FakeGrammars
 
 MILLION = 1_000_000
 #: Words of 8 bytes each; their bytes are the token ids.
@@ -81,10 +84,13 @@ class FakeRunner:
         self.parameters = parameters
         self._epoch = epoch
         self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks)
+        #: None as long as nobody has a grammar: most runs load no llguidance.
+        self._grammars: FakeGrammars | None = None
 
     def execute(self, launch: Launched, payload: StepPayload) -> FakeStep:
         """Compute every row of a launch."""
         rows = self._table.apply(launch, payload)
+        self._update_grammars(launch, payload)
         if self._draw("die", self._epoch, launch.replica, launch.step) < self.parameters.die_ppm:
             raise FakeDeath(f"drawn to die in step {launch.step}")
         tokens: list[list[int]] = []
@@ -94,7 +100,8 @@ class FakeRunner:
             if row.samples and self._is_deadly(row.sequence):
                 raise FakeDeath(f"poisoned by sequence {row.sequence.id}")
             most = launch.most[number] if launch.most else int(row.samples)
-            produced, reason = self._produce(row, launch.step, most if row.samples else 0)
+            forced = payload.forced[number] if payload.forced else None
+            produced, reason = self._produce(row, launch.step, most if row.samples else 0, forced)
             tokens.append(produced)
             if reason is not None:
                 ends.append((number, reason))
@@ -108,11 +115,25 @@ class FakeRunner:
         place = poisoned_place(self.parameters, sequence.params.seed, sequence.id.index)
         return place is not None and sequence.position >= place
 
-    def _produce(self, row: Row, step: int, most: int) -> tuple[list[int], WorkerEnd | None]:
+    def _update_grammars(self, launch: Launched, payload: StepPayload) -> None:
+        if self._grammars is not None:
+            for request, index in launch.forget:
+                self._grammars.remove(SequenceId(request, index))
+        for new in payload.new:
+            if new.params.grammar and new.kind == "generate":
+                if self._grammars is None:
+                    from eventlm.worker.fake_grammar import FakeGrammars
+
+                    self._grammars = FakeGrammars()
+                self._grammars.add(self._table[SequenceId(new.request, new.index)])
+
+    def _produce(self, row: Row, step: int, most: int, forced: list[int] | None) -> tuple[list[int], WorkerEnd | None]:
         """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
         sequence = row.sequence
         params, index, position = sequence.params, sequence.id.index, sequence.position
         count = most if most <= 1 else self._draw("count", params.seed, step, position) % (most + 1)
+        if params.grammar and self._grammars is not None:
+            return self._grammars.produce(row, count, forced)
         produced = []
         for place in range(position, position + count):
             drawn = self._draw("end", params.seed, index, place)

@@ -1,5 +1,7 @@
-"""What a request's parameters do to its logits before a token is drawn, in the order of vLLM's V1 engine: allowed ids,
-bad words, min_tokens, logit_bias, then penalties.
+"""What a request's parameters do to its logits before a token is drawn, in the order of vLLM's V1 engine: its grammar,
+allowed ids, bad words, min_tokens, logit_bias, then penalties.
+
+Something is always left to be drawn: a later one of the first four that would leave nothing does not hold.
 
 All work in place on float32 logits [S, V], over those rows alone that ask for it.
 """
@@ -12,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eventlm.worker.masks import unpack_mask
 from eventlm.worker.sampling_table import (
     ALLOWED,
     BANNED,
     BIASED,
+    GRAMMAR,
     PENALIZED,
     SampledRows,
     SamplingTable,
@@ -28,6 +32,8 @@ def process_logits(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -
     """Apply everything that any of the rows asks for."""
     needs = rows.params["needs"]
     asked = int(np.bitwise_or.reduce(needs))
+    if asked & GRAMMAR:
+        _match(logits_SV, rows, table)
     if asked & (ALLOWED | BANNED):
         _restrict(logits_SV, rows, table)
     if asked & BIASED:
@@ -40,11 +46,40 @@ def process_logits(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -
         _penalize(logits_SV, rows, np.flatnonzero(needs & PENALIZED), table)
 
 
+def _match(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
+    """Minus infinity for what a grammar does not allow, or allowed ids and bans beside it."""
+    needs = rows.params["needs"]
+    numbers = np.flatnonzero(needs & GRAMMAR)
+    assert rows.masks is not None
+    may_RV = unpack_mask(rows.masks[numbers], logits_SV.shape[1])
+    for place in np.flatnonzero(needs[numbers] & (ALLOWED | BANNED)).tolist():
+        _narrow(may_RV[place], table.lists[int(rows.slots[numbers[place]])])
+    never_RV = torch.from_numpy(~may_RV).to(logits_SV.device)
+    if len(numbers) == len(logits_SV):
+        logits_SV.masked_fill_(never_RV, -torch.inf)
+    else:
+        places = torch.from_numpy(numbers).to(logits_SV.device)
+        logits_SV[places] = logits_SV[places].masked_fill_(never_RV, -torch.inf)
+
+
+def _narrow(may_V: np.ndarray, lists: TokenLists) -> None:
+    """Leave of what may be drawn what is allowed, unless that is nothing; of that what is not banned, likewise."""
+    if len(lists.allowed):
+        allowed = lists.allowed[may_V[lists.allowed]]
+        if len(allowed):
+            may_V[:] = False
+            may_V[allowed] = True
+    bans = _bans(lists)
+    bans = bans[may_V[bans]]
+    if len(np.unique(bans)) < np.count_nonzero(may_V):
+        may_V[bans] = False
+
+
 def _restrict(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
-    """Minus infinity for what may not be drawn. Bans that would leave nothing of the allowed ids do not hold."""
+    """Minus infinity for what may not be drawn, in rows without a grammar."""
     needs = rows.params["needs"]
     kept_rows, kept, banned_rows, banned = [], [], [], []
-    for number in np.flatnonzero(needs & (ALLOWED | BANNED)).tolist():
+    for number in np.flatnonzero(((needs & (ALLOWED | BANNED)) > 0) & ((needs & GRAMMAR) == 0)).tolist():
         lists = table.lists[int(rows.slots[number])]
         bans = _bans(lists)
         if needs[number] & ALLOWED:

@@ -13,14 +13,17 @@ from eventlm.models.config import read_config, resolve_dtype
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.loader import load_decoder, torch_dtype
 from eventlm.models.rope import RopeTable
-from eventlm.types import SequenceId
+from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
+from eventlm.worker.grammar_compiler import GrammarCompiler
+from eventlm.worker.grammar_table import GrammarTable
+from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.row_extras import row_extras
 from eventlm.worker.sampler import Sampler
-from eventlm.worker.sequence_table import Row, SequenceTable, end_of
+from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 
 
 class ModelRunner:
@@ -44,6 +47,10 @@ class ModelRunner:
         )
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
         self._sampler = Sampler(self.config.vocab_size, self._device)
+        self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
+        self._grammars = GrammarTable(
+            self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
+        )
 
     @torch.inference_mode()
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
@@ -56,34 +63,57 @@ class ModelRunner:
         rows = self._table.apply(launch, payload)
         for request, index in launch.forget:
             self._sampler.table.remove(SequenceId(request, index))
+            self._grammars.remove(SequenceId(request, index))
         for new in payload.new:
             if new.kind == "generate":
-                self._sampler.table.add(self._table[SequenceId(new.request, new.index)])
+                self._add(self._table[SequenceId(new.request, new.index)])
         tokens: list[list[int]] = [[] for _ in rows]
         extras: list[RowExtras] = []
         if rows:
             tokens, extras = self._compute(rows, payload.forced, lap)
-        ends = [
-            (number, end)
-            for number, (row, produced) in enumerate(zip(rows, tokens, strict=True))
-            if produced and (end := end_of(row.sequence.params, produced[-1], row.sequence.position)) is not None
-        ]
+        ends = self._ends(rows, tokens, payload.forced)
         self._table.record(rows, payload.forced or tokens)
         lap("record")
         return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})
+
+    def _add(self, sequence: Sequence) -> None:
+        self._sampler.table.add(sequence)
+        if sequence.params.grammar:
+            self._grammars.add(sequence)
+
+    def _ends(self, rows: list[Row], tokens: list[list[int]], forced: list[list[int]]) -> list[tuple[int, WorkerEnd]]:
+        """Which rows ended with the token that they drew. Sequences with a grammar go on in it."""
+        ends = []
+        for number, (row, produced) in enumerate(zip(rows, tokens, strict=True)):
+            if not produced:
+                continue
+            sequence, token_id = row.sequence, produced[-1]
+            if sequence.params.grammar:
+                end = self._grammars.end_of(sequence, token_id, forced[number][-1] if forced else token_id)
+            else:
+                end = end_of(sequence.params, token_id, sequence.position)
+            if end is not None:
+                ends.append((number, end))
+        return ends
 
     def _compute(self, rows: list[Row], forced: list[list[int]], lap: Lap) -> tuple[list[list[int]], list[RowExtras]]:
         """Tokens and extras. Stores the keys and values of all rows."""
         batch = build_batch(rows, block_size=self.setup.block_size, device=self._device)
         self.cache.clear_slots(batch.tails_R)
         attention = self.cache.attention(batch.slots_T, batch.attention_rows)
+        sampled = [rows[number].sequence for number in batch.sampled_rows]
+        # While the model runs.
+        masks = self._grammars.start(sampled)
         lap("prepare")
         hidden_TH = self._decoder(batch.token_ids_T, batch.positions_T, self._rope, attention, lap)
         logits_SV = self._decoder.logits(hidden_TH[batch.sampled_S])
         lap("lm_head")
-        sampled = [rows[number].sequence for number in batch.sampled_rows]
+        found = None
+        if masks is not None:
+            found = masks.result()
+            lap("grammar")
         forced_S = np.array([forced[number][0] for number in batch.sampled_rows]) if forced else None
-        drawn_S = self._sampler.sample(logits_SV, sampled, forced_S=forced_S)
+        drawn_S = self._sampler.sample(logits_SV, sampled, forced_S=forced_S, masks=found)
         tokens: list[list[int]] = [[] for _ in rows]
         for number, token in zip(batch.sampled_rows, drawn_S.tolist(), strict=True):
             tokens[number] = [token]

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -24,11 +25,14 @@ import zmq
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.events.codec import decode_body
+from eventlm.grammars import GrammarError
 from eventlm.tracebacks import describe
 from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import (
     FAKE_MODEL,
+    GrammarBuilt,
     Heartbeat,
+    PrepareGrammar,
     Shutdown,
     StepOutput,
     StepPayload,
@@ -52,6 +56,10 @@ class Runner(Protocol):
 
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """Compute every row of a launch. Raises DesyncError."""
+        ...
+
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """Done when the grammar's matcher is built; raises GrammarError if that cannot be."""
         ...
 
     def warm_up(self) -> list[StepSample]:
@@ -82,6 +90,12 @@ class FakeModel:
         time.sleep(step.duration_ns / 1e9)
         return StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
 
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """Over the fake model's bytes."""
+        from eventlm.worker.fake_grammar import fake_compiler
+
+        return fake_compiler().prepare(grammar)
+
     def warm_up(self) -> list[StepSample]:
         """The formula's own values at a few points."""
         return fake_samples(self._runner.parameters)
@@ -104,6 +118,10 @@ class CheckpointModel:
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """Run the model."""
         return self._runner.execute(launch, payload)
+
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """Over the checkpoint's vocabulary."""
+        return self._runner.compiler.prepare(grammar)
 
     def warm_up(self) -> list[StepSample]:
         """Time real steps."""
@@ -144,6 +162,9 @@ class Worker:
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.bind(inbox)
         self._outbox = self._push()
+        #: Sockets are for one thread at a time; grammars are answered from several.
+        self._grammar_outbox = self._push()
+        self._grammar_lock = threading.Lock()
         #: Start of the step that is running, 0 between steps; read by the heartbeat's thread.
         self._busy_since_ns = 0
 
@@ -167,8 +188,12 @@ class Worker:
         while True:
             frames = self._inbox.recv_multipart()
             if len(frames) == 1:
-                assert isinstance(decode_to_worker(frames[0]), Shutdown)
-                return 0
+                message = decode_to_worker(frames[0])
+                if isinstance(message, Shutdown):
+                    return 0
+                assert isinstance(message, PrepareGrammar)
+                self._prepare_grammar(runner, message)
+                continue
             if not self._step(setup.epoch, runner, frames):
                 return 1
 
@@ -189,6 +214,20 @@ class Worker:
             WorkerReady(epoch=setup.epoch, pid=os.getpid(), model_fingerprint=fingerprint, host=host, samples=samples)
         )
         return runner
+
+    def _prepare_grammar(self, runner: Runner, message: PrepareGrammar) -> None:
+        """Steps go on while it is built."""
+
+        def answer(built: Future[Any]) -> None:
+            # In the thread that built it, or in this one if it is there already.
+            error = built.exception()
+            if error is not None and not isinstance(error, GrammarError):
+                # A defect, or a tokenizer that cannot be read: what it says may quote the grammar.
+                error = GrammarError(f"its matcher could not be made, {type(error).__name__}")
+            with self._grammar_lock:
+                self._grammar_outbox.send(encode(GrammarBuilt(key=message.key, error=str(error) if error else "")))
+
+        runner.prepare_grammar(message.grammar).add_done_callback(answer)
 
     def _step(self, epoch: int, runner: Runner, frames: list[bytes]) -> bool:
         """Run one launch and answer; False if this worker must not go on."""

@@ -2,7 +2,8 @@
 
 The engine talks first (`WorkerSetup`), the worker answers `WorkerReady`, then the engine sends steps. A step is two
 frames: the launch event's line body, byte for byte as in the log, and a `StepPayload` with what the log does not
-hold. The worker answers each step with a `StepResult`, in order, or once with `WorkerDesync` or `WorkerFailed`.
+hold. The worker answers each step with a `StepResult`, in order, or once with `WorkerDesync` or `WorkerFailed`. Between
+the steps the engine sends grammars (`PrepareGrammar`), each answered with `GrammarBuilt` as soon as that is known.
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ class StepPayload(Struct, frozen=True, kw_only=True, tag="step"):
 
     new: list[NewSequence] = []
     forced: list[list[int]] = []
+
+
+class PrepareGrammar(Struct, frozen=True, kw_only=True, tag="grammar"):
+    """Build the matcher of a grammar, so that sequences that come with it need not wait. `key` is the answer's."""
+
+    key: int
+    grammar: str
 
 
 class Shutdown(Struct, frozen=True, tag="shutdown"):
@@ -128,6 +136,13 @@ class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
     ops: dict[str, int] = {}
 
 
+class GrammarBuilt(Struct, frozen=True, kw_only=True, tag="built"):
+    """The matcher of a grammar is there, or why there is none; that may quote the grammar."""
+
+    key: int
+    error: str = ""
+
+
 class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):
     """The launch and the worker disagree on a sequence; nothing of this step or later ones is computed."""
 
@@ -155,8 +170,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     busy_ns: int = 0
 
 
-ToWorker = Union[WorkerSetup, StepPayload, Shutdown]  # noqa: UP007
-FromWorker = Union[WorkerReady, StepResult, WorkerDesync, WorkerFailed, Heartbeat]  # noqa: UP007
+ToWorker = Union[WorkerSetup, StepPayload, PrepareGrammar, Shutdown]  # noqa: UP007
+FromWorker = Union[WorkerReady, StepResult, GrammarBuilt, WorkerDesync, WorkerFailed, Heartbeat]  # noqa: UP007
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

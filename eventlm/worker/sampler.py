@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eventlm.worker.candidates import mask_candidates
 from eventlm.worker.logits_processors import process_logits
+from eventlm.worker.masks import Masks
 from eventlm.worker.noise import hash_ids, negative_gumbel_noise, noise_keys
 from eventlm.worker.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable, column
 from eventlm.worker.sequence_table import Sequence
@@ -37,12 +38,19 @@ class Sampler:
         self._device = device
         self._hashed_ids_V = hash_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
 
-    def sample(self, logits_SV: Tensor, sequences: Seq[Sequence], *, forced_S: np.ndarray | None = None) -> np.ndarray:
+    def sample(
+        self,
+        logits_SV: Tensor,
+        sequences: Seq[Sequence],
+        *,
+        forced_S: np.ndarray | None = None,
+        masks: Masks | None = None,
+    ) -> np.ndarray:
         """One token id for each of these different sequences, int64 [S]. logits_SV: any floating dtype, not changed.
 
-        forced_S: what the sequences go on with, where that is not what is drawn.
+        forced_S: what the sequences go on with, where that is not what is drawn. masks: of those with a grammar.
         """
-        rows = self.table.rows(sequences)
+        rows = self.table.rows(sequences, masks)
         tokens_S = np.empty(len(sequences), dtype=np.int64)
         for numbers in _parts(rows.params["needs"]):
             whole = len(numbers) == len(sequences)

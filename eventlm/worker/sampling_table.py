@@ -15,15 +15,16 @@ from torch import Tensor
 
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import SequenceId
+from eventlm.worker.masks import Masks
 from eventlm.worker.noise import sequence_key
 from eventlm.worker.sequence_table import Sequence
 from eventlm.worker.token_counts import TokenCounts
 
 #: Bits of `needs`. How it draws: GREEDY, or among the most likely (MASKED), or from the whole vocabulary.
 GREEDY, MASKED = 1, 2
-#: What changes its logits before that: only these ids, never those ids, biases, penalties.
-ALLOWED, BANNED, BIASED, PENALIZED = 4, 8, 16, 32
-PROCESSED = ALLOWED | BANNED | BIASED | PENALIZED
+#: What changes its logits before that: only these ids, never those ids, biases, penalties, its grammar.
+ALLOWED, BANNED, BIASED, PENALIZED, GRAMMAR = 4, 8, 16, 32, 64
+PROCESSED = ALLOWED | BANNED | BIASED | PENALIZED | GRAMMAR
 
 #: top_k 0 and top_p infinity keep all; min_p as its logarithm, minus infinity if it keeps all.
 PARAMS_DTYPE = np.dtype(
@@ -64,15 +65,21 @@ class TokenLists(NamedTuple):
 
 
 class SampledRows(NamedTuple):
-    """S rows that sample: their slots int64 [S], places in the output int64 [S], and parameters [S]."""
+    """S rows that sample: their slots int64 [S], places in the output int64 [S], and parameters [S].
+
+    masks: what grammars allow, a bit a token, uint8 [S, mask_bytes]; of a row without a grammar it says nothing. None
+    where no row has one.
+    """
 
     slots: np.ndarray
     positions: np.ndarray
     params: np.ndarray
+    masks: np.ndarray | None = None
 
     def take(self, numbers: np.ndarray) -> SampledRows:
         """Some of them, in this order."""
-        return SampledRows(self.slots[numbers], self.positions[numbers], self.params[numbers])
+        masks = self.masks[numbers] if self.masks is not None else None
+        return SampledRows(self.slots[numbers], self.positions[numbers], self.params[numbers], masks)
 
 
 class SamplingTable:
@@ -126,13 +133,18 @@ class SamplingTable:
             self.counts.remove(int(self._params[slot]["counts_row"]))
         self._free.append(slot)
 
-    def rows(self, sequences: Seq[Sequence]) -> SampledRows:
+    def rows(self, sequences: Seq[Sequence], masks: Masks | None = None) -> SampledRows:
         """What a step needs to sample these. `needs` has BANNED for those that may not end yet, too."""
         slots = np.array([self._slots[sequence.id] for sequence in sequences], dtype=np.int64)
         positions = np.array([sequence.position for sequence in sequences], dtype=np.int64)
         params = self._params[slots]
         params["needs"][positions < params["min_tokens"]] |= BANNED
-        return SampledRows(slots, positions, params)
+        if masks is None:
+            return SampledRows(slots, positions, params)
+        params["needs"][masks.numbers] |= GRAMMAR
+        bits = np.zeros((len(sequences), masks.bits.shape[1]), dtype=np.uint8)
+        bits[masks.numbers] = masks.bits
+        return SampledRows(slots, positions, params, bits)
 
     def record(self, rows: SampledRows, tokens_S: np.ndarray) -> None:
         """Count the tokens that these rows drew."""

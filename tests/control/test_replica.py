@@ -14,6 +14,7 @@ import pytest
 
 from eventlm.config import WorkerConfig
 from eventlm.control import replica as replica_module
+from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.replica import ReplicaController
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.setup import worker_setups
@@ -202,6 +203,8 @@ class ScriptedWorker:
 
 class NoEngine:
     """In the engine's place."""
+
+    grammars = GrammarBuilds(lambda replica, message: None, lambda request, error: None)
 
     def put_fact(self, fact: Fact) -> None:
         pass

@@ -56,6 +56,9 @@ def json_schema(schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, ['{"a":1}'], ['{"a": 1}']),
         ({"structured_outputs": {"json": True, "whitespace_pattern": " "}}, ["[1, 2]"], ["[1,  2]", "[1,\n2]"]),
         ({"structured_outputs": {"regex": r"[a-z]{2}\d/?"}}, ["ab1", "ab1/"], ["a1", "ab", "ab1//"]),
+        ({"structured_outputs": {"regex": r"\d[\d.]"}}, ["12", "1."], ["٣٣", "1٣"]),
+        ({"structured_outputs": {"regex": r"[^\d][]\d]\\d\["}}, ["a1\\d["], ["٣1\\d[", "1]\\d["]),
+        ({"structured_outputs": {"regex": r"\w+"}}, ["größe_1"], ["a b", "a\u0301"]),
         ({"structured_outputs": {"regex": "^ab+$"}}, ["abb"], ["a", "xab"]),
         (
             {"structured_outputs": {"choice": ['"a"', "é\n", "a/b\\c", "<|x|>"]}},

@@ -11,6 +11,7 @@ import pytest
 from eventlm.server.errors import ApiError
 from eventlm.server.grammar import RequestedGrammar, json_schema_grammar, lark_grammar, regex_grammar
 from eventlm.server.grammar_checker import GrammarChecker
+from tests.server.conftest import INVALID, RunningServer, assert_error
 
 
 @pytest.fixture
@@ -95,3 +96,25 @@ def test_a_bad_grammar_is_refused(checker: GrammarChecker, text: str) -> None:
 def test_special_tokens_of_the_model_may_be_named(checker: GrammarChecker) -> None:
     grammar = lark_grammar('start: "a" <|im_end|>', "p")
     assert check(checker, grammar) == grammar
+
+
+def test_bad_structures_through_http(server: RunningServer) -> None:
+    schema = of({"type": "array", "uniqueItems": True})
+    path = "response_format.json_schema.schema.properties.b"
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert_error(server.chat(response_format=bad), 400, INVALID, path, "invalid_value", "uniqueItems")
+    assert_error(server.chat(response_format=bad, stream=True), 400, INVALID, path, "invalid_value")
+    wrong = server.complete(structured_outputs={"regex": "(a"})
+    assert_error(wrong, 400, INVALID, "structured_outputs.regex", "invalid_value", "unclosed group")
+    both = server.complete(guided_regex="a", guided_choice=["b"])
+    assert_error(both, 400, INVALID, "guided_choice", "invalid_value", "guided_regex")
+    assert not server.engine.requests
+
+
+def test_good_structures_reach_the_engine(server: RunningServer) -> None:
+    assert server.chat(response_format={"type": "json_object"}).status == 200
+    assert server.complete(prompt=["a", "b"], structured_outputs={"choice": ["x"]}).status == 200
+    assert server.chat(response_format={"type": "text"}).status == 200
+    grammars = [(bool(request.params.grammar), request.waits_for_grammar) for request in server.engine.requests]
+    assert grammars == [(True, True)] * 3 + [(False, False)]
+    assert server.engine.requests[1].params.grammar == server.engine.requests[2].params.grammar

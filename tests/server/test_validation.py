@@ -105,7 +105,8 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"length_penalty": 2}, "length_penalty", "invalid_value"),
     ({"use_beam_search": True}, "use_beam_search", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "invalid_value"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
 ]
 

@@ -1,0 +1,163 @@
+"""What a checkpoint's tokenizer files say: the tokenizer itself, its special tokens, the bytes of each token.
+
+The server makes text of tokens by these bytes, and the worker masks tokens by them; both must mean the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import tokenizers
+
+from eventlm.errors import CheckpointError
+
+
+class TokenizerFiles(NamedTuple):
+    """`backend` with its special tokens marked, tokenizer_config.json, and special tokens by their names in it."""
+
+    backend: tokenizers.Tokenizer
+    config: dict[str, Any]
+    special_tokens: dict[str, Any]
+
+    def special_bytes(self) -> dict[int, bytes]:
+        """What each special token stands for, by its id."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token_id: token.content.encode() for token_id, token in added.items() if token.special}
+
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token adds to a text; none for special tokens and for ids without a token."""
+        return _token_bytes_table(self.backend)
+
+
+def read_tokenizer(folder: Path) -> TokenizerFiles:
+    """The tokenizer of a checkpoint folder. Raises CheckpointError."""
+    backend = _read_backend(folder)
+    config = read_json(folder / "tokenizer_config.json")
+    special_tokens = _special_tokens(config, read_json(folder / "special_tokens_map.json"))
+    _mark_special(backend, special_tokens)
+    return TokenizerFiles(backend, config, special_tokens)
+
+
+def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json; a checkpoint folder needs one (tokenizer.model alone is not enough)"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+    # Prompts are never cut or padded behind the client's back.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty if there is no such file. Raises CheckpointError."""
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not a JSON object: {error}") from error
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as a string or as `{"content": ...}`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: dict[str, Any], special_tokens_map: dict[str, Any]) -> dict[str, Any]:
+    """Names and texts of the special tokens; tokenizer_config.json goes before special_tokens_map.json."""
+    tokens: dict[str, Any] = {}
+    for name, value in {**special_tokens_map, **config}.items():
+        if name.endswith("_token") and (text := _token_text(value)) is not None:
+            tokens[name] = text
+        elif name == "additional_special_tokens" and isinstance(value, list):
+            tokens[name] = [text for text in map(_token_text, value) if text is not None]
+    return tokens
+
+
+def _mark_special(backend: tokenizers.Tokenizer, special_tokens: dict[str, Any]) -> None:
+    """Tokens that the configuration names (end of sequence and so on) are special even if tokenizer.json forgot."""
+    names: list[str] = []
+    for value in special_tokens.values():
+        names += value if isinstance(value, list) else [value]
+    known = [name for name in names if backend.token_to_id(name) is not None]
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in known])
+
+
+def _token_bytes_table(backend: tokenizers.Tokenizer) -> list[bytes]:
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    special = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+    to_bytes = _TokenBytes(json.loads(backend.to_str()).get("decoder"))
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        if token_id not in special:
+            table[token_id] = to_bytes(token)
+    return table
+
+
+class _TokenBytes:
+    """The bytes of one token under a decoder as tokenizer.json describes it."""
+
+    def __init__(self, decoder: dict[str, Any] | None) -> None:
+        self._byte_level = False
+        self._byte_fallback = False
+        self._replacements: list[tuple[str, str]] = []
+        #: Without a decoder the library joins tokens with spaces.
+        self._prefix = "" if decoder else " "
+        if decoder:
+            self._add(decoder)
+
+    def __call__(self, token: str) -> bytes:
+        if self._byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                pass
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        return (self._prefix + token).encode()
+
+    def _add(self, decoder: dict[str, Any]) -> None:
+        match decoder:
+            case {"type": "Sequence", "decoders": list(parts)}:
+                for part in parts:
+                    self._add(part)
+            case {"type": "ByteLevel"}:
+                self._byte_level = True
+            case {"type": "ByteFallback"}:
+                self._byte_fallback = True
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                self._replacements.append((old, new))
+            case {"type": "Metaspace", "replacement": str(replacement)}:
+                self._replacements.append((replacement, " "))
+            case {"type": "Fuse" | "Strip"}:
+                pass
+            case _:
+                raise CheckpointError(
+                    f"tokenizer.json has a decoder of type {decoder.get('type')!r}, which is not supported; "
+                    "supported are ByteLevel, ByteFallback, Replace, Metaspace, Fuse, Strip and sequences of them"
+                )
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: printable Latin-1 stays, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if chr(byte) not in table]
+    table.update({chr(0x100 + place): byte for place, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
