@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(config: Config) -> None:
     import structlog
+    from msgspec import structs
 
+    from eventlm.cli.file_limit import raise_file_limit
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose
     from eventlm.compose.edge import make_context
@@ -84,8 +86,10 @@ async def _serve(config: Config) -> None:
     await check_config(config.server)
     keys = ApiKeys(config.server)
     config, no_record = _choose_record(config)
+    allowed = raise_file_limit(config.server)
+    config = structs.replace(config, server=allowed.config)
     engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
-    for warning in [*no_record, *warnings, *_exposure(config.server)]:
+    for warning in [*no_record, *allowed.warnings, *warnings, *_exposure(config.server)]:
         log.warning(warning)
     context = make_context(
         engine, config, TextParts(tokenizer, defaults, embedding_size), vocab_size=vocab_size, keys=keys

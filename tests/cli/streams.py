@@ -15,6 +15,7 @@ class Stream:
 
     def __init__(self, client: openai.AsyncOpenAI, **fields: Any) -> None:
         self.seed: int = fields.get("seed", 0)
+        self.id = ""
         self.text = ""
         self.finish_reason = ""
         self.error: Exception | None = None
@@ -28,6 +29,7 @@ class Stream:
             async with await self._client.completions.create(stream=True, **self._fields) as chunks:
                 async for chunk in chunks:
                     [choice] = chunk.choices
+                    self.id = chunk.id
                     self.text += choice.text
                     self.finish_reason = choice.finish_reason or ""
                     self._progress.set()
