@@ -52,10 +52,11 @@ class Connection(web.RequestHandler):
 
     What is not HTTP enough to reach the application is answered with the error envelope too. A client has
     `header_timeout_seconds` for each request's head, counted from the connection or from the head's first byte; what
-    idles between requests longer than `idle_timeout_seconds` is closed. Slow bodies are the handlers' affair.
+    idles between requests longer than `idle_timeout_seconds` is closed, and so is one whose client takes nothing of a
+    reply for `write_timeout_seconds`. Slow bodies are the handlers' affair, slow streams that of `EventStream`.
     """
 
-    __slots__ = ("_gate", "_head_timer", "_num_heads", "_refused")
+    __slots__ = ("_gate", "_head_timer", "_num_heads", "_refused", "_write_timer")
 
     def __init__(self, gate: Gate, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:  # type: ignore[type-arg]
         super().__init__(
@@ -69,6 +70,7 @@ class Connection(web.RequestHandler):
         self._gate = gate
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._num_heads = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -100,11 +102,19 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         # The first bytes of a body may have come before its request was taken up.
         self._stop_timer()
-        return await super().finish_response(request, resp, start_time)
+        if self.transport is not None:
+            # Wait until the kernel has all of the reply, so that nothing of it is left to wait for afterwards.
+            self.transport.set_write_buffer_limits(high=0)
+        self._watch_writing(0)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._stop_watching()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._gate.num_open -= 1
         self._stop_timer()
+        self._stop_watching()
         if not self._refused:
             super().connection_lost(exc)
 
@@ -115,6 +125,21 @@ class Connection(web.RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _watch_writing(self, num_waiting: int) -> None:
+        """Look now and then whether the client reads its reply; `num_waiting` bytes were left when we last looked."""
+        if self.transport is None:
+            return
+        left = self.transport.get_write_buffer_size()
+        if num_waiting and left >= num_waiting:
+            self.transport.abort()
+            return
+        self._write_timer = self._loop.call_later(self._gate.config.write_timeout_seconds, self._watch_writing, left)
+
+    def _stop_watching(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _give_up(self) -> None:
         """The head of a request has not come in time."""

@@ -38,14 +38,20 @@ class HttpServer:
             make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
         self._servers: list[asyncio.Server] = []
+        self._gate: Gate | None = None
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return 0 if self._gate is None else self._gate.num_open
 
     async def start(self) -> tuple[str, int]:
         """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""
         await self._runner.setup()
         manager = self._runner.server
         assert manager is not None
-        gate = Gate(self._context.config, manager)
+        gate = self._gate = Gate(self._context.config, manager)
         try:
             if self._sockets:
                 secured = _secured(self._context.config, self._context.tls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -91,6 +92,22 @@ def test_a_body_that_does_not_come(start_server: Start, framing: bytes) -> None:
     status, error = error_of(data)
     assert (status, error["type"], error["code"]) == (408, "invalid_request_error", None)
     assert "body did not come within 1 s" in error["message"]
+    connection.close()
+    assert_serves(server)
+
+
+def test_a_reply_that_nobody_reads(start_server: Start) -> None:
+    server = start_server(write_timeout_seconds=1)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((server.host, server.port))
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    # It asks for far more than the kernel keeps for it.
+    connection.settimeout(0.2)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        for _ in range(2000):
+            connection.sendall(request)
+    wait_until(lambda: server._server.num_connections == 0, seconds=20)
     connection.close()
     assert_serves(server)
 

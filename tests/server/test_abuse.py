@@ -1,0 +1,56 @@
+"""A few of each of the clients that mean no good: everyone is answered or cut off, and nothing is left of them.
+
+`python benchmarks/abuse.py` is the same with thousands against a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.attacks import ATTACKS, CLOSED, HUNG, LEFT, Target, cancel_burst, run_attack
+
+from .conftest import RunningServer, assert_serves, wait_until
+
+NUM_CLIENTS = 36
+#: What a client may be told. A 500 is none of it.
+ANSWERS = {"200", "400", "408", "413", "431", CLOSED, LEFT}
+
+
+@pytest.fixture
+def target(start_server: Callable[..., RunningServer]) -> tuple[RunningServer, Target]:
+    server = start_server(
+        header_timeout_seconds=1, body_timeout_seconds=1, idle_timeout_seconds=1, write_timeout_seconds=1
+    )
+    server.engine.step_seconds = 0.01
+    return server, Target(server.host, server.port, "test", max_tokens=200, patience_seconds=20.0)
+
+
+def assert_nothing_is_left(server: RunningServer) -> None:
+    wait_until(lambda: server._server.num_connections == 0, seconds=20)
+    wait_until(lambda: server.context.num_running == 0)
+    assert not server.context._live
+    server.engine.script_end = "eos"
+    assert_serves(server)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks(target: tuple[RunningServer, Target], name: str) -> None:
+    server, where = target
+    server.engine.script_end = None if name in ("slow reader", "vanish") else "eos"
+    found = asyncio.run(run_attack(ATTACKS[name], where, NUM_CLIENTS))
+    assert found.total() == NUM_CLIENTS
+    assert found[HUNG] == 0
+    assert found.keys() <= ANSWERS, found
+    assert_nothing_is_left(server)
+
+
+def test_a_burst_of_cancels(target: tuple[RunningServer, Target]) -> None:
+    server, where = target
+    server.engine.script_end = None
+    found = asyncio.run(cancel_burst(where, 100))
+    assert found == {"200": 100}
+    wait_until(lambda: len(server.engine.cancelled) == 100)
+    assert_nothing_is_left(server)
