@@ -25,6 +25,7 @@ BATCHERS = ("fixed", "dynamic", "space_sharing")
 ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity")
 MILLISECOND = 1_000_000
 #: Ends that cut a sequence short.
+SERVICE_CLASSES = ("", "gold", "", "silver")
 CUT_SHORT = ("cancelled", "deadline", "front_end_lost", "error")
 
 
@@ -168,6 +169,8 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRe
         waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",
         priority=rng.choice([0, 0, 0, -1, 3]),
         deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
+        # Of no policy's concern, so it follows from what is drawn anyway.
+        service_class=SERVICE_CLASSES[prompt_tokens % len(SERVICE_CLASSES)],
         drop_if_late=rng.random() < chaos.drops_if_late,
         has_text_ends=rng.random() < chaos.text_ends and kind == "generate",
         offline=rng.random() < 0.2,

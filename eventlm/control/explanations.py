@@ -23,7 +23,7 @@ log = structlog.get_logger("eventlm.engine")
 WORKER_MODULE = "eventlm.replay.explain_worker"
 MAX_RUNNING = 1
 MAX_WAITING = 16
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0
 
 #: Why there is no explanation. too_many: ask again later. too_long: it took more than its time. not_kept: the trace
 #: does not hold the request, or not any more.

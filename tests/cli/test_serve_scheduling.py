@@ -23,6 +23,8 @@ CLASSES = """
 [classes.gold]
 priority = -10
 deadline_ms = 60000
+slo_ttft_ms = 60000
+slo_tpot_ms = 60000
 
 [classes.bronze]
 priority = 10
@@ -133,12 +135,13 @@ def test_gold_passes_bronze_and_replies_tell_their_times(server: Server) -> None
     check_timings(trace, server.trace, replies)
     gold = replies[10:]
     assert [each["index"] for each in gold[1]["timings"]] == [0, 1]
-    assert all(each["deadline_met"] is True and each["slo_met"] is None for reply in gold for each in reply["timings"])
+    assert all(each["deadline_met"] is True and each["slo_met"] is True for reply in gold for each in reply["timings"])
     bronze = [each for reply in replies[:10] for each in reply["timings"]]
     assert all(each["deadline_met"] is None and each["slo_met"] is False for each in bronze)
     for line in (
         'eventlm:class_requests_total{service_class="gold"} 2.0',
         'eventlm:class_deadlines_met_total{service_class="gold"} 3.0',
+        'eventlm:class_slo_met_total{service_class="gold"} 3.0',
         'eventlm:class_slo_missed_total{service_class="bronze"} 10.0',
         'eventlm:class_time_to_first_token_seconds_count{service_class="bronze"} 10.0',
     ):
