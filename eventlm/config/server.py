@@ -122,7 +122,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "64KiB"
     write_timeout_seconds: Annotated[
         int,
-        Meta(ge=1, description="after how long a client that reads nothing of its stream is disconnected"),
+        Meta(ge=1, description="after how long a client that reads nothing of its reply is disconnected"),
     ] = 60
     tool_parser: Annotated[
         str,

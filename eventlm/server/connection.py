@@ -52,11 +52,11 @@ class Connection(web.RequestHandler):
 
     What is not HTTP enough to reach the application is answered with the error envelope too. A client has
     `header_timeout_seconds` for each request's head, counted from the connection or from the head's first byte; what
-    idles between requests longer than `idle_timeout_seconds` is closed, and so is one whose client takes nothing of a
-    reply for `write_timeout_seconds`. Slow bodies are the handlers' affair, slow streams that of `EventStream`.
+    idles between requests longer than `idle_timeout_seconds` is closed. Slow bodies are the handlers' affair. A client
+    that takes nothing for `write_timeout_seconds` while something waits for it loses its connection.
     """
 
-    __slots__ = ("_gate", "_head_timer", "_num_heads", "_refused", "_write_timer")
+    __slots__ = ("_gate", "_head_timer", "_num_heads", "_num_waiting", "_refused", "_write_timer")
 
     def __init__(self, gate: Gate, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:  # type: ignore[type-arg]
         super().__init__(
@@ -71,6 +71,8 @@ class Connection(web.RequestHandler):
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        #: Bytes that waited for the client when the timer was set.
+        self._num_waiting = 0
         self._num_heads = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,6 +86,8 @@ class Connection(web.RequestHandler):
             cast(asyncio.Transport, transport).close()
             return
         super().connection_made(transport)
+        # Whoever writes waits for all of it to leave; streams allow themselves more.
+        cast(asyncio.Transport, transport).set_write_buffer_limits(high=0)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -102,21 +106,43 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         # The first bytes of a body may have come before its request was taken up.
         self._stop_timer()
-        if self.transport is not None:
-            # Wait until the kernel has all of the reply, so that nothing of it is left to wait for afterwards.
-            self.transport.set_write_buffer_limits(high=0)
-        self._watch_writing(0)
-        try:
-            return await super().finish_response(request, resp, start_time)
-        finally:
-            self._stop_watching()
+        return await super().finish_response(request, resp, start_time)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._gate.num_open -= 1
         self._stop_timer()
-        self._stop_watching()
+        self._stop_write_timer()
         if not self._refused:
             super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        assert self.transport is not None
+        self._num_waiting = self.transport.get_write_buffer_size()
+        self._write_timer = self._loop.call_later(self._gate.config.write_timeout_seconds, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """However little the client has taken, it has as long again for the next of it."""
+        self._write_timer = None
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size() < self._num_waiting:
+            self._watch_reader()
+        else:
+            _log.info("a client that read nothing was disconnected", seconds=self._gate.config.write_timeout_seconds)
+            self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _await_head(self) -> None:
         self._head_timer = self._loop.call_later(self._gate.config.header_timeout_seconds, self._give_up)
@@ -125,21 +151,6 @@ class Connection(web.RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _watch_writing(self, num_waiting: int) -> None:
-        """Look now and then whether the client reads its reply; `num_waiting` bytes were left when we last looked."""
-        if self.transport is None:
-            return
-        left = self.transport.get_write_buffer_size()
-        if num_waiting and left >= num_waiting:
-            self.transport.abort()
-            return
-        self._write_timer = self._loop.call_later(self._gate.config.write_timeout_seconds, self._watch_writing, left)
-
-    def _stop_watching(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
     def _give_up(self) -> None:
         """The head of a request has not come in time."""

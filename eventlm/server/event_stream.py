@@ -2,7 +2,7 @@
 
 The bound holds for what the process keeps for the connection (`max_stream_buffer`) and, where the system can, for what
 the kernel keeps unsent beside it. Over it the writer waits, and what comes meanwhile is joined into fewer events by
-whoever writes. A client that takes nothing for `write_timeout_seconds` while something waits loses its connection.
+whoever writes. For how long it waits is the connection's affair.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from eventlm.config.sizes import memory_bytes
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class SlowClientError(ConnectionError):
-    """The client has read nothing for too long; its connection was closed."""
-
-
 class EventStream:
     """One streamed reply: `start`, `write` and `end`. They raise ConnectionError when the client is gone."""
 
@@ -30,7 +26,6 @@ class EventStream:
         self.response = web.StreamResponse(headers=_HEADERS)
         self._request = request
         self._max_waiting_bytes = memory_bytes(config.max_stream_buffer)
-        self._timeout_seconds = config.write_timeout_seconds
         self._writer: StreamWriter | None = None
 
     @property
@@ -55,10 +50,10 @@ class EventStream:
         assert self._writer is not None
         self._send(self._writer, data)
         if self._writer.protocol.writing_paused:
-            await self._drain(self._writer)
+            await self._writer.drain()
 
     def _send(self, writer: StreamWriter, data: bytes) -> None:
-        """As the writer does it, but at once: this is done for each token. Its own may wait without a limit too."""
+        """As the writer does it, but at once: this is done for each token."""
         transport = writer.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
@@ -74,23 +69,8 @@ class EventStream:
         transport.set_write_buffer_limits(high=0)
         self._send(self._writer, data)
         self._writer.set_eof()
-        await self._drain(self._writer)
+        await self._writer.drain()
         await self.response.write_eof()
-        # The connection may have further requests.
-        transport.set_write_buffer_limits()
-
-    async def _drain(self, writer: StreamWriter) -> None:
-        """Until enough has left. However little the client takes, it has as long again for the next of it."""
-        while writer.protocol.writing_paused:
-            num_waiting = self._transport().get_write_buffer_size()
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    await writer.drain()
-            except TimeoutError:
-                transport = self._transport()
-                if transport.get_write_buffer_size() >= num_waiting:
-                    transport.abort()
-                    raise SlowClientError("the client reads nothing") from None
 
     def _transport(self) -> asyncio.Transport:
         transport = self._request.transport
