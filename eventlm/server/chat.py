@@ -36,7 +36,7 @@ from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.definitions import ToolUse
 from eventlm.server.tools.formats import NO_FORMATS, Formats
 from eventlm.server.tools.message import MessageDelta, MessageParser, message_format, parse_message
-from eventlm.server.tools.request import requested_format, requested_tools, with_format
+from eventlm.server.tools.request import requested_format, requested_grammar, requested_tools, with_format
 from eventlm.server.tools.teaching import teach
 from eventlm.server.validation import check_request, engine_request, truncate_prompt
 
@@ -163,9 +163,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     check_request(body, limits)
     formats, tokenizer = context.formats, context.tokenizer
     tools = requested_tools(body, formats)
-    grammar = await context.grammars.requested(body)
+    content_grammar = await context.grammars.requested(body)
     prompt_token_ids = await encode_messages(context, body, tools)
     format = requested_format(body, tools, formats, tokenizer, prompt_token_ids)
+    grammar = await requested_grammar(tools, format, formats, tokenizer, content_grammar, context.grammars)
     chat = engine_request(
         body,
         prompt_token_ids,

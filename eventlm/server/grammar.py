@@ -122,7 +122,7 @@ def json_object_grammar(whitespace: str = JSON_WHITESPACE) -> str:
 
 def json_schema_grammar(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) -> str:
     """JSON texts that are valid under a schema, which is a dict, a bool, or the text of one of them."""
-    return _grammar({"json_schema": compiled_schema(schema, param, whitespace)}, param)
+    return grammar_of_parts([{"json_schema": compiled_schema(schema, param, whitespace)}], param)
 
 
 def compiled_schema(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) -> dict[str, Any]:
@@ -206,12 +206,13 @@ def text_grammar(text: str, param: str) -> str:
 
 def lark_grammar(text: str, param: str) -> str:
     """A grammar in llguidance's Lark."""
-    return _grammar({"lark_grammar": text}, param)
+    return grammar_of_parts([{"lark_grammar": text}], param)
 
 
-def _grammar(part: dict[str, Any], param: str) -> str:
+def grammar_of_parts(parts: list[dict[str, Any]], param: str) -> str:
+    """llguidance's JSON around its grammars; those behind the first are used by it, as `@name`."""
     try:
-        grammar = json.dumps({"grammars": [part]}, separators=(",", ":"))
+        grammar = json.dumps({"grammars": parts}, separators=(",", ":"))
     except RecursionError as error:
         raise invalid_grammar(param, "it is nested too deeply") from error
     _check_size(grammar, param)

@@ -6,8 +6,10 @@ import msgspec
 
 from eventlm.control.request import EngineRequest
 from eventlm.server.errors import invalid_value
+from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.protocol import ChatCompletionRequest
 from eventlm.server.tokenizer import Tokenizer
+from eventlm.server.tools.call_grammar import reply_grammar
 from eventlm.server.tools.definitions import ToolUse, tool_use
 from eventlm.server.tools.formats import Formats, ReasoningState
 from eventlm.server.tools.message import MessageFormat
@@ -25,8 +27,6 @@ def requested_tools(body: ChatCompletionRequest, formats: Formats) -> ToolUse | 
             "This model's chat template shows no format of tool calls that is known; leave 'tools' out, or start the "
             "server with --tool-parser NAME.",
         )
-    if use is not None and use.is_constrained:
-        raise invalid_value("tool_choice", "Forced and strict calls are not supported yet; leave 'tool_choice' out.")
     return use
 
 
@@ -58,6 +58,19 @@ def _reasoning(
         text = content if isinstance(content, str) else "\n".join(part.text or "" for part in content or [])
         return formats.reasoning.state_within(text)
     return formats.reasoning.state(tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:]))
+
+
+async def requested_grammar(
+    use: ToolUse | None,
+    format: MessageFormat,
+    formats: Formats,
+    tokenizer: Tokenizer,
+    content: str,
+    checker: GrammarChecker,
+) -> str:
+    """The grammar of the whole reply, given that of its content; empty if anything goes. Raises ApiError."""
+    marks = frozenset(_special_marks(formats, tokenizer).values())
+    return await reply_grammar(use, formats, format.reasoning, marks, content, checker)
 
 
 def with_format(request: EngineRequest, format: MessageFormat, formats: Formats, tokenizer: Tokenizer) -> EngineRequest:
