@@ -10,6 +10,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
 
+from tests.grammars import accepts
+
 from .conftest import RunningServer
 from .engine_double import spell
 
@@ -294,3 +296,62 @@ def test_tools_count_in_tokenize(start: Any) -> None:
     assert tools["count"] > plain["count"] + 100
     server.chat(tools=TOOLS)
     assert tools["tokens"] == server.engine.requests[0].prompt_token_ids
+
+
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "finish_reason", "has_text_ends"),
+    [
+        ({"tool_choice": "required"}, "tool_calls", False),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, "tool_calls", False),
+        ({"tool_choice": NAMED}, "stop", False),
+        ({"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]}, "tool_calls", False),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+          "parallel_tool_calls": False}, "tool_calls", True),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
+         "tool_calls", False),
+    ],
+)  # fmt: skip
+def test_what_is_forced(start: Any, fields: dict[str, Any], finish_reason: str, has_text_ends: bool) -> None:
+    server, client = start()
+    server.engine.script = spell(CALL, width=9)
+    server.engine.script_end = "grammar"
+    [choice] = ask(client, **fields)
+    assert choice.finish_reason == finish_reason
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+    [streamed] = ask_streamed(client, **fields)
+    assert without_ids(streamed) == without_ids(as_streamed(choice))
+    request = server.engine.requests[0]
+    assert request.waits_for_grammar
+    assert request.has_text_ends == has_text_ends
+    assert accepts(request.params.grammar, CALL)
+    assert not accepts(request.params.grammar, CALL.replace("get_weather", "other"))
+    # Without being strict, a call that is not forced may have any arguments.
+    assert accepts(request.params.grammar, CALL.replace("city", "town")) == has_text_ends
+    assert accepts(request.params.grammar, "Hello") == (fields.get("tool_choice") is None or has_text_ends)
+    assert accepts(request.params.grammar, f"{CALL}\n{CALL}") == (
+        has_text_ends or (fields.get("tool_choice") != NAMED and fields.get("parallel_tool_calls", True))
+    )
+
+
+def test_a_structure_for_the_content_beside_calls(start: Any) -> None:
+    server, client = start()
+    server.engine.script = spell('{"x": 1}')
+    [choice] = ask(client, response_format={"type": "json_object"})
+    assert choice.message.content == '{"x": 1}'
+    grammar = server.engine.requests[0].params.grammar
+    assert accepts(grammar, '{"x": 1}')
+    assert accepts(grammar, CALL)
+    assert not accepts(grammar, "Hello")
+
+
+def test_a_schema_that_cannot_be_followed(start: Any) -> None:
+    _, client = start()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"$ref": "#/x"}}}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, tools=[ADD, tool], tool_choice="required", stream=True)
+    assert caught.value.param == "tools[1].function.parameters.properties.a"
+    # Where nobody has to follow it, it is the model's matter.
+    assert ask(client, tools=[tool])[0].finish_reason == "stop"
