@@ -112,6 +112,10 @@ def joined(events: list[SentEvent]) -> Any:
         for choice in chunk["choices"]:
             found = choices.setdefault(choice["index"], {"text": "", "logprobs": [], "ids": [], "roles": 0, "ends": []})
             delta = choice.get("delta", {})
+            for call in delta.get("tool_calls", []):
+                told = found.setdefault(f"call {call['index']}", {"function": {"arguments": ""}})
+                arguments = told["function"]["arguments"] + call["function"]["arguments"]
+                told |= call | {"function": told["function"] | call["function"] | {"arguments": arguments}}
             found["text"] += choice.get("text", "") + delta.get("content", "")
             found["roles"] += "role" in delta
             logprobs = choice["logprobs"] or {}
@@ -329,3 +333,17 @@ def test_the_official_client_reads_the_events(server: RunningServer) -> None:
 def assert_serves_after_all(server: RunningServer, reply_id: str) -> None:
     choices, *_ = joined(parse(resume(server, reply_id).data))
     assert choices[0]["text"] == TEXT
+
+
+def test_calls_that_are_resumed_are_the_same_calls(server: RunningServer) -> None:
+    """With their ids, wherever the connection was lost."""
+    server.engine.max_model_len = 4096
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "Zürich 🙂"}}\n</tool_call>'
+    server.engine.script = spell(f"So:\n{call}\n{call}", width=3)
+    fields = {"tools": [{"type": "function", "function": {"name": "add"}}]}
+    stream = whole_stream(server, "chat", fields)
+    events = parse(stream)
+    assert sum('"id":"call_' in event.data for event in events) == 2
+    for place, event in enumerate(events[:-1]):
+        rest = resume(server, reply_id_of(stream), event.id)
+        assert joined(parse(rest.data)) == joined(events[place + 1 :]), event.id

@@ -53,4 +53,9 @@ class TextMachine(ABC):
 
 def partial_suffix(text: str, tag: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `tag`."""
-    return next((length for length in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:length])), 0)
+    if not tag:
+        return 0
+    place = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while place >= 0 and not tag.startswith(text[place:]):
+        place = text.find(tag[0], place + 1)
+    return len(text) - place if place >= 0 else 0

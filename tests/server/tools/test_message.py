@@ -25,6 +25,14 @@ NUM_TEXTS = 1500
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+def told(pieces: list[str], format: MessageFormat, found: Formats) -> MessageDelta:
+    parser = MessageParser(format, found)
+    message = MessageDelta()
+    for piece in pieces:
+        message.add(parser.push(piece))
+    return message
+
+
 @pytest.mark.parametrize("tool_parser", ["hermes", "llama3_json"])
 def test_messages_do_not_depend_on_how_the_text_was_cut(tool_parser: str) -> None:
     seen = {"calls": 0, "reasoning": 0, "content": 0}
@@ -41,6 +49,9 @@ def test_messages_do_not_depend_on_how_the_text_was_cut(tool_parser: str) -> Non
         whole, _ = parse_message(text, format, found)
         pieces = cut(draw, text)
         assert parse_pieces(pieces, format, found) == whole, (number, text, pieces)
+        # So it is at any place of it: what is told of a stream's first half does not depend on its cutting.
+        some = pieces[: draw.randint(0, len(pieces))]
+        assert told(some, format, found) == told(["".join(some)], format, found), (number, text, some)
         assert [call.index for call in whole.calls] == list(range(len(whole.calls)))
         assert {call.name for call in whole.calls} <= set(NAMES)
         assert len(whole.calls) <= 1 or not format.one_call
