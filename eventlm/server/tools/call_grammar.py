@@ -44,7 +44,7 @@ async def reply_grammar(
     parts: list[dict[str, Any]] = [{"lark_grammar": lark}]
     if content and (use is None or use.mode == "auto"):
         [part] = json.loads(content)["grammars"]
-        parts.append({"name": "content", **part})
+        parts.append(part | {"name": "content"})
     requested = RequestedGrammar(grammar_of_parts(parts, "tools"), "tools")
     try:
         return await checker.check(requested)

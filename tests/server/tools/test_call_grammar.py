@@ -13,7 +13,7 @@ import pytest
 
 from eventlm.grammars import build_matcher, make_tokenizer
 from eventlm.server.errors import ApiError
-from eventlm.server.grammar import json_schema_grammar
+from eventlm.server.grammar import json_schema_grammar, regex_grammar
 from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.tools.call_grammar import reply_grammar
 from eventlm.server.tools.definitions import FunctionDefinition, ToolUse
@@ -174,6 +174,9 @@ async def test_structured_content_beside_calls_and_reasoning(checker: GrammarChe
     possible = await reply_grammar(None, found, "possible", frozenset(), content, checker)
     assert accepts(possible, '<think>hm</think>{"x": 1}')
     assert accepts(possible, '{"x": 1}')
+    digits = await reply_grammar(None, found, "open", frozenset(), regex_grammar("[0-9]{3}", "p"), checker)
+    assert accepts(digits, "hm</think>123")
+    assert not accepts(digits, "hm</think>x")
     assert await reply_grammar(None, found, "closed", frozenset(), content, checker) == content
     assert await reply_grammar(None, found, "open", frozenset(), "", checker) == ""
     assert await reply_grammar(ToolUse([], FUNCTIONS[1:], [0]), found, "open", frozenset(), "", checker) == ""
