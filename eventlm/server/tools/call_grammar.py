@@ -15,6 +15,7 @@ from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.tools.call_parser import CallSyntax
 from eventlm.server.tools.definitions import FunctionDefinition, ToolUse
 from eventlm.server.tools.formats import Formats, ReasoningState
+from eventlm.server.tools.schema_check import without_annotations
 
 _SPACE = r"[ \t\r\n]{0,32}"
 #: Calls of one message. A model that goes on and on ends there.
@@ -168,6 +169,8 @@ def _schema(function: FunctionDefinition, *, is_free: bool) -> dict[str, Any]:
     """The schema of a function's arguments, with llguidance's options; `is_free`: any object will do."""
     schema: dict[str, Any] = {"type": "object"}
     if not is_free:
-        schema |= {"additionalProperties": False} if function.parameters is None else function.parameters
+        parameters = {"additionalProperties": False} if function.parameters is None else function.parameters
+        # Descriptions can be long, and grammars have a largest size.
+        schema |= without_annotations(parameters)
     # What a grammar cannot follow is an error only where the client insists.
     return schema | {"x-guidance": _LAYOUT | {"lenient": not function.strict}}

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from eventlm.server.errors import ApiError, invalid_type, invalid_value
 from eventlm.server.protocol import ChatCompletionRequest, validation_error
-from eventlm.server.tools.schema_check import check_schema
+from eventlm.server.tools.schema_check import SchemaChecker
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -115,8 +115,9 @@ def _functions(tools: list[dict[str, Any]]) -> list[FunctionDefinition]:
         raise invalid_value("tools", f"Invalid value for 'tools': at most {MAX_TOOLS}, got {len(tools)}.")
     functions: list[FunctionDefinition] = []
     names: set[str] = set()
+    checker = SchemaChecker()
     for place, definition in enumerate(tools):
-        function = _function(definition, f"tools[{place}]")
+        function = _function(definition, f"tools[{place}]", checker)
         if function.name in names:
             param = f"tools[{place}].function.name"
             raise invalid_value(param, f"Invalid value for '{param}': another tool has this name.")
@@ -125,7 +126,7 @@ def _functions(tools: list[dict[str, Any]]) -> list[FunctionDefinition]:
     return functions
 
 
-def _function(definition: dict[str, Any], path: str) -> FunctionDefinition:
+def _function(definition: dict[str, Any], path: str, checker: SchemaChecker) -> FunctionDefinition:
     if definition.get("type", "function") != "function":
         raise _only_functions(f"{path}.type")
     function: FunctionDefinition = _convert(definition, ToolDefinition, path).function
@@ -138,7 +139,7 @@ def _function(definition: dict[str, Any], path: str) -> FunctionDefinition:
         param = f"{path}.function.parameters"
         if function.parameters.get("type", "object") != "object":
             raise invalid_value(f"{param}.type", f"Invalid value for '{param}.type': the parameters are an object.")
-        check_schema(function.parameters, param)
+        checker.check(function.parameters, param)
     return function
 
 

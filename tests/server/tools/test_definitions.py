@@ -94,6 +94,15 @@ def test_a_schema_can_be_too_deep() -> None:
     assert str(caught.value.envelope.error.param).startswith(f"{P}.properties.a.items.items")
 
 
+def test_a_request_can_have_too_many_schemas() -> None:
+    """They are checked while everybody waits."""
+    many = {str(number): {} for number in range(10_000)}
+    assert use_of(tools=[tool(parameters={"properties": many})])
+    with pytest.raises(ApiError, match="at most 16384 schemas") as caught:
+        use_of(tools=[tool(parameters={"properties": many}), tool("g", parameters={"properties": many})])
+    assert str(caught.value.envelope.error.param).startswith("tools[1].function.parameters.properties.")
+
+
 def test_what_schemas_may_have() -> None:
     assert use_of(**schema(
         type="object", properties={"a": True, "b": {"type": ["string", "null"], "exclusiveMinimum": True},
