@@ -1,15 +1,18 @@
-"""Tool calls of a real model that has never seen a tool: forced ones are valid all the same, however wild it is."""
+"""Tool calls of models that know nothing of tools, or of anything: forced ones are valid however wild they are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
 
+from eventlm.replay.verify import verify
+from tests.checkpoints import make_checkpoint
 from tests.serving import Server
 
 WEATHER = {
@@ -34,13 +37,14 @@ MESSAGES: Any = [{"role": "user", "content": "How is the weather in Bern?"}]
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    flags = ["--dtype", "float32", "--no-prefix-cache", "--max-model-len", "1024", "--kv-memory", "128MiB"]
-    server = Server(tmp_path_factory.mktemp("server"), *flags)
+def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_position_embeddings=2048)
+    server = Server(tmp_path_factory.mktemp("server"), "--model", str(checkpoint), "--dtype", "float32")
     try:
         with server.wait_ready().client() as client:
             yield client
-        assert server.stop() == 0
+        assert server.stop() == 0, server.stderr
+        assert verify(server.trace).divergence is None
     finally:
         server.close()
 
@@ -53,37 +57,75 @@ def check(message: Any) -> list[str]:
     return [call.function.name for call in message.tool_calls]
 
 
-@pytest.mark.parametrize(("choice", "finish_reason"), [("required", "tool_calls"), (NAMED, "stop")])
-def test_forced_calls_are_valid(client: openai.OpenAI, choice: Any, finish_reason: str) -> None:
+def model_of(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def check_forced(client: openai.OpenAI, choice: Any, finish_reason: str, n: int) -> None:
     reply = client.chat.completions.create(
-        model="smollm2", messages=MESSAGES, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False,
-        temperature=1.5, n=6, seed=1, max_tokens=150,
+        model=model_of(client), messages=MESSAGES, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False,
+        temperature=1.5, n=n, seed=1, max_tokens=300,
     )  # fmt: skip
     ended = [each for each in reply.choices if each.finish_reason != "length"]
-    assert len(ended) >= 5
+    assert len(ended) >= 0.95 * n
     assert {each.finish_reason for each in ended} == {finish_reason}
     names = [check(each.message) for each in ended]
     assert all(len(each) == 1 for each in names)
-    if choice == NAMED:
-        assert {name for [name] in names} == {"get_weather"}
+    assert {name for [name] in names} == ({"get_weather"} if choice == NAMED else set(SCHEMAS))
 
 
-def test_streamed_calls_are_the_whole_calls(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(("choice", "finish_reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_forced_calls_are_valid(random_weights: openai.OpenAI, choice: Any, finish_reason: str) -> None:
+    check_forced(random_weights, choice, finish_reason, n=24)
+
+
+def test_streamed_calls_are_the_whole_calls(random_weights: openai.OpenAI) -> None:
     fields: dict[str, Any] = {
-        "model": "smollm2", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "temperature": 0.8,
-        "seed": 3, "max_tokens": 80,
+        "model": model_of(random_weights), "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required",
+        "temperature": 1.2, "seed": 3, "parallel_tool_calls": False,
     }  # fmt: skip
-    whole = client.chat.completions.create(**fields).choices[0]
-    with client.chat.completions.stream(**fields) as stream:
+    whole = random_weights.chat.completions.create(**fields).choices[0]
+    with random_weights.chat.completions.stream(**fields) as stream:
         streamed = stream.get_final_completion().choices[0]
-    assert streamed.finish_reason == whole.finish_reason
-    assert [call.function.model_dump(include={"name", "arguments"}) for call in streamed.message.tool_calls or []] == [
-        call.function.model_dump(include={"name", "arguments"}) for call in whole.message.tool_calls or []
+    assert streamed.finish_reason == whole.finish_reason == "tool_calls"
+    calls = [
+        [call.function.model_dump(include={"name", "arguments"}) for call in choice.message.tool_calls or []]
+        for choice in (streamed, whole)
     ]
+    assert calls[0] == calls[1]
+    assert len(calls[0]) == 1
 
 
-def test_free_text_beside_strict_tools(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model="smollm2", messages=MESSAGES, tools=TOOLS, temperature=0, max_tokens=30, stop=["."]
+def test_several_calls_and_limits(random_weights: openai.OpenAI) -> None:
+    """What is cut short is the beginning of what would have been valid."""
+    reply = random_weights.chat.completions.create(
+        model=model_of(random_weights), messages=MESSAGES, tools=TOOLS, tool_choice="required", n=4, seed=5,
+        temperature=1.5, max_tokens=200,
+    )  # fmt: skip
+    num_calls = 0
+    for choice in reply.choices:
+        calls = choice.message.tool_calls or []
+        for call in calls if choice.finish_reason != "length" else calls[:-1]:
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        num_calls += len(calls)
+    assert num_calls > 4
+
+
+def test_free_text_beside_strict_tools(random_weights: openai.OpenAI) -> None:
+    reply = random_weights.chat.completions.create(
+        model=model_of(random_weights), messages=MESSAGES, tools=TOOLS, max_tokens=30, seed=1
     )
-    assert reply.choices[0].message.content or reply.choices[0].message.tool_calls
+    assert reply.choices[0].message.content
+    assert not reply.choices[0].message.tool_calls
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("choice", "finish_reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_forced_calls_of_the_default_model(tmp_path: Path, choice: Any, finish_reason: str) -> None:
+    server = Server(tmp_path, "--dtype", "float32", "--max-model-len", "1024", "--kv-memory", "128MiB")
+    try:
+        with server.wait_ready().client() as client:
+            check_forced(client, choice, finish_reason, n=20)
+        assert server.stop() == 0
+    finally:
+        server.close()
