@@ -34,7 +34,7 @@ from eventlm.errors import EventLMError
 MAX_REPLIES = 16_384
 #: What the interpreter needs for an output that is kept, beside its bytes, and for a token of a prompt.
 _OUTPUT_BYTES = 64
-_TOKEN_BYTES = 8
+_TOKEN_BYTES = 40
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
 

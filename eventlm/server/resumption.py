@@ -43,6 +43,9 @@ async def resume_stream(request: web.Request) -> web.StreamResponse:
     comes from its start. Its text joins to that of the unbroken stream. 204 if the client has had all of it. Whoever
     else reads the stream at the moment is told that it is continued here.
     """
+    if request.method == "HEAD":
+        # It would take the stream from its reader and throw it away.
+        raise web.HTTPMethodNotAllowed(request.method, ["GET", "DELETE"])
     context = request.app[CONTEXT]
     position = _position(request)
     context.enter()

@@ -240,7 +240,7 @@ def test_the_number_of_replies_is_bounded() -> None:
     desk.open("3")
     with pytest.raises(UnknownReplyError):
         desk.registry.find("1", "")
-    assert desk.registry.num_bytes == 3 * 2 * 8
+    assert desk.registry.num_bytes == 3 * 2 * 40
     plain = Desk(max_replies=2, keep_ns=0)
     for number in range(3):
         plain.open(str(number))

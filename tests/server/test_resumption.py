@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -300,6 +301,32 @@ def test_unknown_replies(server: RunningServer) -> None:
     whole = server.chat().json()["id"]
     assert_error(resume(server, whole), 404, INVALID)
     assert_error(server.request("POST", "/v1/stream/x"), 405, INVALID, code="method_not_supported")
+
+
+def test_head_takes_nothing_over(server: RunningServer) -> None:
+    connection, reply_id = start_endless(server)
+    assert server.request("HEAD", f"/v1/stream/{reply_id}").status == 405
+    assert b"error" not in connection.recv(65536)
+    connection.close()
+
+
+def test_a_server_that_shuts_down_lets_streams_be_resumed(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(resume_seconds=30, drain_seconds=20)
+    connection, reply_id = start_endless(server)
+    connection.close()
+    cut = asyncio.Event()
+    drained = asyncio.run_coroutine_threadsafe(server.context.drain(cut), server.loop)
+    wait_until(lambda: server.context.draining)
+    assert_error(server.chat(), 503, "server_error")
+    resumed = open_stream(server, reply_id)
+    assert not drained.done()
+    # A second signal ends what still goes on.
+    server.loop.call_soon_threadsafe(cut.set)
+    error, done = read_to_end(resumed)[-2:]
+    assert json.loads(error.data)["error"]["type"] == "server_error"
+    assert done.data == "[DONE]"
+    drained.result(10)
+    assert server.engine.cancelled == [(0, "shutdown")]
 
 
 def test_memory_is_bounded(start_server: Callable[..., RunningServer]) -> None:
