@@ -121,7 +121,8 @@ class RemoteEngine:
                 handle.rate_limits = submitted.rate_limits
             return handles
 
-        stream = _Stream(lambda place, output: handles[place].put(output), [request.n for request in group])
+        put = on_output or (lambda place, output: handles[place].put(output))
+        stream = _Stream(put, [request.n for request in group])
         return await self._call(Submit(list(group), submission), take, stream=stream, abandon=_cancel_all)
 
     async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
