@@ -117,13 +117,34 @@ def joined(events: list[SentEvent]) -> Any:
                 told = found.setdefault(f"call {call['index']}", {"function": {"arguments": ""}})
                 arguments = told["function"]["arguments"] + call["function"]["arguments"]
                 told |= call | {"function": told["function"] | call["function"] | {"arguments": arguments}}
-            found["text"] += choice.get("text", "") + delta.get("content", "")
+            found["text"] += choice.get("text", "") + (delta.get("content") or "")
             found["roles"] += "role" in delta
             logprobs = choice["logprobs"] or {}
             found["logprobs"] += logprobs.get("content") or logprobs.get("token_logprobs") or []
+            found["reasoning"] = found.get("reasoning", "") + delta.get("reasoning_content", "")
+            for call in delta.get("tool_calls", []):
+                said = call.get("id", ""), call["function"].get("name", ""), call["function"]["arguments"]
+                before = found.setdefault("calls", {}).get(call["index"], ("", "", ""))
+                found["calls"][call["index"]] = tuple(map(str.__add__, before, said))
             found["ids"] += choice.get("token_ids") or []
             found["ends"] += [(choice["finish_reason"], choice["stop_reason"])] if choice["finish_reason"] else []
     return choices, identities, usages, events[-1].data
+
+
+def test_tool_calls_and_reasoning_go_on(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(resume_seconds=30, tool_parser="hermes", reasoning_parser="qwen3")
+    server.engine.max_model_len = 4096
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "Zürich 🙂"}}\n</tool_call>'
+    server.engine.script = spell(f"<think>Hm, é?</think>Let me see.\n{call}\n{call}", width=3)
+    stream = whole_stream(server, "chat", {"tools": [{"type": "function", "function": {"name": "look"}}]})
+    events = parse(stream)
+    whole = joined(events)[0][0]
+    assert (whole["reasoning"], whole["text"]) == ("Hm, é?", "Let me see.")
+    assert [name for _, name, _ in whole["calls"].values()] == ["look", "look"]
+    assert whole["ends"] == [("tool_calls", None)]
+    for place, event in enumerate(events[:-1]):
+        rest = resume(server, reply_id_of(stream), event.id)
+        assert joined(parse(rest.data)) == joined(events[place + 1 :]), event.id
 
 
 @pytest.mark.parametrize("endpoint", PATHS)
