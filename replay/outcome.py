@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from eventlm.config.objectives import Objectives
 from eventlm.control.metrics import MetricsStore
@@ -66,6 +66,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     num_sequences: int
     has_deadline: bool
     has_objectives: bool
+    service_class: str = ""
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):
@@ -93,6 +94,14 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
         of = LATENCIES[name]
         values = Counter(value for found in chosen if found.is_complete and (value := of(found)) is not None)
         return distribution(values) if values else None
+
+    def of_class(self, service_class: str) -> RunOutcome:
+        """The same run with the sequences and refusals of one service class alone; counts are still of all."""
+        return structs.replace(
+            self,
+            sequences=[each for each in self.sequences if each.service_class == service_class],
+            refusals=[each for each in self.refusals if each.service_class == service_class],
+        )
 
     @property
     def deadlines_met_ppm(self) -> int | None:
@@ -185,6 +194,7 @@ class OutcomeCollector:
                 num_sequences=arrival.n,
                 has_deadline=arrival.deadline_ns > 0,
                 has_objectives=self._objectives_of(arrival) is not None,
+                service_class=arrival.service_class,
             )
         )
         self._forget(event.request)

@@ -12,6 +12,7 @@ known, and an alternative that is faster than the run may bring them to an end t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
@@ -26,6 +27,10 @@ QUANTILES = ("p50", "p90", "p99")
 SHOWN_LATENCIES = ("ttft", "tpot", "e2e")
 #: Shares of the requests, by prompt length, that are short, medium and long.
 CLASS_SHARES = (("short", 50), ("medium", 90), ("long", 100))
+#: Of so many service classes it is told how they fare.
+MAX_SERVICE_CLASSES = 8
+#: Before a service class in the name of a metric.
+SERVICE_CLASS_SUFFIX = "_class_"
 #: So many percent of the requests differ from the record by less than the bar for won and lost.
 REQUEST_ERROR_PERCENT = 90
 
@@ -127,7 +132,7 @@ def compare(
 ) -> Comparison:
     """Compare runs of a workload. unpaced: the second witness of the error."""
     classes = length_classes([request.arrival.prompt_tokens for request in workload.requests])
-    kinds = _kinds(classes)
+    kinds = _kinds(classes, service_classes(workload))
     witnesses = [baseline] if unpaced is None else [baseline, unpaced]
     runs = [_compared(workload, run) for run in (recorded, *witnesses, *alternatives)]
     values = [[kind.of(run) for run in runs] for kind in kinds]
@@ -168,7 +173,7 @@ def length_classes(prompt_tokens: Sequence[int]) -> list[LengthClass]:
     return found
 
 
-def _kinds(classes: Sequence[LengthClass]) -> list[_Kind]:
+def _kinds(classes: Sequence[LengthClass], service_classes: Sequence[str]) -> list[_Kind]:
     found = [_latency(latency, quantile) for latency in SHOWN_LATENCIES for quantile in QUANTILES]
     found += [
         _Kind("output_tokens_per_second", "per_second", "higher", lambda run: run.outcome.output_tokens_per_second),
@@ -183,7 +188,33 @@ def _kinds(classes: Sequence[LengthClass]) -> list[_Kind]:
     ]
     for each in classes:
         found += [_latency("ttft", quantile, each) for quantile in ("p50", "p99")]
+    for name in service_classes:
+        found += _of_service_class(name)
     return found
+
+
+def _of_service_class(name: str) -> list[_Kind]:
+    suffix = SERVICE_CLASS_SUFFIX + name
+
+    def ttft(quantile: str) -> _Kind:
+        def of(run: _Compared) -> int | None:
+            found = run.outcome.latency("ttft", [each for each in run.sequences if each.service_class == name])
+            return None if found is None else int(getattr(found, quantile))
+
+        return _Kind(f"ttft_{quantile}{suffix}", "ns", "lower", of, family=f"ttft{suffix}")
+
+    return [
+        *(ttft(quantile) for quantile in ("p50", "p99")),
+        _Kind(f"deadlines_met{suffix}", "ppm", "higher", lambda run: run.outcome.of_class(name).deadlines_met_ppm),
+        _Kind(f"slo_met{suffix}", "ppm", "higher", lambda run: run.outcome.of_class(name).objectives_met_ppm),
+    ]
+
+
+def service_classes(workload: Workload) -> list[str]:
+    """Those of the most requests, in order of name."""
+    counts = Counter(request.arrival.service_class for request in workload.requests if request.arrival.service_class)
+    most = sorted(counts, key=lambda name: (-counts[name], name))[:MAX_SERVICE_CLASSES]
+    return sorted(most)
 
 
 def _latency(latency: str, quantile: str, of_class: LengthClass | None = None) -> _Kind:

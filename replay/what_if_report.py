@@ -10,7 +10,7 @@ import msgspec
 
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.replay.what_if import Simulated, WhatIfResult
-from eventlm.replay.what_if_compare import Cell, Metric
+from eventlm.replay.what_if_compare import SERVICE_CLASS_SUFFIX, Cell, Metric
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 from eventlm.wording import counted
 
@@ -173,9 +173,13 @@ def _titles(result: WhatIfResult) -> dict[str, str]:
     classes = {each.name: each for each in result.comparison.classes}
     found = {}
     for metric in result.comparison.metrics:
-        latency, _, rest = metric.name.partition("_")
+        general, is_of_class, service_class = metric.name.partition(SERVICE_CLASS_SUFFIX)
+        latency, _, rest = general.partition("_")
         quantile, _, name = rest.partition("_")
-        if metric.unit != "ns":
+        if is_of_class:
+            title = _TITLES.get(general, f"{_SECTIONS.get(latency, latency)} {quantile}")
+            found[metric.name] = f"{title}, {service_class}"
+        elif metric.unit != "ns":
             found[metric.name] = _TITLES.get(metric.name, metric.name)
         elif not name:
             found[metric.name] = f"{_SECTIONS[latency]} {quantile}, ms"

@@ -8,7 +8,15 @@ import pytest
 from msgspec import structs
 
 from eventlm.replay.outcome import RunOutcome, SequenceOutcome
-from eventlm.replay.what_if_compare import Comparison, Metric, Ran, compare, length_classes
+from eventlm.replay.what_if_compare import (
+    MAX_SERVICE_CLASSES,
+    Comparison,
+    Metric,
+    Ran,
+    compare,
+    length_classes,
+    service_classes,
+)
 from eventlm.replay.workload import Workload
 
 from .what_if_runs import requests_of
@@ -164,3 +172,41 @@ def test_length_classes_are_the_shorter_half_the_longest_tenth_and_the_rest() ->
     skewed = length_classes([5] * 70 + [9] * 30)
     assert [(each.name, each.min_tokens, each.num_requests) for each in skewed] == [("short", 5, 70), ("medium", 9, 30)]
     assert [(each.name, each.max_tokens) for each in length_classes([3])] == [("short", 3)]
+
+
+def classed(names: Sequence[str]) -> Workload:
+    requests = [
+        structs.replace(request, arrival=structs.replace(request.arrival, service_class=name))
+        for request, name in zip(workload(len(names)).requests, names, strict=True)
+    ]
+    return structs.replace(workload(len(names)), requests=requests)
+
+
+def in_classes(run: Ran, names: Sequence[str]) -> Ran:
+    """Those of gold met their deadline."""
+    sequences = [
+        structs.replace(each, service_class=name, met_deadline=name == "gold" if name else None)
+        for each, name in zip(run.outcome.sequences, names, strict=True)
+    ]
+    return run._replace(outcome=structs.replace(run.outcome, sequences=sequences))
+
+
+def test_each_service_class_is_told_of() -> None:
+    names = ["gold", "bronze", "", "bronze"]
+    slow, fast = in_classes(ran([10, 40, 70, 40]), names), in_classes(ran([4, 80, 70, 80]), names)
+    found = compare(classed(names), slow, slow, [fast])
+    gold, bronze = metric(found, "ttft_p99_class_gold"), metric(found, "ttft_p99_class_bronze")
+    assert (gold.baseline, gold.alternatives[0].value) == (5 * MILLISECOND, 2 * MILLISECOND)
+    assert (bronze.baseline, bronze.alternatives[0].value) == (20 * MILLISECOND, 40 * MILLISECOND)
+    assert metric(found, "deadlines_met_class_gold").baseline == 1_000_000
+    assert metric(found, "deadlines_met_class_bronze").baseline == 0
+    assert metric(found, "slo_met_class_gold").baseline is None
+    assert not [each.name for each in found.metrics if each.name.endswith("_class_")]
+
+
+def test_of_many_service_classes_the_largest_are_told_of() -> None:
+    names = [f"class{number}" for number in range(MAX_SERVICE_CLASSES + 3)] + ["class9", "class10"]
+    told = service_classes(classed(names))
+    assert len(told) == MAX_SERVICE_CLASSES
+    assert told[:2] == ["class0", "class1"]
+    assert {"class9", "class10"} <= set(told)
