@@ -20,7 +20,7 @@ from eventlm.server.app import ENDPOINTS
 from eventlm.server.openapi import Endpoint, openapi_path
 from tests.serving import Server
 
-from .described import assert_idle
+from .described import assert_idle, stop_and_replay
 
 #: The handlers refuse more than schemas can say: a token id that the model does not have, a prompt over the context.
 UNCHECKED: list[CheckFunction] = [positive_data_acceptance]
@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     try:
         yield server.wait_ready()
         assert_idle(server)
-        server.stop_and_verify()
+        stop_and_replay(server)
     finally:
         server.close()
 
