@@ -294,6 +294,15 @@ CANARY_MESSAGES: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": f"{CANARY}-id", "content": f"{CANARY}-result"},
     {"role": "assistant", "content": f"{CANARY}-start"},
 ]
+CANARY_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": f"{CANARY}-tool",
+        "description": f"{CANARY}-description",
+        "parameters": {"properties": {f"{CANARY}-property": {"enum": [f"{CANARY}-choice"]}}},
+        "strict": True,
+    },
+}
 CANARY_FIELDS: dict[str, Any] = {
     "user": f"{CANARY}-user",
     "metadata": {f"{CANARY}-name": f"{CANARY}-value"},
@@ -339,6 +348,24 @@ def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartS
             extra_body=CANARY_FIELDS,
         )  # fmt: skip
         assert len(list(echoed)) > 1
+        for choice in ("auto", "required", {"type": "function", "function": {"name": f"{CANARY}-tool"}}):
+            called = client.chat.completions.create(
+                model="fake",
+                messages=[message],
+                max_tokens=150,
+                stream=stream,
+                tool_choice=choice,
+                tools=[CANARY_TOOL],
+                parallel_tool_calls=False,
+            )  # type: ignore[call-overload]
+            assert len(list(called)) > 1
+    wrong_parameters = {"properties": {f"{CANARY}-property": {"$ref": f"#/{CANARY}-nowhere"}}}
+    wrong_tool = {"type": "function", "function": {"name": f"{CANARY}-tool", "parameters": wrong_parameters}}
+    for wrong in ({"tools": [wrong_tool]}, {"tools": [CANARY_TOOL, CANARY_TOOL]}, {"tools": [{"type": CANARY}]}):
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(
+                model="fake", messages=[message], tool_choice="required", extra_body=wrong, max_tokens=1
+            )
     refused: list[dict[str, Any]] = [
         {"metadata": {f"{CANARY}-long" * 9: f"{CANARY}-value"}}, {"metadata": {f"{CANARY}-name": 5}},
         {"user": [f"{CANARY}-user"]}, {"suffix": f"{CANARY}-suffix"}, {"chat_template": f"{CANARY}-template"},
