@@ -44,6 +44,7 @@ examples:
   eventlm serve --model ~/models/Qwen3-0.6B --record runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes of their own
+  eventlm serve --resume-seconds 60   streams outlive lost connections: GET /v1/stream/ID goes on
   eventlm serve --max-model-len 4096 --print-config > eventlm.toml
   eventlm serve --config eventlm.toml
 

@@ -250,8 +250,12 @@ class InferenceEngine:
             max_bytes=memory_bytes(config.resume_memory),
             now_ns=self.now_ns,
             cancel=self.cancel,
-            wake=lambda delay_ns: self._loop.call_later(delay_ns / 1e9, self.registry.expire) if self._loop else None,
+            wake=self._expire_later,
         )
+
+    def _expire_later(self, delay_ns: int) -> None:
+        assert self._loop is not None
+        self._loop.call_later(delay_ns / 1e9, self.registry.expire)
 
     async def submit(
         self,
