@@ -204,8 +204,13 @@ class Simulator:
         due_ns = self.core.next_timer_ns
         if due_ns is not None and due_ns != self._armed_ns:
             self._armed_ns = due_ns
-            fires_ns, rank = self._timing.timer(due_ns)
-            self._at(fires_ns, rank, lambda seq, ts: [TimerDue(due_ns=ts)], self._has_due_timer)
+            fires_ns, rank, up_to_ns = self._timing.timer(due_ns)
+            self._at(
+                fires_ns,
+                rank,
+                lambda seq, ts: [TimerDue(due_ns=ts if up_to_ns is None else up_to_ns)],
+                self._has_due_timer,
+            )
 
     def _has_due_timer(self) -> bool:
         due_ns = self.core.next_timer_ns

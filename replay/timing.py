@@ -20,6 +20,16 @@ class StepTimes(NamedTuple):
     rank: int
 
 
+class TimerTimes(NamedTuple):
+    """When the fact of a timer is applied, its rank among facts of that time, and up to when it says that timers are
+    due: an engine reads its clock before that; None: up to when it is applied.
+    """
+
+    fires_ns: int
+    rank: int
+    due_ns: int | None = None
+
+
 class Timing(Protocol):
     """The clock of the workers and of timers."""
 
@@ -31,8 +41,8 @@ class Timing(Protocol):
         """A new worker has nothing to do."""
         ...
 
-    def timer(self, due_ns: int) -> tuple[int, int]:
-        """When the fact of a timer is applied, and its rank among facts of that time."""
+    def timer(self, due_ns: int) -> TimerTimes:
+        """When the fact of a timer that is due at `due_ns` is applied."""
         ...
 
 
@@ -60,8 +70,8 @@ class ModelledTiming:
     def worker_up(self, replica: int, now_ns: int) -> None:
         self._free_ns[replica] = now_ns
 
-    def timer(self, due_ns: int) -> tuple[int, int]:
-        return due_ns, 0
+    def timer(self, due_ns: int) -> TimerTimes:
+        return TimerTimes(due_ns, 0)
 
 
 class RecordedTiming:
@@ -78,7 +88,10 @@ class RecordedTiming:
     def worker_up(self, replica: int, now_ns: int) -> None:
         """Nothing depends on it."""
 
-    def timer(self, due_ns: int) -> tuple[int, int]:
+    def timer(self, due_ns: int) -> TimerTimes:
         # A clock only goes on, so they are in order.
         place = bisect_left(self._timers, due_ns, key=lambda timer: timer.due_ns)
-        return (self._timers[place].ts, self._timers[place].s) if place < len(self._timers) else (due_ns, 0)
+        if place == len(self._timers):
+            return TimerTimes(due_ns, 0)
+        timer = self._timers[place]
+        return TimerTimes(timer.ts, timer.s, timer.due_ns)

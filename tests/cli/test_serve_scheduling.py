@@ -15,6 +15,8 @@ from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_rows import RequestRow, StepRow
 from eventlm.events import Arrived, Event, Launched, TimerDue
 from eventlm.replay.explain import explain
+from eventlm.replay.null_test import null_test
+from eventlm.replay.recorded_run import read_run
 from tests.serving import Server, Trace, verified, wait_until
 
 from .conftest import StartServer
@@ -183,6 +185,8 @@ def test_who_cannot_be_in_time_is_told_so_before_anything_else(server: Server, s
     assert len(trace.of(TimerDue)) == num_late - 1
     rows = [row for row in Rows(trace.events).by_identity.values() if row.reason == "deadline"]
     assert {row.met_deadline for row in rows} == {False}
+    # The run can be asked what if: its timers fire in a repetition as they did.
+    assert null_test(read_run(server.trace), server.trace).difference == ""
 
 
 def test_a_reply_is_explained_while_the_server_runs(start_server: StartServer) -> None:

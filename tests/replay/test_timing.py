@@ -27,13 +27,13 @@ def test_a_recorded_timer_fires_when_one_did_that_was_due_by_then() -> None:
     timers = [TimerDue(s=10 + place, ts=1000 * place + 7, due_ns=1000 * place) for place in range(1, 4)]
     timing = RecordedTiming([], timers)
     assert [timing.timer(due_ns) for due_ns in (500, 1000, 1001, 3000)] == [
-        (1007, 11),
-        (1007, 11),
-        (2007, 12),
-        (3007, 13),
+        (1007, 11, 1000),
+        (1007, 11, 1000),
+        (2007, 12, 2000),
+        (3007, 13, 3000),
     ]
     # None came any more: the record ends before.
-    assert timing.timer(3001) == (3001, 0)
+    assert timing.timer(3001) == (3001, 0, None)
 
 
 def test_what_the_record_does_not_have_never_completes() -> None:
