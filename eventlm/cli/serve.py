@@ -32,10 +32,13 @@ def configure(parser: Parser) -> None:
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
         "/v1/embeddings, /tokenize, /detokenize, /v1/models, /health, /metrics, /version; /openapi.json\n"
         "describes them.\n"
+        "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
+        "key of the scope admin.\n"
         "Without --model it is the default model, fetched at its first use.\n\n"
         "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
-        "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them."
+        "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them.\n"
+        "SIGHUP reads the API keys and the TLS certificate again."
     )
     parser.usage = "eventlm serve [--model MODEL] [--record DIR | --no-record] [flags]"
     parser.epilog = """\
@@ -45,10 +48,18 @@ examples:
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes of their own
   eventlm serve --resume-seconds 60   streams outlive lost connections: GET /v1/stream/ID goes on
+  eventlm serve --host 0.0.0.0 --api-keys-file keys.toml --tls-cert cert.pem --tls-key key.pem
   eventlm serve --max-model-len 4096 --print-config > eventlm.toml
   eventlm serve --config eventlm.toml
 
-A SPEC is NAME or NAME:PARAMETER=VALUE,...; `eventlm policies` lists the names."""
+A SPEC is NAME or NAME:PARAMETER=VALUE,...; `eventlm policies` lists the names.
+
+keys.toml, which only you may read:
+  [[keys]]
+  name = "alice"
+  sha256 = "..."                      of the key: printf %s KEY | sha256sum; or the key itself: key = "..."
+  scopes = ["inference"]              or "admin", or both
+  limits = { requests_per_minute = 60, tokens_per_minute = 100_000, concurrent_requests = 8 }"""
     add_config_flags(parser)
     parser.set_defaults(run=run)
 
