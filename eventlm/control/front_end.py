@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from msgspec import structs
 
+from eventlm.config.sizes import memory_bytes
 from eventlm.control.front_end_calls import FrontEndCalls
 from eventlm.control.front_end_link import FrontEndLink
 from eventlm.control.front_end_process import FrontEndProcess
@@ -118,7 +119,8 @@ class FrontEnd:
 
     async def _spawn(self) -> None:
         process = self._process = await FrontEndProcess.spawn(self._module, self._sockets)
-        link = self._link = FrontEndLink(self.index, self._calls)
+        replay_bytes = memory_bytes(self._setup.config.server.resume_memory)
+        link = self._link = FrontEndLink(self.index, self._calls, max_replay_bytes=replay_bytes)
         try:
             await link.open(process.end)
             process.death.add_done_callback(lambda _: link.lose(process.ending))

@@ -22,6 +22,7 @@ from eventlm.control.front_end_protocol import (
     Leave,
     Lost,
     Outputs,
+    Resume,
     StreamOutput,
     ToFrontEnd,
     answer,
@@ -39,9 +40,19 @@ log = structlog.get_logger("eventlm.front_end")
 
 
 class FrontEndLink:
-    """Lives as long as one front-end process, or shorter. `lost` is done, with a reason, when it is of no more use."""
+    """Lives as long as one front-end process, or shorter. `lost` is done, with a reason, when it is of no more use.
 
-    def __init__(self, index: int, calls: FrontEndCalls, *, max_backlog_bytes: int = MAX_BACKLOG_BYTES) -> None:
+    max_replay_bytes: what the outputs of a reply that is read again may be on top of `max_backlog_bytes`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        calls: FrontEndCalls,
+        *,
+        max_replay_bytes: int = 0,
+        max_backlog_bytes: int = MAX_BACKLOG_BYTES,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.index = index
         self.started: asyncio.Future[FrontEndReady | FrontEndFailed] = loop.create_future()
@@ -52,6 +63,7 @@ class FrontEndLink:
         self.num_beats = 0
         self._calls = calls
         self._max_backlog_bytes = max_backlog_bytes
+        self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
         #: Replies that it reads again.
         self._reading: set[Leave] = set()
@@ -68,8 +80,9 @@ class FrontEndLink:
         if self._connection is None or self.lost.done():
             return
         self._connection.send(encode(message))
-        if self._connection.backlog_bytes > self._max_backlog_bytes:
-            self.lose(f"left more than {self._max_backlog_bytes:,} bytes unread")
+        most_bytes = self._max_backlog_bytes + self._max_replay_bytes
+        if self._connection.backlog_bytes > most_bytes:
+            self.lose(f"left more than {most_bytes:,} bytes unread")
 
     def lose(self, reason: str) -> None:
         """Nothing is sent or taken any more, and what is undecided is cancelled."""
@@ -111,6 +124,7 @@ class FrontEndLink:
 
     async def _answer(self, call: Call) -> None:
         try:
+            self._check_room(call)
             result = await self._calls.answer(self.index, call.question, partial(self._put, call.id))
         except EventLMError as error:
             self.send(refusal(call.id, error))
@@ -122,6 +136,16 @@ class FrontEndLink:
         if isinstance(result, ResumedReply):
             self._reading.add(Leave(result.submission.reply_id, result.reader))
         self.send(answer(call.id, result))
+        if isinstance(result, ResumedReply):
+            # Its outputs are there already. At once, so that they count before the next is asked for.
+            self._flush()
+
+    def _check_room(self, call: Call) -> None:
+        """One reply at a time may bring more than the bound: whoever asks for many harms no other stream."""
+        if not isinstance(call.question, Resume) or self._connection is None:
+            return
+        if self._connection.backlog_bytes > self._max_backlog_bytes:
+            raise EngineUnavailableError("too much is on its way to be sent; try again")
 
     def _put(self, call: int, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
         """Outputs of one tick come in one go; they leave as one message behind it."""

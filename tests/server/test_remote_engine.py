@@ -18,10 +18,12 @@ from eventlm.control.frames import FrameConnection
 from eventlm.control.front_end_calls import FrontEndCalls
 from eventlm.control.front_end_link import FrontEndLink
 from eventlm.control.front_end_protocol import (
+    Answer,
     Beat,
     FrontEndSetup,
     Outputs,
     Question,
+    Refusal,
     StateChanged,
     Word,
     decode_to_front_end,
@@ -37,6 +39,7 @@ from eventlm.control.request import (
     FinishedOutput,
     QueueFullError,
     RequestHandle,
+    ResumedReply,
     Submission,
     TakenOver,
     TokensOutput,
@@ -341,6 +344,28 @@ async def test_a_front_end_that_does_not_read_is_lost_at_a_bound() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert "1,000,000 bytes unread" in await pair.link.lost
+
+
+async def test_a_reply_is_not_read_again_while_too_much_is_on_its_way() -> None:
+    async with connected(max_backlog_bytes=1_000_000, max_replay_bytes=4_000_000) as pair:
+        pair.double.keep(seconds=60, max_bytes=10_000_000)
+        pair.double.step_seconds = 60.0
+        submission = Submission(reply_id="cmpl-1", is_resumable=True)
+        await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
+        pair.double._sinks[0](EmbeddingOutput(0, bytes(1_500_000)))
+        await pair.engine.read_metrics()
+        transport: Any = pair.connection._transport
+        transport.pause_reading()
+        said: list[Any] = []
+        send = pair.link.send
+        pair.link.send = lambda message: (said.append(message), send(message))[1]  # type: ignore[method-assign]
+        resumed = [asyncio.create_task(pair.engine.resume("cmpl-1", "", lambda *_: None)) for _ in range(5)]
+        await until(lambda: sum(isinstance(message, Answer | Refusal) for message in said) == 5)
+        assert not pair.link.lost.done()
+        transport.resume_reading()
+        found = await asyncio.gather(*resumed, return_exceptions=True)
+        assert isinstance(found[0], ResumedReply)
+        assert all(isinstance(each, EngineUnavailableError) for each in found[1:])
 
 
 async def test_a_front_end_that_talks_nonsense_is_lost() -> None:
