@@ -87,7 +87,7 @@ class LocalBackend:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._context.close()
+        await self._context.close()
         await self._engine.stop()
 
     def check(self, parameters: dict[str, Any]) -> None:

@@ -78,6 +78,8 @@ class RunningServer:
         self.call(self._server.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
+        # It holds files, of which a process may have few and select() knows the first 1024 only.
+        self.loop.close()
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
