@@ -58,9 +58,10 @@ A SPEC is NAME or NAME:PARAMETER=VALUE,...; `eventlm policies` lists the names.
 keys.toml, which only you may read:
   [[keys]]
   name = "alice"
-  sha256 = "..."                      of the key: printf %s KEY | sha256sum; or the key itself: key = "..."
+  sha256 = "..."                      of the key: printf %s KEY | sha256sum
+                                      (or the key itself: key = "...")
   scopes = ["inference"]              or "admin", or both
-  limits = { requests_per_minute = 60, tokens_per_minute = 100_000, concurrent_requests = 8 }"""
+  limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }"""
     add_config_flags(parser)
     parser.set_defaults(run=run)
 
