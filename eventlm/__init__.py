@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Logprob,
         RequestOutput,
         SamplingParams,
+        StructuredOutputsParams,
     )
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -12,6 +12,7 @@ from eventlm.offline.outputs import (
     RequestOutput,
 )
 from eventlm.offline.sampling_params import SamplingParams
+from eventlm.offline.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -22,4 +23,5 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
 ]

@@ -160,7 +160,7 @@ def _check_end(prompt: Prompt, finished: FinishedOutput) -> None:
         case "cancelled" | "front_end_lost":
             raise EngineUnavailableError("this LLM was shut down while it worked")
         case "error" | "deadline":
-            raise EventLMError(f"{prompt.place} could not be completed: {finished.reason}")
+            raise EventLMError(f"{prompt.place} could not be completed: {finished.detail or finished.reason}")
 
 
 async def collect(

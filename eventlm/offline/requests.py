@@ -15,6 +15,7 @@ from eventlm.offline.prompts import Prompt
 from eventlm.offline.sampling_params import SamplingParams
 from eventlm.sampler_params import SMALLEST_TEMPERATURE, SamplerParams
 from eventlm.server.errors import ApiError
+from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.prompt_encoder import bad_words_token_ids
 
 
@@ -26,6 +27,7 @@ class RequestMaker:
         self._tokenizer = composition.tokenizer
         self._eos_token_ids = composition.defaults.eos_token_ids
         self._vocab_size = composition.vocab_size
+        self._grammars = GrammarChecker(list(self._tokenizer.special_bytes.values()))
         self._seed = seed
         self._numbers = itertools.count()
 
@@ -77,6 +79,7 @@ class RequestMaker:
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             has_text_ends=bool(params.stop),
+            waits_for_grammar=bool(sampling.grammar),
             offline=True,
             received_ns=now_ns,
             ready_ns=now_ns,
@@ -104,9 +107,18 @@ class RequestMaker:
             ignore_eos=params.ignore_eos,
             eos_token_ids=self._eos_token_ids,
             stop_token_ids=tuple(params.stop_token_ids or ()),
+            grammar=self._grammar(params),
             logprobs=self._num_logprobs(params.logprobs),
             prompt_logprobs=self._num_logprobs(params.prompt_logprobs),
         )
+
+    def _grammar(self, params: SamplingParams) -> str:
+        if params.structure is None:
+            return ""
+        try:
+            return self._grammars.check_now(params.structure.requested())
+        except ApiError as error:
+            raise InvalidInputError(str(error)) from error
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventlm.offline.errors import InvalidInputError
+from eventlm.offline.structured_outputs import StructuredOutputsParams
 from eventlm.sampler_params import (
     LARGEST_LOGIT_BIAS,
     LARGEST_PENALTY,
@@ -34,6 +35,7 @@ class SamplingParams:
     `logprobs` and `prompt_logprobs` ask for the log-probability of each token and of that many of the most likely
     ones, -1 for the whole vocabulary. `bad_words` are never completed; of `allowed_token_ids`, if given, all tokens are
     drawn; `logit_bias` is added to the logits of its token ids. `skip_special_tokens` leaves them out of the text.
+    `structured_outputs` says what the whole text must match; `guided_decoding` is its older name.
 
     Raises InvalidInputError that names the parameter.
     """
@@ -59,6 +61,8 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = field(default_factory=list)
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_decoding: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -85,6 +89,20 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise InvalidInputError("allowed_token_ids is empty: no token could be drawn; None allows all")
         self._check_logit_bias()
+        self._check_structure()
+
+    @property
+    def structure(self) -> StructuredOutputsParams | None:
+        """What the text must match, by whichever name it was asked for."""
+        return self.structured_outputs or self.guided_decoding
+
+    def _check_structure(self) -> None:
+        for name in ("structured_outputs", "guided_decoding"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, StructuredOutputsParams):
+                raise InvalidInputError(f"{name} must be a StructuredOutputsParams, got {value!r}")
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise InvalidInputError("structured_outputs and guided_decoding are the same; give one of them")
 
     def _check_numbers(self) -> None:
         _check_integer("n", self.n, low=1, high=_LARGEST_N)

@@ -22,7 +22,9 @@ _OWN_OPTIONS = "x-guidance"
 MAX_CHOICES = 4096
 #: An escape, the start of a class (with a bracket that is its first character), or any other character.
 _REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
-_COMMON_CLASSES = {r"\d": "0-9", r"\w": r"\p{L}\p{Nd}_"}
+#: Python has control characters among the spaces that Rust has not, and no marks but more numbers among the letters.
+_COMMON = {r"\d": "[0-9]", r"\w": r"[\p{L}\p{Nd}_]", r"\W": r"[^\w\p{N}]", r"\S": r"[^\s\x1c-\x1f]"}
+_IN_NEGATED = {r"\s": r"\s\x1c-\x1f", r"\w": r"\w\p{N}", r"\W": r"[^\p{L}\p{Nd}_]"}
 
 
 class RequestedGrammar(NamedTuple):
@@ -54,7 +56,7 @@ def _grammar_of(name: str, value: Any) -> RequestedGrammar:
     if isinstance(value, ResponseFormat):
         return _response_format(value)
     if isinstance(value, StructuredOutputs):
-        return _structured_outputs(value)
+        return structured_outputs_grammar(value)
     return RequestedGrammar(_GUIDED[name](value, name), name)
 
 
@@ -83,7 +85,8 @@ def _response_format(asked: ResponseFormat) -> RequestedGrammar:
             )
 
 
-def _structured_outputs(asked: StructuredOutputs) -> RequestedGrammar:
+def structured_outputs_grammar(asked: StructuredOutputs) -> RequestedGrammar:
+    """What vLLM's `structured_outputs` ask for. Raises ApiError."""
     if asked.structural_tag is not None:
         raise invalid_value(
             "structured_outputs.structural_tag", "'structured_outputs.structural_tag' is not supported; leave it out."
@@ -156,10 +159,7 @@ def regex_grammar(regex: str, param: str) -> str:
 
 
 def _with_common_classes(regex: str) -> str:
-    """`\\d` as the ASCII digits, which is what is meant, and `\\w` as what Python and Rust agree on.
-
-    Both only where they add characters: in a class that is negated they take away, and stay as they are.
-    """
+    """With classes such as `\\w` narrowed to what Python and Rust agree on, and `\\d` to the ASCII digits."""
     found: list[str] = []
     #: For each class that is open, whether it is negated.
     classes: list[bool] = []
@@ -168,8 +168,8 @@ def _with_common_classes(regex: str) -> str:
             classes.append(part.startswith("[^"))
         elif part == "]" and classes:
             classes.pop()
-        elif part in _COMMON_CLASSES and not any(classes):
-            part = _COMMON_CLASSES[part] if classes else f"[{_COMMON_CLASSES[part]}]"
+        else:
+            part = (_IN_NEGATED if any(classes) else _COMMON).get(part, part)
         found.append(part)
     return "".join(found)
 

@@ -45,15 +45,22 @@ class GrammarChecker:
         """The grammar; raises ApiError if it is contradictory, not supported or too complex."""
         return await self._run(lambda: self._checked(requested))
 
+    def check_now(self, requested: RequestedGrammar) -> str:
+        """The same for those who have no loop."""
+        return self._started().submit(self._checked, requested).result()
+
     def close(self) -> None:
         """Let the threads go; grammars that wait are dropped."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], str]) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._started(), work)
+
+    def _started(self) -> GrammarThreads:
         if self._threads is None:
             self._threads = GrammarThreads(_NUM_THREADS)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return self._threads
 
     def _checked(self, requested: RequestedGrammar) -> str:
         grammar, param = requested

@@ -34,6 +34,8 @@ VLLM_DEFAULTS = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "bad_words": [],
+    "structured_outputs": None,
+    "guided_decoding": None,
 }
 
 

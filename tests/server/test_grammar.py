@@ -58,6 +58,7 @@ def json_schema(schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"regex": r"[a-z]{2}\d/?"}}, ["ab1", "ab1/"], ["a1", "ab", "ab1//"]),
         ({"structured_outputs": {"regex": r"\d[\d.]"}}, ["12", "1."], ["٣٣", "1٣"]),
         ({"structured_outputs": {"regex": r"[^\d][]\d]\\d\["}}, ["a1\\d["], ["٣1\\d[", "1]\\d["]),
+        ({"structured_outputs": {"regex": r"\S\W[^\s][^\w][\S\d]"}}, ["a!b-c"], ["a²b-c", "a!\x1c-c", "\x1c!b-c"]),
         ({"structured_outputs": {"regex": r"\w+"}}, ["größe_1"], ["a b", "a\u0301"]),
         ({"structured_outputs": {"regex": "^ab+$"}}, ["abb"], ["a", "xab"]),
         (
