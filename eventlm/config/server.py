@@ -44,6 +44,15 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = False
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
+    body_memory: Annotated[
+        str,
+        Meta(
+            pattern=rf"^{SIZE_PATTERN}$",
+            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
+            description="memory for the bodies of all requests under way, in each process that serves HTTP; over it "
+            "one more gets a 503",
+        ),
+    ] = "1GiB"
     pooling: Annotated[
         Pooling,
         Meta(

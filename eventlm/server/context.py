@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.config import ServerConfig, ServiceClass
+from eventlm.config.sizes import memory_bytes
 from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
@@ -76,6 +77,9 @@ class ServerContext:
         self.draining = False
         self._cut = False
         self._num_running = 0
+        #: Of the bodies of all requests that are not over.
+        self.num_body_bytes = 0
+        self.max_bodies_bytes = memory_bytes(config.body_memory)
         self._idle = asyncio.Event()
         self._idle.set()
         self._live: dict[int, Generation] = {}
@@ -192,14 +196,18 @@ class ServerContext:
 CONTEXT = web.AppKey("context", ServerContext)
 #: What `read_body` has read.
 BODY = web.RequestKey("body", bytes)
+#: How much of it has come.
+BODY_BYTES = web.RequestKey("body_bytes", int)
 
 
 async def read_body(request: web.Request) -> bytes:
     """The JSON body's bytes. Raises ApiError for another content type, a body over the limit, and one that is slow.
 
-    A body that is too large is refused by its announced length, else as soon as the limit is passed.
+    A body that is too large is refused by its announced length, else as soon as the limit is passed. What is read of
+    all bodies together has a limit too; each counts until `release_body`.
     """
-    limit = request.app[CONTEXT].config.max_body_bytes
+    context = request.app[CONTEXT]
+    limit = context.config.max_body_bytes
     if request.content_type != "application/json":
         raise ApiError(
             415, f"The Content-Type must be application/json, got '{request.headers.get('Content-Type', '')}'."
@@ -207,19 +215,28 @@ async def read_body(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         raise body_too_large(limit)
     body = bytearray()
-    seconds = request.app[CONTEXT].config.body_timeout_seconds
+    seconds = context.config.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.content.iter_any():
                 if len(body) + len(chunk) > limit:
                     raise body_too_large(limit)
                 body += chunk
+                context.num_body_bytes += len(chunk)
+                request[BODY_BYTES] = len(body)
+                if context.num_body_bytes > context.max_bodies_bytes:
+                    raise unavailable("The server holds as many bytes of requests as it may; try again.")
     except TimeoutError as error:
         raise timed_out(f"The request's body did not come within {seconds} s.") from error
     except web.RequestPayloadError as error:
         raise invalid_json("its transfer or content encoding is broken") from error
     request[BODY] = data = bytes(body)
     return data
+
+
+def release_body(request: web.Request) -> None:
+    """A request is over, and what it keeps of its body."""
+    request.app[CONTEXT].num_body_bytes -= request.get(BODY_BYTES, 0)
 
 
 def json_response(reply: Any) -> web.Response:

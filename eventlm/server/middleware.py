@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.server.api_keys import ApiKeys
-from eventlm.server.context import CONTEXT
+from eventlm.server.context import CONTEXT, release_body
 from eventlm.server.errors import ApiError, from_http_exception, internal_error
 from eventlm.server.generation import Generation
 from eventlm.server.principal import ANYBODY, PRINCIPAL, Principal, Scope
@@ -67,6 +67,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await _with_envelope(request, handler)
         return response
     finally:
+        release_body(request)
         _log_end(request, response, started_ns)
 
 

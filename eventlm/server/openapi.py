@@ -25,7 +25,7 @@ SERVER_SENT_EVENTS = "text/event-stream"
 
 #: Statuses of the error envelope: of any endpoint, and of those with a body, a key, or something to generate.
 _ANY_ERRORS = (400, 413, 500)
-_BODY_ERRORS = (404, 415)
+_BODY_ERRORS = (404, 408, 415, 503)
 _KEY_ERRORS = (401, 403)
 _ENGINE_ERRORS = (429, 503, 504)
 _RETRY_AFTER = (429, 503)

@@ -60,8 +60,15 @@ async def test_limits_are_counted_once_for_all_front_ends(start_server: StartSer
     server.process.send_signal(signal.SIGHUP)
     wait_until(lambda: server.stderr.count("API keys reloaded") >= 2)
     assert await burst(server, "canary-alice", 15) == {200: 15}
-    status = server.request("GET", "/admin/status", headers={"Authorization": "Bearer canary-new"}).json()
+    ops = {"Authorization": "Bearer canary-new"}
+    status = server.request("GET", "/admin/status", headers=ops).json()
     assert (status["state"], status["num_requests"]) == ("ready", 0)
+    # Whichever front end is asked, all of them hear of it.
+    assert server.request("POST", "/admin/drain", headers=ops).json()["state"] == "draining"
+    wait_until(lambda: not any(server.is_healthy() for _ in range(8)))
+    assert server.request("POST", "/admin/resume", headers=ops).json()["state"] == "ready"
+    wait_until(lambda: all(server.is_healthy() for _ in range(8)))
+    assert server.request("POST", "/admin/requests/1/abort", headers=ops).status == 404
     trace = server.stop_and_verify()
     assert trace.finish_reasons == {"length": 40}
     assert "canary" not in server.stderr

@@ -96,6 +96,21 @@ def test_a_body_that_does_not_come(start_server: Start, framing: bytes) -> None:
     assert_serves(server)
 
 
+def test_bodies_have_a_bound_together(start_server: Start) -> None:
+    server = start_server(max_body_bytes=64 * 1024, body_memory="100KiB")
+    # Both have sent most of theirs, and wait with the rest.
+    waiting = [server.raw(HEAD + b"Content-Length: 60000\r\n\r\n" + b" " * 45_000) for _ in range(2)]
+    wait_until(lambda: server.context.num_body_bytes == 90_000)
+    status, error = error_of(server.raw(HEAD + b"Content-Length: 60000\r\n\r\n" + b" " * 20_000).recv(65536))
+    assert (status, error["type"]) == (503, "server_error")
+    assert "as many bytes of requests" in error["message"]
+    for connection in waiting:
+        connection.close()
+    wait_until(lambda: server.context.num_body_bytes == 0)
+    assert_serves(server)
+    assert server.context.num_body_bytes == 0
+
+
 def test_a_reply_that_nobody_reads(start_server: Start) -> None:
     server = start_server(write_timeout_seconds=1)
     connection = socket.socket()
