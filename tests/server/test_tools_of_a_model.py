@@ -11,6 +11,8 @@ import jsonschema
 import openai
 import pytest
 
+from eventlm.bus.log_reader import LogReader
+from eventlm.events import Finished
 from eventlm.replay.verify import verify
 from tests.checkpoints import make_checkpoint
 from tests.serving import Server
@@ -37,16 +39,21 @@ MESSAGES: Any = [{"role": "user", "content": "How is the weather in Bern?"}]
 
 
 @pytest.fixture(scope="module")
-def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_position_embeddings=2048)
     server = Server(tmp_path_factory.mktemp("server"), "--model", str(checkpoint), "--dtype", "float32")
     try:
-        with server.wait_ready().client() as client:
-            yield client
+        yield server.wait_ready()
         assert server.stop() == 0, server.stderr
         assert verify(server.trace).divergence is None
     finally:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def random_weights(server: Server) -> Iterator[openai.OpenAI]:
+    with server.client() as client:
+        yield client
 
 
 def check(message: Any) -> list[str]:
@@ -117,6 +124,25 @@ def test_free_text_beside_strict_tools(random_weights: openai.OpenAI) -> None:
     )
     assert reply.choices[0].message.content
     assert not reply.choices[0].message.tool_calls
+
+
+def test_the_text_ends_behind_the_only_call(server: Server, random_weights: openai.OpenAI) -> None:
+    """A structure makes sure that the model goes on behind its call."""
+    call = '<tool_call>{"name": "ping", "arguments": {}}'
+    fields: dict[str, Any] = {
+        "model": model_of(random_weights), "messages": MESSAGES, "tools": TOOLS, "parallel_tool_calls": False, "n": 4,
+        "seed": 1, "extra_body": {"structured_outputs": {"choice": [call + "abcdefghij" * 10]}},
+    }  # fmt: skip
+    reply = random_weights.chat.completions.create(**fields)
+    assert [choice.finish_reason for choice in reply.choices] == ["tool_calls"] * 4
+    assert all(len(check(choice.message)) == 1 for choice in reply.choices)
+    chunks = list(random_weights.chat.completions.create(**fields, stream=True))
+    ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
+    assert ends == ["tool_calls"] * 4
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+    with LogReader(server.trace) as reader:
+        events = [line.event() for line in reader]
+    assert "tool_calls" in {event.reason for event in events if isinstance(event, Finished)}
 
 
 @pytest.mark.soak
