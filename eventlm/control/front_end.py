@@ -153,17 +153,25 @@ class FrontEnd:
 
     async def _supervise(self) -> None:
         """Watch one process after the other until the front end is given up or told to drain."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            reason = await self._watch()
-            await self._lose(reason)
-            if self.is_draining:
-                break
-            self._num_failures = 0 if loop.time() - began >= STEADY_SECONDS else self._num_failures + 1
-            if not await self._restart():
-                break
+        try:
+            while await self._serve_once():
+                pass
+        except Exception:
+            log.exception("a front end cannot go on: this is a defect, please report it", front_end=self.index)
+            await self._discard()
+            self._on_dead()
         self._close_sockets()
+
+    async def _serve_once(self) -> bool:
+        """Watch the present process to its end and start the next; False if there is none."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reason = await self._watch()
+        await self._lose(reason)
+        if self.is_draining:
+            return False
+        self._num_failures = 0 if loop.time() - began >= STEADY_SECONDS else self._num_failures + 1
+        return await self._restart()
 
     async def _watch(self) -> str:
         """Why the present process is lost, as soon as it is. Silence is counted in waits, not read from a clock:

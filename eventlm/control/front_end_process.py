@@ -45,9 +45,11 @@ class FrontEndProcess:
                 # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine decides what becomes of front ends.
                 start_new_session=True,
             )
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise EngineUnavailableError(f"cannot start a front end: {error}") from error
+            if isinstance(error, OSError):
+                raise EngineUnavailableError(f"cannot start a front end: {error}") from error
+            raise
         finally:
             theirs.close()
         return cls(process, ours)

@@ -34,9 +34,12 @@ class EngineStub:
     def __init__(self) -> None:
         self.on_state: Callable[[], None] | None = None
         self.lost: list[int] = []
+        self.defect: Exception | None = None
 
     def lose_front_end(self, index: int) -> None:
         self.lost.append(index)
+        if self.defect is not None:
+            raise self.defect
 
 
 class Run:
@@ -119,6 +122,16 @@ async def test_a_killed_one_is_told_and_comes_back(make_run: Any) -> None:
         assert run.engine.lost == [1]
         assert run.controller.pids != [pid]
         assert not run.controller.all_dead.is_set()
+
+
+async def test_a_defect_gives_it_up_and_leaves_no_process(make_run: Any) -> None:
+    async with make_run("ready") as run:
+        await run.controller.start()
+        [pid] = run.controller.pids
+        run.engine.defect = RuntimeError("a defect")
+        os.kill(pid, signal.SIGKILL)
+        await run.until(run.controller.all_dead.is_set)
+        assert run.controller.pids == [0]
 
 
 async def test_a_silent_one_is_killed_and_comes_back(make_run: Any) -> None:
