@@ -14,7 +14,7 @@ from aiohttp import web
 
 from eventlm.config import ServerConfig
 from eventlm.server.errors import ApiError, internal_error, timed_out, unavailable
-from eventlm.server.middleware import REQUEST_ID_HEADER, request_id
+from eventlm.server.middleware import REQUEST_ID_HEADER, SERVER_NAME, request_id
 
 _log = structlog.get_logger("eventlm.server")
 #: aiohttp says everything that goes wrong on a connection at level error.
@@ -174,6 +174,7 @@ class Connection(web.RequestHandler):
             error = ApiError(status, f"The request is not valid HTTP: {(message or 'bad request').strip()}")
         response = error.to_response()
         response.headers[REQUEST_ID_HEADER] = identity = request_id(request)
+        response.headers["Server"] = SERVER_NAME
         response.force_close()
         _log.info("bad request", request_id=identity, status=status, error=type(exc).__name__)
         return response

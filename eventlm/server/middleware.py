@@ -23,6 +23,8 @@ _log = structlog.get_logger("eventlm.server")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID_HEADER = "x-request-id"
+#: aiohttp would tell everybody its version and Python's.
+SERVER_NAME = "eventlm"
 #: Id of a request, also on every line that is logged while it is handled.
 REQUEST_ID = web.RequestKey("request_id", str)
 #: What a request generates, once the engine has it.
@@ -50,6 +52,7 @@ def request_id(request: web.BaseRequest) -> str:
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal `on_response_prepare`: every reply carries the id, streams too, and what is left of its key's limits."""
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+    response.headers["Server"] = SERVER_NAME
     generation = request.get(GENERATION)
     if generation is not None and generation.handles[0].rate_limits is not None:
         response.headers.update(rate_limit_headers(generation.handles[0].rate_limits))

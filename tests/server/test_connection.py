@@ -96,6 +96,13 @@ def test_a_body_that_does_not_come(start_server: Start, framing: bytes) -> None:
     assert_serves(server)
 
 
+def test_no_version_is_told(server: RunningServer) -> None:
+    for data in (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"nonsense\r\n\r\n"):
+        head = read_all(server.raw(data)).partition(b"\r\n\r\n")[0]
+        assert b"Server: eventlm\r\n" in head + b"\r\n"
+        assert b"aiohttp" not in head
+
+
 def test_bodies_have_a_bound_together(start_server: Start) -> None:
     server = start_server(max_body_bytes=64 * 1024, body_memory="100KiB")
     # Both have sent most of theirs, and wait with the rest.
