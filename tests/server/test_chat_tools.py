@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
 
@@ -355,3 +356,25 @@ def test_a_schema_that_cannot_be_followed(start: Any) -> None:
     assert caught.value.param == "tools[1].function.parameters.properties.a"
     # Where nobody has to follow it, it is the model's matter.
     assert ask(client, tools=[tool])[0].finish_reason == "stop"
+
+
+class GetWeather(pydantic.BaseModel):
+    """The weather of a place."""
+
+    city: str
+    days: int
+
+
+def test_the_client_s_own_parsing(start: Any) -> None:
+    """Tools from pydantic models are strict, and their calls come back as such models."""
+    server, client = start()
+    server.engine.script = spell(CALL.replace("get_weather", "GetWeather"), width=3)
+    tool = openai.pydantic_function_tool(GetWeather)
+    completion = client.chat.completions.parse(model="test", messages=MESSAGES, tools=[tool])
+    [call] = completion.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == GetWeather(**ARGUMENTS)
+    with client.chat.completions.stream(model="test", messages=MESSAGES, tools=[tool]) as stream:
+        [call] = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == GetWeather(**ARGUMENTS)
+    assert accepts(server.engine.requests[0].params.grammar, CALL.replace("get_weather", "GetWeather"))
+    assert not accepts(server.engine.requests[0].params.grammar, CALL.replace("get_weather", "GetWeather")[:-15] + "}")
