@@ -55,6 +55,7 @@ examples:
 
 A trace does not hold the ids that clients see: the server's log line of a
 request has its number as `seq`, beside the id of the x-request-id header.
+The server itself takes them: GET /v1/requests/ID/explain tells the same.
 Times count from the reception of the request and are the engine's.
 
 exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),

@@ -46,6 +46,7 @@ examples:
   eventlm serve                       the default model on 127.0.0.1:8000
   eventlm serve --model ~/models/Qwen3-0.6B --record runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
+  eventlm serve --service-class gold:priority=-10,deadline_ms=500
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes
   eventlm serve --resume-seconds 60   streams go on where a connection broke
   eventlm serve --host 0.0.0.0 --api-keys-file keys.toml \\

@@ -29,7 +29,7 @@ def stats(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_the_tables_hold_every_metric_in_columns(capsys: pytest.CaptureFixture[str]) -> None:
     output = stats(capsys, str(GOLDEN))
-    summary, requests, steps, replicas = output.strip().split("\n\n")
+    summary, requests, steps, classes, replicas = output.strip().split("\n\n")
     for table, metrics in ((requests, REQUEST_METRICS), (steps, STEP_METRICS)):
         columns, *rows = table.splitlines()
         assert columns.split()[1:] == ["count", "mean", "p50", "p90", "p95", "p99", "max"]
@@ -37,6 +37,9 @@ def test_the_tables_hold_every_metric_in_columns(capsys: pytest.CaptureFixture[s
         assert {len(row) for row in rows} == {len(columns)}
     assert "prefill_e2e_time (TTFT), ms " in requests
     assert [row.split()[0] for row in replicas.splitlines()] == ["replicas", "0", "1"]
+    columns, *rows = classes.splitlines()
+    assert [row.split()[0] for row in rows] == ["gold", "silver"]
+    assert {len(row) for row in rows} == {len(columns)}
     words = {row[:10].strip(): row[12:] for row in summary.splitlines()}
     assert words["run"].startswith("simulation, fake, 0.")
     assert words["sequences"].startswith("15 ended: ")
@@ -59,6 +62,8 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["distributions"]["prefill_e2e_time"]["count"] == 6
     assert found["metrics"]["num_requests"] == 10
     assert len(found["metrics"]["replicas"]) == 2
+    assert list(found["metrics"]["classes"]) == ["gold", "silver"]
+    assert found["classes"]["gold"]["prefill_e2e_time"]["count"] > 0
 
 
 def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
