@@ -71,7 +71,10 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="silence of the server after which a request has failed (default: 600)",
     )  # fmt: skip
     group.add_argument(
-        "--extra-body", default="", metavar="JSON", help='object that goes into every body, such as {"service_tier": "gold"}'
+        "--extra-body",
+        default="",
+        metavar="JSON",
+        help='object that goes into every body, such as {"service_tier": "gold"}',
     )
 
 

@@ -51,7 +51,7 @@ def test_a_story_and_parts_that_add_up(capsys: pytest.CaptureFixture[str]) -> No
     assert rows[-1][:2] == ["in", "all"]
     assert float(total[1].replace(",", "")) == pytest.approx(times[-1] / 1e6, abs=0.05)
     assert "It was preempted twice: after " in story
-    assert "request 60 was admitted in its place (its priority was -1 against 3, and lower goes first)" in " ".join(
+    assert "request 64 was admitted in its place (its priority was -1 against 3, and lower goes first)" in " ".join(
         story.split()
     )
 
