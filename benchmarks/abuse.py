@@ -32,8 +32,9 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from eventlm.replay.verify import verify
 from tests.attacks import ATTACKS, HUNG, Client, Target, cancel_burst, completion, run_attack
-from tests.serving import Server, children, verified
+from tests.serving import Server, children
 
 #: Short, so that a round is.
 TIMEOUTS = ["--header-timeout-seconds", "8", "--body-timeout-seconds", "8"]
@@ -229,8 +230,10 @@ def main() -> int:
             failures = run(server, arguments)
             if server.stop(number=signal.SIGTERM) != 0:
                 failures.append("the server did not end in order")
-            result = verified(server.trace).result
+            result = verify(server.trace)
             print(f"trace: {result.num_decisions} decisions verified")
+            if result.divergence is not None or not result.clean_end:
+                failures.append(f"the trace: {result.divergence or 'no clean end'}")
         finally:
             server.close()
     for failure in failures:
