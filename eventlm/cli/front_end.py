@@ -9,6 +9,7 @@ it is told to, or when the other end of the pair is closed, so that no front end
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -121,6 +122,9 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
         front_end.send(FrontEndFailed(str(error)))
         await front_end.close()
         return 1
+    # What is loaded stays: every full collection that looked at it again would stop all streams for 20 ms.
+    gc.collect()
+    gc.freeze()
     beating = asyncio.create_task(_beat(front_end, context))
     try:
         await run_server(
