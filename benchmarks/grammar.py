@@ -13,12 +13,16 @@ before, and the time that it takes is said.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
+
+# As in the worker: threads that spin while they wait slow everything down on a machine that has other things to do.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
