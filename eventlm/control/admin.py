@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal, Union
 
 from msgspec import Struct
 
+from eventlm.control.request_registry import RequestRegistry
 from eventlm.core.replica import Replica
 from eventlm.core.state import CoreState
 from eventlm.errors import EventLMError
@@ -83,8 +85,8 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaStatus]
 
 
-def facts_of(action: AdminAction, state: CoreState, requests: list[int]) -> list[Fact]:
-    """What the core must be told. `requests` are those that an abort means, as far as they are under way.
+def facts_of(action: AdminAction, state: CoreState, live: Container[int], registry: RequestRegistry) -> list[Fact]:
+    """What the core must be told. `live` are the seqs of the requests under way.
 
     Raises UnknownPolicyError or UnknownRequestError.
     """
@@ -101,11 +103,20 @@ def facts_of(action: AdminAction, state: CoreState, requests: list[int]) -> list
         case FlushCache():
             return [CacheFlushed()]
         case Abort(name):
+            requests = _named(name, live, registry)
             if not requests:
                 raise UnknownRequestError(f"no request '{name}' is under way")
             return [Cancelled(c=request, request=request, reason=ABORTED) for request in requests]
         case _:
             return []
+
+
+def _named(request: str, live: Container[int], registry: RequestRegistry) -> list[int]:
+    """The requests under way that a reply's public id or the seq of an arrival means."""
+    found = registry.requests_of(request)
+    if not found and request.isascii() and request.isdecimal() and len(request) < 17:
+        found = [int(request)]
+    return [seq for seq in found if seq in live]
 
 
 def status_of(

@@ -56,8 +56,9 @@ async def is_empty(engine: InferenceEngine) -> bool:
 @contextlib.contextmanager
 def full_disk(engine: InferenceEngine) -> Iterator[None]:
     """Every write of the recorder fails meanwhile; then it tries again at once."""
-    assert engine._recorder is not None
-    writer = engine._recorder.writer
+    assert engine._run is not None
+    assert engine._run.recorder is not None
+    writer = engine._run.recorder.writer
     assert writer._file is not None
     recorder = writer._file._fd
     kept, full = os.dup(recorder), os.open("/dev/full", os.O_WRONLY)
