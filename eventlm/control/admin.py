@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Literal, Union
 
 from msgspec import Struct
 
+from eventlm.control.live_requests import LiveRequests
 from eventlm.control.request_registry import RequestRegistry
 from eventlm.core.replica import Replica
 from eventlm.core.state import CoreState
@@ -85,8 +85,8 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaStatus]
 
 
-def facts_of(action: AdminAction, state: CoreState, live: Container[int], registry: RequestRegistry) -> list[Fact]:
-    """What the core must be told. `live` are the seqs of the requests under way.
+def facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry: RequestRegistry) -> list[Fact]:
+    """What the core must be told.
 
     Raises UnknownPolicyError or UnknownRequestError.
     """
@@ -111,7 +111,7 @@ def facts_of(action: AdminAction, state: CoreState, live: Container[int], regist
             return []
 
 
-def _named(request: str, live: Container[int], registry: RequestRegistry) -> list[int]:
+def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[int]:
     """The requests under way that a reply's public id or the seq of an arrival means."""
     found = registry.requests_of(request)
     if not found and request.isascii() and request.isdecimal() and len(request) < 17:

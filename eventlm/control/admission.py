@@ -10,8 +10,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from eventlm.config import CacheConfig
-from eventlm.control.live_requests import Sink
-from eventlm.control.metering import charge_for, metered
+from eventlm.control.metering import Put, charge_for, metered
 from eventlm.control.rate_limits import RateLimiter
 from eventlm.control.request import (
     ContextLengthError,
@@ -58,13 +57,13 @@ class Admission:
             )
             for place, request in enumerate(group)
         ]
-        self.sinks: list[Sink] = [handle.put for handle in self.handles]
+        self.sinks: list[Put] = [handle.put for handle in self.handles]
         self._reply = Reply(submission, group, self.sinks) if submission is not None else None
         if self._reply is not None:
-            self.sinks = list(parts.registry.sinks(self._reply))
+            self.sinks = parts.registry.sinks(self._reply)
         self._charge = charge_for(parts.limiter, submission, group, now_ns) if submission is not None else None
         if self._charge is not None:
-            self.sinks = list(metered(self._charge, group, self.sinks))
+            self.sinks = metered(self._charge, group, self.sinks)
             self.handles[0].rate_limits = self._charge.state
         self._decision: asyncio.Future[RejectReason | None] = asyncio.get_running_loop().create_future()
 
@@ -79,8 +78,8 @@ class Admission:
             handle.request = seq
             if request.waits_for_grammar and reason is None:
                 parts.watch_grammar(seq)
-            if self._decision.cancelled() and reason is None:
-                parts.cancel(seq, "client")
+        if self._decision.cancelled() and reason is None:
+            self._abandon()
         if not self._decision.done():
             self._decision.set_result(reason)
 
@@ -98,13 +97,19 @@ class Admission:
             reason = await self._decision
         except asyncio.CancelledError:
             # The word may have come just before.
-            for handle in self.handles:
-                handle.cancel()
+            self._abandon()
             raise
         if reason == "queue_full":
             raise QueueFullError("the queue is full: no room for the request now, try again later")
         if reason is not None:
             raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {max_model_len} tokens")
+
+    def _abandon(self) -> None:
+        """Nobody waits any more, nor reads the reply."""
+        if self._reply is not None:
+            self._parts.registry.leave(self._reply.submission.reply_id, 0)
+        for handle in self.handles:
+            handle.cancel()
 
 
 def with_cache_rules(

@@ -24,6 +24,7 @@ from eventlm.control.front_end_protocol import (
     Outputs,
     Resume,
     StreamOutput,
+    Submit,
     ToFrontEnd,
     answer,
     decode_from_front_end,
@@ -65,7 +66,7 @@ class FrontEndLink:
         self._max_backlog_bytes = max_backlog_bytes
         self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
-        #: Replies that it reads again.
+        #: Replies that it reads, of those that can be read again.
         self._reading: set[Leave] = set()
         #: Outputs of this tick.
         self._outputs: list[tuple[int, int, StreamOutput]] = []
@@ -135,6 +136,10 @@ class FrontEndLink:
             return
         if isinstance(result, ResumedReply):
             self._reading.add(Leave(result.submission.reply_id, result.reader))
+        elif isinstance(call.question, Submit):
+            submission = call.question.submission
+            if submission is not None and submission.is_resumable:
+                self._reading.add(Leave(submission.reply_id, 0))
         self.send(answer(call.id, result))
         if isinstance(result, ResumedReply):
             # Its outputs are there already. At once, so that they count before the next is asked for.

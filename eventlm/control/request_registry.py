@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec import structs
 
 from eventlm.control.request import (
     EngineRequest,
@@ -45,8 +46,8 @@ class Reply:
     """One reply. `requests` are the seqs of its arrivals, `samples` how many sequences each has; `outputs` is what is
     kept of it, None if nothing is.
 
-    edge: where the outputs of each request go. reader: the number of who reads, None if nobody does; `on_output` is
-    where the outputs go besides if that is not the edge.
+    edge: where the outputs of each request go, for its first reader. reader: the number of who reads, None if nobody
+    does; `on_output` is where the outputs go besides if that is not the edge.
     """
 
     def __init__(self, submission: Submission, group: Sequence[EngineRequest], edge: Sequence[Put]) -> None:
@@ -73,11 +74,18 @@ class Reply:
         submission = self.submission
         return (submission.owner, submission.request_id) if submission.request_id else None
 
+    def forget(self) -> None:
+        """Keep no more than what it can be looked up by: it may stay for long, and prompts are large."""
+        self.outputs = None
+        self.group = self.edge = ()
+        self.submission = structs.replace(self.submission, edge_state=b"")
+
     def take_over(self, on_output: OnOutput) -> int:
         """A new reader, which has had nothing yet; its number."""
         assert self.outputs is not None
         if self.reader == 0:
             self.edge[0](TakenOver())
+            self.edge = ()
         elif self.on_output is not None:
             self.on_output(0, TakenOver())
         self.reader = self.num_readers
@@ -118,17 +126,19 @@ class RequestRegistry:
         #: Those that keep outputs, the oldest first; and of those the ones that are over, in the order of their ends.
         self._kept: dict[str, Reply] = {}
         self._over: dict[str, Reply] = {}
+        #: A call of `expire` is under way.
+        self._is_woken = False
         #: When a reply ends unless a reader comes. All wait equally long, so the first in order is due first.
         self._due_ns: dict[str, int] = {}
         self.num_bytes = 0
 
     def sinks(self, reply: Reply) -> list[Put]:
         """Where the engine's outputs of each request must go: to the edge, and to what is kept."""
-        if not self._keep_ns:
-            reply.outputs = None
-        if reply.outputs is None:
-            return list(reply.edge)
-        return [self._sink(reply, place, put) for place, put in enumerate(reply.edge)]
+        edge = list(reply.edge)
+        if not self._keep_ns or reply.outputs is None:
+            reply.forget()
+            return edge
+        return [self._sink(reply, place, put) for place, put in enumerate(edge)]
 
     def add(self, reply: Reply, requests: list[int]) -> None:
         """The reply was admitted, its requests have these seqs."""
@@ -156,11 +166,14 @@ class RequestRegistry:
         return [] if reply is None else reply.requests
 
     def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
-        """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept."""
+        """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept.
+
+        What it is to leave is the reply of the submission's id, also if it was found by another.
+        """
         reply = self.find(reply_id, owner)
         if reply.outputs is None:
             raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or not any more")
-        self._due_ns.pop(reply_id, None)
+        self._due_ns.pop(reply.submission.reply_id, None)
         return ResumedReply(
             submission=reply.submission,
             group=list(reply.group),
@@ -175,6 +188,7 @@ class RequestRegistry:
         if reply is None or reply.reader != reader:
             return
         reply.reader = reply.on_output = None
+        reply.edge = ()
         if reply.outputs is not None:
             self._wait(reply_id)
         else:
@@ -182,13 +196,20 @@ class RequestRegistry:
 
     def expire(self) -> None:
         """End what has waited long enough; asks to be called again if something still waits."""
+        self._is_woken = False
         now_ns = self._now_ns()
         while self._due_ns:
             reply_id, due_ns = next(iter(self._due_ns.items()))
             if due_ns > now_ns:
-                self._wake(due_ns - now_ns)
+                self._ask_for_wake(due_ns - now_ns)
                 return
             self._drop_outputs(reply_id)
+
+    def _ask_for_wake(self, delay_ns: int) -> None:
+        """One is enough: nothing is due before what was first when it was asked for."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake(delay_ns)
 
     def _forget_oldest(self) -> None:
         """But none that may yet have to be cancelled when its reader leaves: those are as many as run at most."""
@@ -233,11 +254,9 @@ class RequestRegistry:
 
     def _wait(self, reply_id: str) -> None:
         """From now on a reader has `keep_ns` to come."""
-        is_first = not self._due_ns
         self._due_ns.pop(reply_id, None)
         self._due_ns[reply_id] = self._now_ns() + self._keep_ns
-        if is_first:
-            self._wake(self._keep_ns)
+        self._ask_for_wake(self._keep_ns)
 
     def _drop_outputs(self, reply_id: str) -> None:
         """Keep nothing of a reply any more; without a reader it has no purpose."""
@@ -247,8 +266,7 @@ class RequestRegistry:
         self._over.pop(reply_id, None)
         self._due_ns.pop(reply_id, None)
         self.num_bytes -= reply.num_bytes
-        reply.outputs = None
-        reply.group = ()
+        reply.forget()
         if reply.reader is None:
             self._end(reply)
 

@@ -21,9 +21,10 @@ from eventlm.server import generation as generations
 from eventlm.server.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, timed_out, unavailable
-from eventlm.server.generation import Generation, TakenOverError
+from eventlm.server.generation import Generation
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.grammar_checker import GrammarChecker
+from eventlm.server.output_queue import TakenOverError
 from eventlm.server.prompt_encoder import PromptEncoder
 from eventlm.server.tls import Tls
 from eventlm.server.tokenizer import Tokenizer
@@ -134,9 +135,8 @@ class ServerContext:
         del self._live[id(generation)]
         generation.cancel()
 
-    def let_go(self, generation: Generation, reply_id: str) -> None:
+    def let_go(self, generation: Generation) -> None:
         """A handler no longer reads a generation that can be resumed: it goes on, since the engine counts on it."""
-        self.engine.leave(reply_id, 0)
         if generation.is_over:
             self.release(generation)
         else:

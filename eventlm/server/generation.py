@@ -9,7 +9,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import cast
 
 from msgspec import Struct
 
@@ -23,13 +22,12 @@ from eventlm.control.request import (
     RequestOutput,
     ResumedReply,
     Submission,
-    TakenOver,
     TokensOutput,
 )
-from eventlm.errors import EventLMError
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.detokenizer import SequenceText
 from eventlm.server.engine_protocol import Engine
+from eventlm.server.output_queue import OutputQueue
 from eventlm.server.replies import PromptTokensDetails, Usage
 from eventlm.server.stop_strings import StopStrings
 from eventlm.server.tokenizer import Tokenizer
@@ -74,56 +72,6 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
     )
 
 
-class OutputQueue:
-    """What the engine says of a group, in its order, until the one who reads it takes it."""
-
-    def __init__(self) -> None:
-        self._outputs: list[tuple[int, RequestOutput | TakenOver | EventLMError]] = []
-        self._waiter: asyncio.Future[None] | None = None
-        #: How many of them are no outputs.
-        self._num_errors = 0
-
-    def __len__(self) -> int:
-        return len(self._outputs)
-
-    def put(self, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
-        """The engine's side: `place` is that of the request in its group."""
-        self._outputs.append((place, output))
-        if isinstance(output, EventLMError | TakenOver):
-            self._num_errors += 1
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self, least: int) -> None:
-        """Until there are so many outputs, or an error."""
-        while len(self._outputs) < least and not self._num_errors:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    def take(self, most: int) -> list[tuple[int, RequestOutput]]:
-        """What there is, `most` at most and up to an error; if that comes first it is raised."""
-        outputs = self._outputs
-        if not self._num_errors and len(outputs) <= most:
-            self._outputs = []
-            return cast("list[tuple[int, RequestOutput]]", outputs)
-        num_taken = 0
-        while num_taken < min(most, len(outputs)) and not isinstance(outputs[num_taken][1], EventLMError | TakenOver):
-            num_taken += 1
-        if not num_taken:
-            self._num_errors -= 1
-            error = outputs.pop(0)[1]
-            raise error if isinstance(error, EventLMError) else TakenOverError()
-        self._outputs = outputs[num_taken:]
-        return cast("list[tuple[int, RequestOutput]]", outputs[:num_taken])
-
-
-class TakenOverError(EventLMError):
-    """Somebody else reads the outputs from now on. Those of who submitted the group go on nevertheless."""
-
-
 async def submit(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -137,13 +85,17 @@ async def submit(
     try:
         handles = await asyncio.shield(submitting)
     except asyncio.CancelledError:
-        submitting.add_done_callback(_cancel_submitted)
+        submitting.add_done_callback(functools.partial(_abandon_submitted, engine, submission))
         raise
     return Generation(tokenizer, group, handles, outputs, formats)
 
 
-def _cancel_submitted(submitting: asyncio.Future[list[RequestHandle]]) -> None:
+def _abandon_submitted(
+    engine: Engine, submission: Submission | None, submitting: asyncio.Future[list[RequestHandle]]
+) -> None:
     if not submitting.cancelled() and submitting.exception() is None:
+        if submission is not None and submission.is_resumable:
+            engine.leave(submission.reply_id, 0)
         for handle in submitting.result():
             handle.cancel()
 
@@ -156,7 +108,7 @@ async def resume(
     Raises UnknownReplyError. A caller that is cancelled meanwhile leaves no reader behind.
     """
     outputs = OutputQueue()
-    resuming = asyncio.ensure_future(engine.resume(reply_id, owner, outputs.put))
+    resuming = asyncio.ensure_future(engine.resume(reply_id, owner, outputs.put_again))
     try:
         reply = await asyncio.shield(resuming)
     except asyncio.CancelledError:

@@ -121,20 +121,26 @@ class RemoteEngine:
                 handle.rate_limits = submitted.rate_limits
             return handles
 
+        def abandon(handles: list[RequestHandle]) -> None:
+            if submission is not None and submission.is_resumable:
+                self.leave(submission.reply_id, 0)
+            for handle in handles:
+                handle.cancel()
+
         put = on_output or (lambda place, output: handles[place].put(output))
         stream = _Stream(put, [request.n for request in group])
-        return await self._call(Submit(list(group), submission), take, stream=stream, abandon=_cancel_all)
+        return await self._call(Submit(list(group), submission), take, stream=stream, abandon=abandon)
 
     async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """As the engine's own."""
 
         def take(result: Raw) -> ResumedReply:
             reply = decode_result(result, ResumedReply)
-            self._reading[reply_id, reply.reader] = stream
+            self._reading[reply.submission.reply_id, reply.reader] = stream
             return reply
 
         def abandon(reply: ResumedReply) -> None:
-            self.leave(reply_id, reply.reader)
+            self.leave(reply.submission.reply_id, reply.reader)
 
         # How much of the reply is over is not known before: until it is left.
         stream = _Stream(on_output, [])
@@ -241,8 +247,3 @@ class RemoteEngine:
             self._streams[self._num_calls] = stream
         self._send(Call(self._num_calls, question))
         return await result
-
-
-def _cancel_all(handles: list[RequestHandle]) -> None:
-    for handle in handles:
-        handle.cancel()

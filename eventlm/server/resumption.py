@@ -10,6 +10,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from eventlm.control.request import EngineUnavailableError, ResumedReply, UnknownReplyError
+from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
 from eventlm.server.chat import CHAT_PREFIX, ChatReplies
 from eventlm.server.completions import CompletionReplies
@@ -28,7 +29,7 @@ from eventlm.server.protocol import (
     decode_request,
 )
 from eventlm.server.replies import CancelledReply, ReplyIdentity
-from eventlm.server.stream import EdgeState, send_events
+from eventlm.server.stream import EdgeState, send_events, stream_error
 from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
 
 LAST_EVENT_ID = "Last-Event-ID"
@@ -80,7 +81,7 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
     try:
         return await _send_rest(request, reply, generation, position)
     finally:
-        context.engine.leave(reply_id, reply.reader)
+        context.engine.leave(reply.submission.reply_id, reply.reader)
 
 
 def _position(request: web.Request) -> StreamPosition:
@@ -104,19 +105,29 @@ async def _send_rest(
     context = request.app[CONTEXT]
     body, replies = _replies(context, reply)
     events = StreamEvents(generation, replies, body, has_ids=True)
-    while generation.num_outputs < position.base:
-        events.take(await generation.take(most=min(position.base - generation.num_outputs, MAX_OUTPUTS_TAKEN)))
-        # Much may have to be made again, and others have something to say too.
-        await asyncio.sleep(0)
-    events.skip = position.skip
-    # Joined as they were, so that the events among which the client stands come out the same.
-    rest = events.take(await generation.take(least=position.size, most=position.size)) if position.size else b""
+    try:
+        rest = await _catch_up(events, generation, position)
+    except EventLMError as failure:
+        raise stream_error(failure, replies.prompt_param) from failure
     if generation.is_over and position.skip >= events.num_tail_events and not position.size:
         return web.Response(status=204)
     stream = EventStream(request, context.config)
     await stream.start()
     await stream.write(rest)
     return await send_events(stream, events, generation, replies.prompt_param)
+
+
+async def _catch_up(events: StreamEvents, generation: Generation, position: StreamPosition) -> bytes:
+    """Go to the position; what is left of the events among which it is. Raises what the generation raises."""
+    while generation.num_outputs < position.base:
+        events.take(await generation.take(most=min(position.base - generation.num_outputs, MAX_OUTPUTS_TAKEN)))
+        # Much may have to be made again, and others have something to say too.
+        await asyncio.sleep(0)
+    events.skip = position.skip
+    # Joined as they were, so that the events among which the client stands come out the same.
+    if not position.size:
+        return b""
+    return events.take(await generation.take(least=position.size, most=position.size))
 
 
 def _replies(context: ServerContext, reply: ResumedReply) -> tuple[GenerationRequest, ReplyFormat]:

@@ -12,10 +12,11 @@ from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server.context import BODY, CONTEXT, json_response
 from eventlm.server.echo import Echo
-from eventlm.server.errors import from_engine_error, from_finish_reason, internal_error, taken_over
+from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error, taken_over
 from eventlm.server.event_stream import EventStream
-from eventlm.server.generation import ChoiceOutput, Generation, TakenOverError, join_outputs
+from eventlm.server.generation import ChoiceOutput, Generation, join_outputs
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR
+from eventlm.server.output_queue import TakenOverError
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import GenerationRequest
 from eventlm.server.scheduling import schedule
@@ -54,9 +55,11 @@ async def answer(
     try:
         return await send_events(stream, events, generation, replies.prompt_param)
     finally:
+        if submission.is_resumable:
+            context.engine.leave(submission.reply_id, 0)
         # Who has not been told the id cannot come back.
         if submission.is_resumable and stream.is_started:
-            context.let_go(generation, submission.reply_id)
+            context.let_go(generation)
         else:
             context.release(generation)
 
@@ -92,6 +95,13 @@ async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
     return replies.whole([join_outputs(outputs) for outputs in pieces], generation)
 
 
+def stream_error(failure: EventLMError, prompt_param: str) -> ApiError:
+    """What the reader of a stream is told of what taking its outputs has raised."""
+    return (
+        taken_over() if isinstance(failure, TakenOverError) else from_engine_error(failure, prompt_param=prompt_param)
+    )
+
+
 async def send_events(
     stream: EventStream, events: StreamEvents, generation: Generation, prompt_param: str
 ) -> web.StreamResponse:
@@ -107,8 +117,7 @@ async def send_events(
         error = events.error
         tail = events.tail() if error is None else b""
     except EventLMError as failure:
-        is_elsewhere = isinstance(failure, TakenOverError)
-        error = taken_over() if is_elsewhere else from_engine_error(failure, prompt_param=prompt_param)
+        error = stream_error(failure, prompt_param)
     except ConnectionError:
         raise
     except Exception:

@@ -59,7 +59,8 @@ class Wire:
     def __init__(self, desk: Desk, submission: Submission, *, n: int, prompts: int) -> None:
         self.heard: list[Any] = []
         request = EngineRequest(model="m", prompt_token_ids=[1, 2], params=SamplerParams(), n=n)
-        reply = Reply(submission, [request] * prompts, [self.heard.append] * prompts)
+        self.group = [request] * prompts
+        reply = Reply(submission, self.group, [self.heard.append] * prompts)
         self.puts = desk.registry.sinks(reply)
         self.requests = list(range(Wire.num_requests, Wire.num_requests + prompts))
         Wire.num_requests += prompts
@@ -256,6 +257,52 @@ def test_without_keeping() -> None:
         Reader(desk, "r")
     desk.registry.leave("r", 0)
     assert desk.cancelled == wire.requests
+
+
+def test_a_reply_can_be_read_again_by_its_requests_id() -> None:
+    desk = Desk()
+    wire = desk.open("r", request_id="mine", owner="a")
+    desk.registry.leave("r", 0)
+    reader = Reader(desk, "mine", "a")
+    desk.expire_at(10 * KEEP_NS)
+    wire.say(tokens(0, 1))
+    assert reader.heard == [(0, tokens(0, 1))]
+    assert desk.registry.num_bytes > 0
+    desk.registry.leave(reader.reply.submission.reply_id, reader.reply.reader)
+    desk.expire_at(11 * KEEP_NS)
+    assert desk.cancelled == wire.requests
+    assert desk.registry.num_bytes == 0
+
+
+def test_one_wake_at_a_time_is_asked_for() -> None:
+    desk = Desk()
+    desk.open("r")
+    desk.registry.leave("r", 0)
+    for _ in range(10):
+        desk.registry.leave("r", Reader(desk, "r").reply.reader)
+    assert desk.wakes == [KEEP_NS]
+    desk.expire_at(KEEP_NS)
+    desk.open("s")
+    desk.registry.leave("s", 0)
+    assert desk.wakes == [KEEP_NS, KEEP_NS]
+
+
+def test_nothing_of_a_request_stays_with_what_is_not_kept() -> None:
+    desk = Desk()
+    wires = [desk.open(name, edge_state=b"body") for name in ("whole", "left")]
+    never = Desk(keep_ns=0)
+    never.open("r", edge_state=b"body")
+    plain = Reply(Submission(reply_id="p", edge_state=b"body"), wires[0].group, [print])
+    assert desk.registry.sinks(plain) == [print]
+    replies = [plain, never.registry.find("r", "")]
+    for name in ("whole", "left"):
+        replies.append(desk.registry.find(name, ""))
+        desk.registry.leave(name, 0)
+    assert replies[-1].group
+    desk.expire_at(KEEP_NS)
+    assert [(list(reply.group), list(reply.edge), reply.submission.edge_state) for reply in replies] == [
+        ([], [], b"")
+    ] * 4
 
 
 def test_the_engines_death_reaches_every_reader() -> None:

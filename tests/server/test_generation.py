@@ -14,11 +14,13 @@ from eventlm.control.request import (
     FinishedOutput,
     PromptLogprobsOutput,
     RequestHandle,
+    Submission,
     TokensOutput,
 )
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation import ChoiceOutput, Generation, OutputQueue, join_outputs, submit
+from eventlm.server.generation import ChoiceOutput, Generation, join_outputs, resume, submit
+from eventlm.server.output_queue import OutputQueue, TakenOverError
 
 from .engine_double import EngineDouble, spell, spell_logprobs
 
@@ -154,6 +156,22 @@ async def test_cancel_reaches_what_is_not_over() -> None:
     wire = Wire()
     wire.generation.cancel("shutdown")
     assert wire.cancelled == [(5, "shutdown")]
+
+
+async def test_who_was_taken_over_from_keeps_nothing() -> None:
+    """Else each of many who read a long reply again, and do not take what they asked for, has a copy of it."""
+    engine = EngineDouble(spell("Hello"))
+    engine.keep(seconds=60)
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    first = await submit(engine, FakeTokenizer(), [request], Submission(reply_id="r", is_resumable=True))
+    while not first.is_over:
+        await first.take()
+    _, second = await resume(engine, FakeTokenizer(), "r", "")
+    assert len(second._outputs) == 6
+    await resume(engine, FakeTokenizer(), "r", "")
+    with pytest.raises(TakenOverError):
+        await second.take()
+    assert len(second._outputs) == 0
 
 
 async def test_a_cancelled_submit_leaves_nothing_behind() -> None:

@@ -21,6 +21,7 @@ from eventlm.control.front_end_protocol import (
     Answer,
     Beat,
     FrontEndSetup,
+    Leave,
     Outputs,
     Question,
     Refusal,
@@ -190,6 +191,20 @@ async def test_readers_of_a_front_end_that_is_lost_leave() -> None:
         pair.connection.abort()
         await pair.link.lost
         assert pair.double.registry.find("cmpl-1", "").reader is None
+
+
+async def test_who_submitted_is_a_reader_that_leaves_with_its_front_end() -> None:
+    async with connected() as pair:
+        pair.double.keep(seconds=60)
+        pair.double.script_end = None
+        for name in ("cmpl-1", "cmpl-2"):
+            submission = Submission(reply_id=name, is_resumable=True)
+            await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
+        pair.engine.leave("cmpl-2", 0)
+        await until(lambda: pair.link._reading == {Leave("cmpl-1", 0)})
+        pair.connection.abort()
+        await pair.link.lost
+        assert [pair.double.registry.find(name, "").reader for name in ("cmpl-1", "cmpl-2")] == [None, None]
 
 
 async def test_all_outputs_of_a_tick_are_one_message() -> None:

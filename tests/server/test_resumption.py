@@ -207,13 +207,13 @@ def dechunked(data: bytes) -> bytes:
     return body
 
 
-def start_endless(server: RunningServer, **fields: Any) -> tuple[socket.socket, str]:
+def start_endless(server: RunningServer, headers: str = "", **fields: Any) -> tuple[socket.socket, str]:
     """A stream that goes on, of which at least an event has come."""
     server.engine.script_end = None
     server.engine.step_seconds = 0.002
     server.engine.max_model_len = 20_000
     body = request_body("chat", {"max_tokens": 10_000, **fields})
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{headers}"
     connection = server.raw(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     data = b""
     while not parse(dechunked(data)):
@@ -296,6 +296,31 @@ def test_who_never_heard_the_id_cannot_come_back(server: RunningServer) -> None:
     wait_until(lambda: bool(server.engine.requests))
     connection.close()
     wait_until(lambda: server.engine.cancelled == [(0, "client")])
+
+
+def test_who_left_before_the_first_event_is_no_reader(server: RunningServer) -> None:
+    server.engine.script_end = None
+    body = request_body("chat", {})
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for submit_seconds, step_seconds in ((0.0, 30.0), (0.05, 30.0)):
+        server.engine.submit_seconds, server.engine.step_seconds = submit_seconds, step_seconds
+        num_cancelled = len(server.engine.cancelled)
+        connection = server.raw(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: server.context.num_running == 1)
+        if not submit_seconds:
+            wait_until(lambda: bool(server.engine.requests))
+        connection.close()
+        wait_until(lambda num=num_cancelled: len(server.engine.cancelled) > num)
+    wait_until(lambda: [reply.reader for reply in server.engine.registry._replies.values()] == [None, None])
+
+
+def test_a_stream_can_be_resumed_by_its_requests_id(server: RunningServer) -> None:
+    connection, reply_id = start_endless(server, headers="x-request-id: mine\r\n")
+    connection.close()
+    resumed = open_stream(server, "mine")
+    assert server.engine.registry.find(reply_id, "").reader == 1
+    resumed.close()
+    wait_until(lambda: server.engine.registry.find(reply_id, "").reader is None)
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1-", "3-2.1", "1.5", "9" * 16, "١", ""])
