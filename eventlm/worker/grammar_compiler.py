@@ -13,8 +13,11 @@ from eventlm.grammars import GrammarThreads, build_matcher
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-#: Most matchers that are kept, of a few hundred KB each and some MB for the largest grammars.
-_NUM_KEPT = 128
+#: Bound on the grammars whose matchers are kept, in characters. A matcher takes some 100 bytes for each, and as if it
+#: had so many more of them. That is room for the small grammars of a full queue, whose order no one knows: one that was
+#: given up would be built again while a step waits for it.
+_MAX_KEPT = 2 * 1024 * 1024
+_BASE_CHARACTERS = 1024
 _NUM_THREADS = 2
 
 
@@ -28,6 +31,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._matchers: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._tokenizer: Future[LLTokenizer] | None = None
+        self._num_kept = 0
 
     def prepare(self, grammar: str) -> Future[LLMatcher]:
         """The matcher, when it is built; it raises GrammarError if that cannot be done."""
@@ -36,8 +40,10 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = self._threads.submit(self._vocabulary)
             future = self._matchers[grammar] = self._threads.submit(self._build, self._tokenizer, grammar)
-            if len(self._matchers) > _NUM_KEPT:
-                self._matchers.popitem(last=False)
+            self._num_kept += _BASE_CHARACTERS + len(grammar)
+            while self._num_kept > _MAX_KEPT and len(self._matchers) > 1:
+                oldest, _ = self._matchers.popitem(last=False)
+                self._num_kept -= _BASE_CHARACTERS + len(oldest)
         self._matchers.move_to_end(grammar)
         return future
 
