@@ -1,7 +1,7 @@
 """Explanations of replies while the engine runs: made by processes of their own, so that no step waits for one.
 
 A process reads the run's trace from the newest file that begins before the request, which is still being written. Few
-run at a time, each for a bounded time; whoever asks waits in a bounded line.
+run at a time, each for a bounded time; whoever asks waits in a bounded line, of which no key can take all places.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,8 @@ log = structlog.get_logger("eventlm.engine")
 WORKER_MODULE = "eventlm.replay.explain_worker"
 MAX_RUNNING = 1
 MAX_WAITING = 16
+#: So many of them for one key.
+MAX_PER_OWNER = 4
 TIMEOUT_SECONDS = 120.0
 
 #: Why there is no explanation. too_many: ask again later. too_long: it took more than its time. not_kept: the trace
@@ -69,23 +72,32 @@ class Explanations:
         *,
         max_running: int = MAX_RUNNING,
         max_waiting: int = MAX_WAITING,
+        max_per_owner: int = MAX_PER_OWNER,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         self._max_pending = max_running + max_waiting
+        self._max_per_owner = max_per_owner
         self._timeout_seconds = timeout_seconds
         self._running = asyncio.Semaphore(max_running)
-        self._num_pending = 0
+        #: By whom they are asked for; an empty name is everybody who has no key.
+        self._pending: Counter[str] = Counter()
 
-    async def explain(self, run_folder: Path, requests: list[int]) -> ExplainAnswer:
+    async def explain(self, run_folder: Path, requests: list[int], *, owner: str = "") -> ExplainAnswer:
         """Explain requests of a run. Raises NotExplainedError. A caller that is cancelled leaves no process behind."""
-        if self._num_pending >= self._max_pending:
-            raise NotExplainedError("too_many", f"{self._num_pending} explanations are asked for already; try again")
-        self._num_pending += 1
+        num_pending, num_own = self._pending.total(), self._pending[owner] if owner else 0
+        if num_pending >= self._max_pending or num_own >= self._max_per_owner:
+            whose = " by this key" if num_pending < self._max_pending else ""
+            raise NotExplainedError(
+                "too_many", f"{num_own if whose else num_pending} explanations are asked for already{whose}; try again"
+            )
+        self._pending[owner] += 1
         try:
             async with self._running:
                 answer = await self._ask(ExplainQuestion(run_folder=str(run_folder), requests=requests))
         finally:
-            self._num_pending -= 1
+            self._pending[owner] -= 1
+            if not self._pending[owner]:
+                del self._pending[owner]
         if answer.reason is not None:
             raise NotExplainedError(answer.reason, answer.error)
         return answer

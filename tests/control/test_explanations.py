@@ -83,3 +83,26 @@ async def test_a_process_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(NotExplainedError) as caught:
         await Explanations().explain(RUN, [1])
     assert caught.value.reason == "failed"
+
+
+@pytest.mark.usefixtures("slow_worker")
+async def test_one_owner_cannot_take_all_places() -> None:
+    asked = Explanations(max_running=1, max_waiting=8, max_per_owner=2)
+    before = mine()
+    tasks = [asyncio.create_task(asked.explain(RUN, [1], owner="a")) for _ in range(2)]
+    await asyncio.to_thread(wait_until, lambda: mine() - before)
+    with pytest.raises(NotExplainedError) as caught:
+        await asked.explain(RUN, [1], owner="a")
+    assert caught.value.reason == "too_many"
+    # Others go on, and so do those without a key, who are not told apart.
+    others = [asyncio.create_task(asked.explain(RUN, [1], owner=owner)) for owner in ("b", "", "", "")]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in others)
+    for task in [*tasks, *others]:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    with pytest.raises(NotExplainedError) as caught:
+        await Explanations(timeout_seconds=0.05).explain(RUN, [1], owner="a")
+    assert caught.value.reason == "too_long"
+    assert mine() == before
