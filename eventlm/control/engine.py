@@ -75,6 +75,7 @@ class InferenceEngine:
         self._metrics = MetricsStore(sink=self._rows)
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
         #: The core failed: nothing more can be said of its state, nor be written.
         self._broken = False
         #: Why it died, for everybody who asks later.
@@ -225,6 +226,8 @@ class InferenceEngine:
         driver = self._require_driver()
         if self.state == "dead":
             raise self._death or EngineUnavailableError("the engine is dead")
+        if self._is_stopping and isinstance(action, Drain | Resume):
+            raise EngineUnavailableError("the engine is being stopped")
         for fact in facts_of(action, driver.core.state, driver.live, self.registry):
             driver.put_fact(fact)
         if isinstance(action, Drain | Resume):
@@ -256,7 +259,7 @@ class InferenceEngine:
         reply = self.registry.find(reply_id, owner)
         if self.run_folder is None:
             raise NotExplainedError("not_recorded", "this server does not record its runs, so nothing can be explained")
-        return await self._explanations.explain(self.run_folder, reply.requests)
+        return await self._explanations.explain(self.run_folder, reply.requests, owner=owner)
 
     def cancel(self, request: int, reason: str = "client") -> None:
         """End a request; nothing if it has ended."""
@@ -286,6 +289,7 @@ class InferenceEngine:
 
     async def stop(self, reason: str = "stop") -> None:
         """End what still runs, close the log, stop the workers. Harmless when called twice."""
+        self._is_stopping = True
         if self.state == "loading":
             self.state = "dead"
         elif self.state in ("ready", "draining"):
@@ -332,7 +336,7 @@ class InferenceEngine:
             self._loop.call_later(GRAMMAR_SECONDS, self._expire_grammar, request)
 
     def _expire_grammar(self, request: int) -> None:
-        if self.grammars.expire(request):
+        if self.state != "dead" and self.grammars.expire(request):
             self._watch_grammar(request)
 
     def _wake(self) -> None:

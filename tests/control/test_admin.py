@@ -194,3 +194,18 @@ async def test_prefixes_are_shared_with_the_same_key_only() -> None:
         assert [await cached("a", salt) for salt in ("x", "x", "/x", "")] == [0, 48, 0, 48]
     finally:
         await engine.stop()
+
+
+async def test_nobody_resumes_an_engine_that_is_being_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as engine:
+        stop_workers = engine._stop_workers
+
+        async def resume_first() -> None:
+            for action in (Resume(), Drain()):
+                with pytest.raises(EngineUnavailableError, match="stop"):
+                    await engine.administer(action)
+            with pytest.raises(EngineUnavailableError, match="draining"):
+                await engine.submit([request()])
+            await stop_workers()
+
+        monkeypatch.setattr(engine, "_stop_workers", resume_first)
