@@ -81,10 +81,19 @@ class _StderrLogger:
 def _renderer(log_format: str) -> Processor:
     on_terminal = sys.stderr.isatty()
     if log_format == "text" or (log_format == "auto" and on_terminal):
-        return structlog.dev.ConsoleRenderer(
+        render = structlog.dev.ConsoleRenderer(
             colors=on_terminal and "NO_COLOR" not in os.environ, exception_formatter=structlog.dev.plain_traceback
         )
+        return lambda logger, method, event: render(logger, method, _printable(event))
     return structlog.processors.JSONRenderer(serializer=_to_json)
+
+
+def _printable(event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A path may hold what a terminal takes for an order; those characters stand as Python writes them."""
+    for name, value in event.items():
+        if isinstance(value, str) and name != "exception" and not value.isprintable():
+            event[name] = "".join(each if each.isprintable() else repr(each)[1:-1] for each in value)
+    return event
 
 
 def _to_json(event: Any, **_: Any) -> str:

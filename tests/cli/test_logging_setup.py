@@ -23,7 +23,7 @@ configure_logging(LogConfig(**eval(sys.argv[1])))
 log = structlog.get_logger("eventlm.test")
 log.debug("unseen")
 structlog.contextvars.bind_contextvars(request_id="req-7")
-log.info("seen", number=3)
+log.info("seen", number=3, path="/a\\x1b[2Jb\\x9b")
 structlog.contextvars.clear_contextvars()
 logging.getLogger("library").warning("of %s", "a library")
 def fail():
@@ -122,6 +122,8 @@ def test_levels() -> None:
 def test_text_without_a_terminal_has_no_colours() -> None:
     shown = run(log_format="text").stderr
     assert "seen" in shown
+    # Orders to a terminal are shown, not given.
+    assert r"path=/a\x1b[2Jb\x9b" in shown
     assert "request_id=req-7" in shown
     assert "\x1b" not in shown
 
