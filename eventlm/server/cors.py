@@ -17,7 +17,7 @@ ANY = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 #: How long a browser may remember what a preflight was told.
 _MAX_AGE_SECONDS = 600
-_METHODS = "GET, POST, OPTIONS"
+_METHODS = "DELETE, GET, HEAD, OPTIONS, POST"
 #: What pages may read of a reply, beside what browsers show them anyway.
 _EXPOSED = ", ".join(
     [

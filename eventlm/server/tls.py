@@ -18,7 +18,7 @@ class Tls:
     def __init__(self, certificate: str, key: str) -> None:
         self._certificate = certificate
         self._key = key
-        self.context = self._load()
+        self.context = self._load(_new_context())
 
     @classmethod
     def of(cls, config: ServerConfig) -> Tls | None:
@@ -33,17 +33,16 @@ class Tls:
     def reload(self) -> bool:
         """Read the files again, for connections from now on. If they cannot be used, those before stay in force."""
         try:
-            self._load()
+            # First into one that nobody uses: what fails half-way leaves a certificate without its key.
+            self._load(_new_context())
+            self._load(self.context)
         except UsageError as error:
             _log.error("the TLS certificate was not reloaded, that before stays in force", error=str(error))
             return False
-        self.context.load_cert_chain(self._certificate, self._key)
         _log.info("TLS certificate reloaded", file=self._certificate)
         return True
 
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         where = f"--tls-cert {self._certificate}, --tls-key {self._key}"
         try:
             # A key that needs a password would ask the terminal for it.
@@ -57,6 +56,12 @@ class Tls:
         except OSError as error:
             raise UsageError(f"{where}: {error.strerror}") from error
         return context
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 class _PasswordNeededError(Exception):

@@ -8,6 +8,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import openai
 import pytest
@@ -106,3 +107,23 @@ def test_files_that_cannot_be_used(files: tuple[Path, Path], tmp_path: Path) -> 
             Tls.of(ServerConfig(tls_cert=given[0], tls_key=given[1]))
         assert words in str(raised.value)
     assert Tls.of(ServerConfig()) is None
+
+
+def test_files_that_change_while_they_are_read_again(files: tuple[Path, Path], tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(files[0], certificate)
+    shutil.copy(files[1], key)
+    tls = Tls(str(certificate), str(key))
+    other = make_certificate(tmp_path, "other")[1]
+
+    class Overtaken:
+        """The context in use; by the time that it reads the files, the next pair is half there."""
+
+        def load_cert_chain(self, *arguments: Any, **named: Any) -> None:
+            shutil.copy(other, key)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*arguments, **named)
+
+    tls.context = cast(ssl.SSLContext, Overtaken())
+    with capture_logs() as logs:
+        assert not tls.reload()
+    assert [line["log_level"] for line in logs] == ["error"]
