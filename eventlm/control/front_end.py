@@ -158,9 +158,17 @@ class FrontEnd:
                 pass
         except Exception:
             log.exception("a front end cannot go on: this is a defect, please report it", front_end=self.index)
-            await self._discard()
-            self._on_dead()
+            await self._give_up()
         self._close_sockets()
+
+    async def _give_up(self) -> None:
+        """Leave neither a process nor requests."""
+        await self._discard()
+        self._on_dead()
+        try:
+            self._engine.lose_front_end(self.index)
+        except Exception:
+            log.exception("the requests of a front end could not be ended", front_end=self.index)
 
     async def _serve_once(self) -> bool:
         """Watch the present process to its end and start the next; False if there is none."""

@@ -79,7 +79,7 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, started_
     status = _CLIENT_LEFT if response is None else response.status
     fields: dict[str, Any] = {
         "method": request.method,
-        "path": request.path,
+        "path": _logged_path(request),
         "status": status,
         "duration_ms": (time.perf_counter_ns() - started_ns) // 1_000_000,
     }
@@ -100,6 +100,11 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, started_
         _log.warning("request", **fields)
     else:
         _log.info("request", **fields)
+
+
+def _logged_path(request: web.Request) -> str:
+    """In its quoted form: what it stands for may be anything, also what a terminal obeys."""
+    return request.rel_url.raw_path
 
 
 def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
@@ -137,7 +142,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except ConnectionError:
         raise
     except Exception:
-        _log.exception("a request failed", path=request.path)
+        _log.exception("a request failed", path=_logged_path(request))
         return internal_error().to_response()
 
 

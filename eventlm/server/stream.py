@@ -51,8 +51,8 @@ async def answer(
         finally:
             context.release(generation)
     stream = EventStream(request, context.config)
-    events = StreamEvents(generation, replies, body, has_ids=submission.is_resumable)
     try:
+        events = StreamEvents(generation, replies, body, has_ids=submission.is_resumable)
         return await send_events(stream, events, generation, replies.prompt_param)
     finally:
         if submission.is_resumable:

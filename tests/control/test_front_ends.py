@@ -134,6 +134,19 @@ async def test_a_defect_gives_it_up_and_leaves_no_process(make_run: Any) -> None
         assert run.controller.pids == [0]
 
 
+async def test_what_fails_before_a_loss_is_told_leaves_no_requests(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Any) -> str:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(front_end.FrontEnd, "_watch", fail)
+    async with make_run("ready") as run:
+        await run.controller.start()
+        await run.until(run.controller.all_dead.is_set)
+        assert run.engine.lost == [1]
+
+
 async def test_a_silent_one_is_killed_and_comes_back(make_run: Any) -> None:
     async with make_run("silent ready", heartbeat=0.5) as run:
         await run.controller.start()

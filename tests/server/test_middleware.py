@@ -47,6 +47,19 @@ def test_a_request_that_never_got_to_the_engine(server: RunningServer) -> None:
     assert len({line["request_id"] for line in logs}) == 3
 
 
+def test_a_path_cannot_write_to_a_terminal(server: RunningServer) -> None:
+    with capture_logs() as logs:
+        server.request("GET", "/x%1b%5B2J%0aline/%c3%a9?key=canary")
+        for path in (b"/\x1b[2J", b"/\xe9", b"/\x9b2J", b"http://x/\x1b"):
+            server.raw(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").recv(4096)
+        wait_until(lambda: len(logs) == 5)
+    for line in logs:
+        path = line.get("path", "")
+        assert path.isascii()
+        assert path.isprintable()
+    assert logs[0]["path"] == "/x%1b%5B2J%0aline/%c3%a9"
+
+
 def test_keep_alive_does_not_mix_requests(server: RunningServer) -> None:
     import openai
 
