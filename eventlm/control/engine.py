@@ -40,7 +40,7 @@ from eventlm.control.request import (
     ResumedReply,
     Submission,
 )
-from eventlm.control.request_check import check_request
+from eventlm.control.request_check import check_group_size, check_request
 from eventlm.control.request_registry import RequestRegistry
 from eventlm.control.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
@@ -207,6 +207,7 @@ class InferenceEngine:
             return []
         for request in group:
             check_request(request, max_model_len=self.max_model_len, vocab_size=self.setup.vocab_size)
+        check_group_size(group, self.setup.core)
         group = with_cache_rules(group, submission, self.setup.config.cache)
         driver = self._require_driver()
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())

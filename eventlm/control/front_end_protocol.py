@@ -27,6 +27,7 @@ from eventlm.control.request import (
     EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
+    GroupSizeError,
     PromptLogprobsOutput,
     QueueFullError,
     Submission,
@@ -261,6 +262,7 @@ ERRORS: dict[str, type[EventLMError]] = {
     kind.__name__: kind
     for kind in (
         QueueFullError,
+        GroupSizeError,
         RateLimitError,
         ContextLengthError,
         TokenIdError,

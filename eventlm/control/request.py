@@ -24,6 +24,10 @@ class QueueFullError(EventLMError):
     """The queue has no room for the group; none of its requests was admitted."""
 
 
+class GroupSizeError(QueueFullError):
+    """The group has more sequences than there will ever be room for; none of its requests was admitted."""
+
+
 class ContextLengthError(EventLMError):
     """A prompt and its max_tokens exceed the context."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from eventlm.control.request import ContextLengthError, EngineRequest, TokenIdError
+from eventlm.config import CoreConfig
+from eventlm.control.request import ContextLengthError, EngineRequest, GroupSizeError, TokenIdError
 from eventlm.errors import UsageError
 from eventlm.sampler_params import SamplerParams
 
@@ -24,6 +25,17 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
     _check_ids("the prompt", request.prompt_token_ids, vocab_size)
     for name, token_ids in _named_ids(request.params):
         _check_ids(name, token_ids, vocab_size)
+
+
+def check_group_size(group: Sequence[EngineRequest], core: CoreConfig) -> None:
+    """Raise GroupSizeError for a group that not even an idle engine admits: to wait would not help."""
+    num_sequences = sum(request.n for request in group)
+    most = core.max_queue_len + core.num_replicas * core.max_num_seqs
+    if num_sequences > most and not group[0].offline:
+        raise GroupSizeError(
+            f"it asks for {num_sequences} sequences at once, and this server takes {most} at most "
+            "(--max-queue-len, and --max-num-seqs of each replica); send fewer at a time"
+        )
 
 
 def _check_text(name: str, text: str) -> None:

@@ -195,7 +195,16 @@ async def encode_messages(
     messages = chat_messages(body, knows_developer=template.knows_developer)
     definitions = tools.definitions if tools is not None else None
     if not template.knows_tools and context.formats.tools is not None:
-        messages = teach(messages, definitions or [], context.formats.tools.syntax)
+        try:
+            messages = teach(messages, definitions or [], context.formats.tools.syntax)
+        except RecursionError as error:
+            raise invalid_value("messages", "Tools or their calls are nested too deeply.") from error
+    if body.documents and "documents" not in template.source:
+        raise invalid_value(
+            "documents",
+            "'documents' are not supported by this model: its chat template does not read them; write them into a "
+            "message.",
+        )
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise invalid_value(

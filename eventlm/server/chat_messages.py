@@ -10,7 +10,7 @@ from eventlm.server.errors import invalid_type, invalid_value, missing_parameter
 from eventlm.server.protocol import ROLES, ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
 
 #: Fields that only messages of one role have.
-_ROLE_OF_FIELD = {"tool_calls": "assistant", "tool_call_id": "tool"}
+_ROLE_OF_FIELD = {"tool_calls": "assistant", "refusal": "assistant", "tool_call_id": "tool"}
 
 
 def chat_messages(request: ChatCompletionRequest, *, knows_developer: bool = False) -> list[dict[str, Any]]:
@@ -63,10 +63,12 @@ def _check_role(message: ChatMessage, param: str) -> None:
 
 
 def _content(message: ChatMessage, param: str) -> str:
-    """The text of a message. Only an assistant that calls a tool may say nothing."""
+    """The text of a message. Only an assistant that calls a tool, refuses or was cut in its reasoning has none."""
     content = message.content
+    if not content and message.refusal:
+        return message.refusal
     if content is None:
-        if message.tool_calls:
+        if message.tool_calls or (message.role == "assistant" and (message.reasoning_content or message.reasoning)):
             return ""
         raise invalid_type(
             f"{param}.content", f"Invalid type for '{param}.content': expected a string or a list of parts, got null."

@@ -8,7 +8,13 @@ import msgspec
 from aiohttp import web
 
 from eventlm.control.rate_limits import RateLimitError
-from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError, TokenIdError
+from eventlm.control.request import (
+    ContextLengthError,
+    EngineUnavailableError,
+    GroupSizeError,
+    QueueFullError,
+    TokenIdError,
+)
 from eventlm.errors import EventLMError
 from eventlm.server.rate_limit_headers import rate_limit_headers
 from eventlm.types import FinishReason, ceil_div
@@ -167,6 +173,8 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
     match error:
         case ApiError():
             return error
+        case TokenIdError() | GroupSizeError():
+            return invalid_value(prompt_param, f"Invalid value for '{prompt_param}': {error}.")
         case QueueFullError():
             return ApiError(
                 429, str(error), type="requests", code="rate_limit_exceeded", retry_after=QUEUE_RETRY_SECONDS
@@ -182,8 +190,6 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
                 should_retry=error.retry_ns > 0,
                 headers=rate_limit_headers(error.state),
             )
-        case TokenIdError():
-            return invalid_value(prompt_param, f"Invalid value for '{prompt_param}': {error}.")
         case ContextLengthError():
             return context_length_exceeded(str(error), prompt_param)
         case EngineUnavailableError():

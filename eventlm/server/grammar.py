@@ -17,6 +17,9 @@ from eventlm.server.protocol import GenerationRequest, ResponseFormat, Structure
 
 #: Between two tokens of a JSON text. Without a bound a model can go on with it for ever.
 JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+#: What `response_format` can ask for, and which of its fields goes with which.
+_TYPES = ("text", "json_object", "json_schema")
+_TYPE_OF_SCHEMA = {"json_schema": "json_schema", "schema": "json_object"}
 #: Keys of llguidance's own in a schema.
 _OWN_OPTIONS = "x-guidance"
 MAX_CHOICES = 4096
@@ -61,6 +64,10 @@ def _grammar_of(name: str, value: Any) -> RequestedGrammar:
 
 
 def _response_format(asked: ResponseFormat) -> RequestedGrammar:
+    for name, type in _TYPE_OF_SCHEMA.items():
+        if getattr(asked, name) is not None and asked.type in _TYPES and asked.type != type:
+            param = f"response_format.{name}"
+            raise invalid_value(param, f"'{param}' is only allowed where 'response_format.type' is '{type}'.")
     match asked.type:
         case "text":
             return RequestedGrammar("", "")
@@ -81,7 +88,7 @@ def _response_format(asked: ResponseFormat) -> RequestedGrammar:
         case _:
             raise invalid_value(
                 "response_format.type",
-                "Invalid value for 'response_format.type': supported values are 'text', 'json_object', 'json_schema'.",
+                f"Invalid value for 'response_format.type': supported values are {', '.join(map(repr, _TYPES))}.",
             )
 
 
@@ -90,6 +97,12 @@ def structured_outputs_grammar(asked: StructuredOutputs) -> RequestedGrammar:
     if asked.structural_tag is not None:
         raise invalid_value(
             "structured_outputs.structural_tag", "'structured_outputs.structural_tag' is not supported; leave it out."
+        )
+    if asked.disable_additional_properties:
+        raise invalid_value(
+            "structured_outputs.disable_additional_properties",
+            "'structured_outputs.disable_additional_properties' is not supported; write 'additionalProperties': false "
+            "into the schema.",
         )
     kinds = {"json": asked.json, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar}
     given = [name for name, value in kinds.items() if value is not None]
@@ -103,7 +116,7 @@ def structured_outputs_grammar(asked: StructuredOutputs) -> RequestedGrammar:
         )
     [kind] = given
     param = f"structured_outputs.{kind}"
-    whitespace = _whitespace(asked)
+    whitespace = _whitespace(asked, is_json=kind in ("json", "json_object"))
     if kind == "json_object":
         return RequestedGrammar(json_object_grammar(whitespace), param)
     if kind == "json":
@@ -111,8 +124,13 @@ def structured_outputs_grammar(asked: StructuredOutputs) -> RequestedGrammar:
     return RequestedGrammar(_GUIDED[f"guided_{kind}"](kinds[kind], param), param)
 
 
-def _whitespace(asked: StructuredOutputs) -> str:
-    """The pattern of whitespace between the tokens of a JSON text; empty: none is allowed."""
+def _whitespace(asked: StructuredOutputs, *, is_json: bool) -> str:
+    """The pattern of whitespace between the tokens of a JSON text; empty: none is allowed. Raises ApiError."""
+    asks = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(asked, name)]
+    if len(asks) > (1 if is_json else 0):
+        param = f"structured_outputs.{asks[-1]}"
+        conflict = "beside 'disable_any_whitespace'" if is_json else "where the structure is not JSON"
+        raise invalid_value(param, f"'{param}' is not allowed {conflict}; leave it out.")
     if asked.disable_any_whitespace:
         return ""
     return asked.whitespace_pattern or JSON_WHITESPACE

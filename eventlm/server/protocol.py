@@ -106,6 +106,7 @@ class StructuredOutputs(Struct):
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
+    disable_additional_properties: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
 
 
@@ -237,6 +238,7 @@ class ChatMessage(Struct):
     role: Role
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -313,11 +315,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "echo": (False,),
+    "best_of": (1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
     "chat_template": (),
 }

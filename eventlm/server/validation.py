@@ -43,11 +43,6 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
         raise invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
     if request.seed is not None and not -(2**63) <= request.seed < 2**64:
         raise invalid_value("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
-    if request.truncate_prompt_tokens == 0:
-        raise invalid_value(
-            "truncate_prompt_tokens",
-            "Invalid value for 'truncate_prompt_tokens': it is the number of prompt tokens to keep, or -1.",
-        )
     _check_metadata(request.metadata or {})
     if isinstance(request, CompletionRequest):
         _check_completion(request)
@@ -197,10 +192,15 @@ def _all_of(items: list[Any], kind: type, plural: str, field: str) -> list[Any]:
 
 
 def truncate_prompt(request: GenerationRequest, token_ids: list[int], limits: Limits) -> list[int]:
-    """The prompt's last tokens, as many as the request wants to keep."""
+    """The prompt's last tokens, as many as the request wants to keep. Raises ApiError if that is none."""
     num_kept = request.truncate_prompt_tokens
     if num_kept is None:
         return token_ids
+    if num_kept == 0:
+        raise invalid_value(
+            "truncate_prompt_tokens",
+            "Invalid value for 'truncate_prompt_tokens': it is the number of prompt tokens to keep, or -1.",
+        )
     if num_kept == -1:
         most_tokens = 1 if request.most_tokens is None else request.most_tokens
         num_kept = max(limits.max_model_len - most_tokens, 1)

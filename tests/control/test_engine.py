@@ -22,6 +22,7 @@ from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import (
     ContextLengthError,
     EngineUnavailableError,
+    GroupSizeError,
     QueueFullError,
 )
 from eventlm.errors import CheckpointError, UsageError
@@ -152,8 +153,13 @@ async def test_who_is_turned_away() -> None:
             await engine.submit([request(prompt=[])])
         with pytest.raises(UsageError):
             await engine.submit([request(n=0)])
-        with pytest.raises(QueueFullError):
-            await engine.submit([request(n=4)])
+        with pytest.raises(GroupSizeError, match="4 sequences at once, and this server takes 3 at most"):
+            await engine.submit([request(n=2), request(n=2)])
+        [handle] = await engine.submit([request(400, n=3)])
+        with pytest.raises(QueueFullError) as caught:
+            await engine.submit([request()])
+        assert not isinstance(caught.value, GroupSizeError)
+        handle.cancel()
         readers = await generate(engine, *(request(3, seed=seed, offline=True) for seed in range(9)))
         assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 3) for seed in range(9)]
         assert await is_empty(engine)

@@ -33,11 +33,15 @@ def test_plain_messages() -> None:
         {"role": "user", "content": parts},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": None, "audio": None},
         {"role": "assistant", "content": "so", "reasoning": "because", "tool_calls": []},
+        {"role": "assistant", "content": None, "refusal": "never"},
+        {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "cut"},
     ) == [
         {"role": "system", "content": "s", "name": "boss"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "no"},
         {"role": "assistant", "content": "so", "reasoning_content": "because", "thinking": "because"},
+        {"role": "assistant", "content": "never"},
+        {"role": "assistant", "content": "", "reasoning_content": "cut", "thinking": "cut"},
     ]
 
 
@@ -91,6 +95,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "invalid_value",
     ),
     ({"role": "function", "name": "f", "content": "x"}, "messages[1].role", "invalid_value"),
+    ({"role": "user", "content": "x", "refusal": "no"}, "messages[1].refusal", "invalid_value"),
+    ({"role": "assistant", "content": None}, "messages[1].content", "invalid_type"),
     ({"role": "user", "content": [{"type": "refusal"}]}, "messages[1].content[0].refusal", "invalid_type"),
     *(
         ({"role": "user", "content": [{"type": kind, kind: {}}]}, "messages[1].content[0].type", "invalid_value")

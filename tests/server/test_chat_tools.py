@@ -281,6 +281,24 @@ def test_a_template_without_tools(start: Any) -> None:
     )
 
 
+def test_what_the_decoder_just_takes_is_no_failure(start: Any) -> None:
+    """What can still be read of JSON that is deep may be too deep to be written again."""
+    server, _ = start()
+    for depth in range(900, 1000):
+        deep = "[" * depth + "]" * depth
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {deep}}}'}}
+        messages = [{"role": "assistant", "tool_calls": [call]}]
+        body = json.dumps({"model": "test", "messages": MESSAGES, "tool_choice": "required", "tools": ["deep"]})
+        function = f'{{"name": "f", "parameters": {{"properties": {{"a": {{"enum": {deep}}}}}}}}}'
+        body = body.replace('"deep"', f'{{"type": "function", "function": {function}}}')
+        replies = [
+            server.post("/tokenize", {"messages": messages}),
+            server.post("/tokenize", body.encode()),
+            server.post("/v1/chat/completions", body.encode()),
+        ]
+        assert {reply.status for reply in replies} <= {200, 400}
+
+
 def test_a_model_whose_format_is_not_known(start: Any) -> None:
     server, client = start(tool_parser="none")
     with pytest.raises(openai.BadRequestError, match="--tool-parser") as caught:

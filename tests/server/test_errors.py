@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from eventlm.control.request import ContextLengthError, EngineUnavailableError, QueueFullError, TokenIdError
+from eventlm.control.request import (
+    ContextLengthError,
+    EngineUnavailableError,
+    GroupSizeError,
+    QueueFullError,
+    TokenIdError,
+)
 
 from .conftest import INVALID, RunningServer, assert_error, assert_serves
 
@@ -56,6 +62,11 @@ def test_engine_errors(server: RunningServer) -> None:
     reply = server.chat(stream=True)
     assert_error(reply, 429, "requests", None, "rate_limit_exceeded", message="queue is full")
     assert int(reply.headers["retry-after"]) >= 1
+    # What never fits is not worth another try.
+    server.engine.submit_error = GroupSizeError("it asks for 9 sequences at once")
+    reply = server.complete()
+    assert_error(reply, 400, INVALID, "prompt", "invalid_value", message="9 sequences")
+    assert "retry-after" not in reply.headers
     server.engine.submit_error = TokenIdError("the prompt has the token id 9")
     assert_error(server.complete(), 400, INVALID, "prompt", "invalid_value", message="token id 9")
     server.engine.submit_error = ContextLengthError("1 over 2")

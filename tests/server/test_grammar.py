@@ -126,6 +126,37 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value"),
     ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice[1]", "invalid_value"),
     ({"structured_outputs": {"choice": ["a"] * (MAX_CHOICES + 1)}}, "structured_outputs.choice", "invalid_value"),
+    (
+        {"response_format": {"type": "text", "json_schema": {"schema": True}}},
+        "response_format.json_schema",
+        "invalid_value",
+    ),
+    (
+        {"response_format": {"type": "json_object", "json_schema": {"schema": True}}},
+        "response_format.json_schema",
+        "invalid_value",
+    ),
+    ({"response_format": {**json_schema(True), "schema": True}}, "response_format.schema", "invalid_value"),
+    (
+        {"structured_outputs": {"json": True, "disable_additional_properties": True}},
+        "structured_outputs.disable_additional_properties",
+        "invalid_value",
+    ),
+    (
+        {"structured_outputs": {"json": True, "disable_any_whitespace": True, "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+        "invalid_value",
+    ),
+    (
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+        "invalid_value",
+    ),
+    (
+        {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+        "invalid_value",
+    ),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "invalid_value"),
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "invalid_value"),
     ({"guided_grammar": "root ::= " + "(" * 5000}, "guided_grammar", "invalid_value"),

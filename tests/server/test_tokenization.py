@@ -63,6 +63,7 @@ def test_a_long_text_goes_through_a_thread(server: RunningServer) -> None:
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt", "invalid_value"),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
         ("/tokenize", {"messages": [{"role": "x", "content": ""}]}, "messages[0].role", "invalid_value"),
+        ("/tokenize", {"messages": MESSAGES, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": [1, "2"]}, "tokens[1]", "invalid_type"),
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]", "invalid_value"),

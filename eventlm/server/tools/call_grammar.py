@@ -10,7 +10,7 @@ from collections.abc import Set
 from typing import Any
 
 from eventlm.server.errors import ApiError
-from eventlm.server.grammar import RequestedGrammar, grammar_of_parts, lark_string
+from eventlm.server.grammar import RequestedGrammar, grammar_of_parts, invalid_grammar, lark_string
 from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.tools.call_parser import CallSyntax
 from eventlm.server.tools.definitions import FunctionDefinition, ToolUse
@@ -41,7 +41,10 @@ async def reply_grammar(
     has_calls = use is not None and (use.is_constrained or bool(content))
     if not has_calls and (not content or reasoning == "closed"):
         return content
-    lark = reply_lark(use, formats, reasoning, special_marks, has_content=bool(content))
+    try:
+        lark = reply_lark(use, formats, reasoning, special_marks, has_content=bool(content))
+    except RecursionError as error:
+        raise invalid_grammar("tools", "a schema is nested too deeply") from error
     parts: list[dict[str, Any]] = [{"lark_grammar": lark}]
     if content and (use is None or use.mode == "auto"):
         [part] = json.loads(content)["grammars"]
