@@ -189,7 +189,11 @@ def generating(handler: Handler) -> Handler:
         context.check_available()
         context.enter()
         try:
-            return await handler(request)
+            response = await handler(request)
+            # It is over when the client has its reply, and not when that is made.
+            await response.prepare(request)
+            await response.write_eof()
+            return response
         finally:
             context.leave()
 

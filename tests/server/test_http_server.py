@@ -201,6 +201,31 @@ def test_drain_lets_requests_end_and_refuses_new_ones(server: RunningServer) -> 
     assert not server.engine.cancelled
 
 
+def test_drain_waits_until_a_reply_has_left(server: RunningServer) -> None:
+    server.engine.max_model_len = 2_000_000
+    server.engine.script = lambda request, index: [[120] * 500_000]
+    body = json.dumps({"model": "test", "prompt": "hi", "max_tokens": 500_000}).encode()
+    # So that most of the reply waits in the server until it is read.
+    server._server._servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect((server.host, server.port))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    received = connection.recv(100)
+    assert received.startswith(b"HTTP/1.1 200")
+    draining = asyncio.run_coroutine_threadsafe(server._server.drain(asyncio.Event()), server.loop)
+    wait_until(lambda: server.context.draining)
+    assert server.request("GET", "/health").status == 503
+    assert not draining.done()
+    while not received.endswith(b"}"):
+        received += connection.recv(65536)
+    draining.result(5)
+    assert received.count(b"x") > 500_000
+    connection.close()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None:
     server = start_server(drain_seconds=0)
