@@ -16,9 +16,10 @@ from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError, UsageError
 from eventlm.server.chat import encode_messages
 from eventlm.server.context import ServerContext
+from eventlm.server.decoding import decode_request
 from eventlm.server.errors import from_finish_reason
 from eventlm.server.generation import Generation
-from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, decode_request
+from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.server.replies import api_finish_reason
 from eventlm.server.tools.message import MessageParser, message_format
 from eventlm.server.tools.request import requested_format, with_format

@@ -127,7 +127,8 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
 def _body(model: str, arguments: argparse.Namespace, *, room: int) -> CompletionRequest:
     import msgspec
 
-    from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest, decode_request
+    from eventlm.server.decoding import decode_request
+    from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 
     fields = request_fields(arguments)
     if fields["max_tokens"] is None:

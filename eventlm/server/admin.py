@@ -21,10 +21,10 @@ from eventlm.control.admin import (
 )
 from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response, read_body
+from eventlm.server.decoding import decode_request
 from eventlm.server.errors import ApiError, from_engine_error, invalid_value
 from eventlm.server.openapi import Endpoint
 from eventlm.server.principal import PRINCIPAL
-from eventlm.server.protocol import decode_request
 
 _log = structlog.get_logger("eventlm.server")
 

@@ -9,10 +9,11 @@ from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
 from eventlm.server.context import CONTEXT, ServerContext, read_body
+from eventlm.server.decoding import decode_request
 from eventlm.server.echo import Echo
 from eventlm.server.generation import ChoiceOutput, Generation
 from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
-from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest, decode_request
+from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from eventlm.server.replies import (
     Completion,
     CompletionChoice,

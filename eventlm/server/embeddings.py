@@ -18,6 +18,7 @@ from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.sampler_params import Pooling, SamplerParams
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.decoding import decode_request
 from eventlm.server.errors import (
     context_length_exceeded,
     from_engine_error,
@@ -29,7 +30,7 @@ from eventlm.server.errors import (
 from eventlm.server.generation import Generation
 from eventlm.server.middleware import GENERATION, REQUEST_ID
 from eventlm.server.principal import PRINCIPAL
-from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, SchedulingFields, decode_request
+from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, SchedulingFields
 from eventlm.server.scheduling import schedule
 from eventlm.server.timings import EventlmReply, timings
 from eventlm.server.validation import read_prompts

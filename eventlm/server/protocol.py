@@ -1,4 +1,4 @@
-"""Requests as they come in: structs for what is understood, and the errors for what is not.
+"""Requests as they come in: structs for what is understood. `decoding.py` makes them of bytes.
 
 Unknown fields are ignored. Fields that would change the output but are not supported are errors unless they hold a
 value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is never silently dropped.
@@ -6,10 +6,8 @@ value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is n
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.sampler_params import (
@@ -18,7 +16,6 @@ from eventlm.sampler_params import (
     LARGEST_REPETITION_PENALTY,
     SMALLEST_REPETITION_PENALTY,
 )
-from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_N = 128
@@ -329,75 +326,3 @@ UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "prompt_embeds": (),
 }
-#: Why some of them are not.
-_REASONS = {
-    "chat_template": "is not accepted: a template is a program, and this server runs only the one in the model's folder"
-}
-
-RequestT = TypeVar("RequestT", bound=Struct)
-
-_MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
-
-
-def decode_request(body: bytes, type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
-    """The request in `body`. Raises ApiError (400) that names the field at fault."""
-    return convert_request(decode_object(body), type_, unsupported)
-
-
-def decode_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError (400)."""
-    raw = _decode_json(body)
-    if not isinstance(raw, dict):
-        raise invalid_type(None, "The request body must be a JSON object.")
-    return raw
-
-
-def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
-    """The request that a decoded body is. Raises ApiError (400) that names the field at fault."""
-    try:
-        request = msgspec.convert(raw, type_)
-    except msgspec.ValidationError as error:
-        raise validation_error(str(error)) from error
-    except RecursionError as error:
-        raise invalid_json("it is nested too deeply") from error
-    for name, neutral in unsupported.items():
-        value = raw.get(name)
-        if value is not None and value not in neutral:
-            remedy = f"leave it out or set it to {_to_json(neutral[0])}" if neutral else "leave it out"
-            raise invalid_value(name, f"'{name}' {_REASONS.get(name, 'is not supported yet')}; {remedy}.")
-    return request
-
-
-def _decode_json(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except UnicodeDecodeError as error:
-        raise invalid_json("it is not UTF-8") from error
-    except RecursionError as error:
-        raise invalid_json("it is nested too deeply") from error
-    except msgspec.DecodeError as error:
-        raise invalid_json(str(error).partition(" - at ")[0]) from error
-
-
-def validation_error(text: str, root: str = "") -> ApiError:
-    """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`".
-
-    `root`: where in the body the value is that was converted.
-    """
-    problem, _, place = text.partition(" - at ")
-    # Keys of an object are the client's own words: "[...]" in a message of msgspec.
-    path = (root + place.strip("`").removeprefix("$")).removeprefix(".").replace("[...]", "")
-    if missing := _MISSING_FIELD.match(problem):
-        return missing_parameter(f"{path}.{missing[1]}" if path else missing[1])
-    param = path or None
-    if ", got `" in problem:
-        return invalid_type(param, f"Invalid type for '{path}': {_lower_first(problem)}.")
-    return invalid_value(param, f"Invalid value for '{path}': {_lower_first(problem)}.")
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

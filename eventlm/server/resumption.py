@@ -15,6 +15,7 @@ from eventlm.server import generation as generations
 from eventlm.server.chat import CHAT_PREFIX, ChatReplies
 from eventlm.server.completions import CompletionReplies
 from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.decoding import decode_request
 from eventlm.server.errors import invalid_value, reply_not_found, unavailable
 from eventlm.server.event_stream import EventStream
 from eventlm.server.generation import MAX_OUTPUTS_TAKEN, Generation
@@ -26,7 +27,6 @@ from eventlm.server.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
-    decode_request,
 )
 from eventlm.server.replies import CancelledReply, ReplyIdentity
 from eventlm.server.stream import EdgeState, send_events, stream_error

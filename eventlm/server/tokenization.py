@@ -7,15 +7,9 @@ from msgspec import Struct
 
 from eventlm.server.chat import encode_messages
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.decoding import convert_request, decode_object, decode_request
 from eventlm.server.errors import invalid_value, model_not_found
-from eventlm.server.protocol import (
-    UNSUPPORTED_IN_CHAT,
-    ChatCompletionRequest,
-    TokenId,
-    convert_request,
-    decode_object,
-    decode_request,
-)
+from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
 from eventlm.server.tools.request import requested_tools
 from eventlm.server.validation import check_token_ids
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eventlm.grammars import GrammarThreads
+from eventlm.server.decoding import convert_request
 from eventlm.server.errors import ApiError
 from eventlm.server.grammar import (
     MAX_CHOICES,
@@ -19,7 +20,7 @@ from eventlm.server.grammar import (
     requested_grammar,
     text_grammar,
 )
-from eventlm.server.protocol import ChatCompletionRequest, convert_request
+from eventlm.server.protocol import ChatCompletionRequest
 from tests.grammars import accepts
 
 PERSON = {

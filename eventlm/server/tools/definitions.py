@@ -8,8 +8,9 @@ from typing import Any, Literal, Union
 import msgspec
 from msgspec import Struct
 
+from eventlm.server.decoding import validation_error
 from eventlm.server.errors import ApiError, invalid_type, invalid_value
-from eventlm.server.protocol import ChatCompletionRequest, validation_error
+from eventlm.server.protocol import ChatCompletionRequest
 from eventlm.server.tools.schema_check import SchemaChecker
 
 MAX_TOOLS = 1024
@@ -178,4 +179,4 @@ def _convert(value: Any, type_: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error), path) from error
+        raise validation_error(str(error), path, type_) from error

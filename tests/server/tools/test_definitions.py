@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from eventlm.server.decoding import convert_request
 from eventlm.server.errors import ApiError
-from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, convert_request
+from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.server.tools.definitions import MAX_TOOLS, ToolUse, tool_use
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

@@ -1,0 +1,100 @@
+"""From a request's bytes to its struct, and from what does not fit to the error that names the field."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct, inspect
+
+from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
+
+#: Why some of them are not.
+_REASONS = {
+    "chat_template": "is not accepted: a template is a program, and this server runs only the one in the model's folder"
+}
+
+RequestT = TypeVar("RequestT", bound=Struct)
+
+_MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
+
+
+def decode_request(body: bytes, type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
+    """The request in `body`. Raises ApiError (400) that names the field at fault."""
+    return convert_request(decode_object(body), type_, unsupported)
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError (400)."""
+    raw = _decode_json(body)
+    if not isinstance(raw, dict):
+        raise invalid_type(None, "The request body must be a JSON object.")
+    return raw
+
+
+def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
+    """The request that a decoded body is. Raises ApiError (400) that names the field at fault."""
+    try:
+        request = msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error), type_=type_) from error
+    except RecursionError as error:
+        raise invalid_json("it is nested too deeply") from error
+    for name, neutral in unsupported.items():
+        value = raw.get(name)
+        if value is not None and value not in neutral:
+            remedy = f"leave it out or set it to {_to_json(neutral[0])}" if neutral else "leave it out"
+            raise invalid_value(name, f"'{name}' {_REASONS.get(name, 'is not supported yet')}; {remedy}.")
+    return request
+
+
+def _decode_json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise invalid_json("it is not UTF-8") from error
+    except RecursionError as error:
+        raise invalid_json("it is nested too deeply") from error
+    except msgspec.DecodeError as error:
+        raise invalid_json(str(error).partition(" - at ")[0]) from error
+
+
+def validation_error(text: str, root: str = "", type_: type[Struct] | None = None) -> ApiError:
+    """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`".
+
+    `root`: where in the body the value is that was converted. `type_`: to what, for the words that a field can have.
+    """
+    problem, _, place = text.partition(" - at ")
+    # Keys of an object are the client's own words: "[...]" in a message of msgspec.
+    path = (root + place.strip("`").removeprefix("$")).removeprefix(".").replace("[...]", "")
+    if missing := _MISSING_FIELD.match(problem):
+        return missing_parameter(f"{path}.{missing[1]}" if path else missing[1])
+    param = path or None
+    if ", got `" in problem:
+        return invalid_type(param, f"Invalid type for '{path}': {_lower_first(problem)}.")
+    if problem.startswith("Invalid enum value") and (words := _words(type_).get(place.strip("`").removeprefix("$."))):
+        problem = f"supported values are {', '.join(map(repr, words))}"
+    return invalid_value(param, f"Invalid value for '{path}': {_lower_first(problem)}.")
+
+
+@functools.cache
+def _words(type_: type[Struct] | None) -> dict[str, list[str]]:
+    """For each field of a request that is one of several words, those words."""
+    found: dict[str, list[str]] = {}
+    fields = inspect.type_info(type_).fields if type_ is not None else ()  # type: ignore[attr-defined]
+    for field in fields:
+        types = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        for each in types:
+            if isinstance(each, inspect.LiteralType):
+                found[field.encode_name] = list(each.values)
+    return found
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _to_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
