@@ -192,6 +192,9 @@ class Generation:
         """
         if len(self._outputs) < least:
             await self._outputs.wait(least)
+        elif len(self._outputs) > most:
+            # Who has much to catch up with lets others have their turn.
+            await asyncio.sleep(0)
         taken = self._outputs.take(most)
         self.num_outputs += len(taken)
         if len(taken) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -84,10 +83,15 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
         context.engine.leave(reply.submission.reply_id, reply.reader)
 
 
+def _position_param(request: web.Request) -> str:
+    """Where the request says where the client stands, if it does."""
+    return LAST_EVENT_ID if LAST_EVENT_ID in request.headers else FROM
+
+
 def _position(request: web.Request) -> StreamPosition:
     """Where the client stands. Raises ApiError."""
-    header = request.headers.get(LAST_EVENT_ID)
-    param, text = (FROM, request.query.get(FROM)) if header is None else (LAST_EVENT_ID, header)
+    param = _position_param(request)
+    text = request.headers.get(LAST_EVENT_ID, request.query.get(FROM))
     try:
         return StreamPosition() if text is None else StreamPosition.parse(text)
     except ValueError:
@@ -99,9 +103,8 @@ async def _send_rest(
 ) -> web.StreamResponse:
     """All that comes behind a position."""
     if position.end > reply.num_outputs:
-        raise invalid_value(
-            LAST_EVENT_ID, f"Invalid value for '{LAST_EVENT_ID}': no event of this stream has had that id."
-        )
+        param = _position_param(request)
+        raise invalid_value(param, f"Invalid value for '{param}': no event of this stream has had that id.")
     context = request.app[CONTEXT]
     body, replies = _replies(context, reply)
     events = StreamEvents(generation, replies, body, has_ids=True)
@@ -121,8 +124,6 @@ async def _catch_up(events: StreamEvents, generation: Generation, position: Stre
     """Go to the position; what is left of the events among which it is. Raises what the generation raises."""
     while generation.num_outputs < position.base:
         events.take(await generation.take(most=min(position.base - generation.num_outputs, MAX_OUTPUTS_TAKEN)))
-        # Much may have to be made again, and others have something to say too.
-        await asyncio.sleep(0)
     events.skip = position.skip
     # Joined as they were, so that the events among which the client stands come out the same.
     if not position.size:

@@ -158,6 +158,22 @@ async def test_cancel_reaches_what_is_not_over() -> None:
     assert wire.cancelled == [(5, "shutdown")]
 
 
+async def test_much_at_once_is_taken_with_pauses() -> None:
+    """Others have something to say while a long reply is read again."""
+    wire = Wire(params=SamplerParams(max_tokens=1_000))
+    num_turns = 0
+
+    def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    outputs = [TokensOutput(0, place, [120]) for place in range(640)]
+    assert await wire.read(*outputs, FinishedOutput(0, "length", 640, 0)) == "x" * 640
+    assert num_turns > 8
+
+
 async def test_who_was_taken_over_from_keeps_nothing() -> None:
     """Else each of many who read a long reply again, and do not take what they asked for, has a copy of it."""
     engine = EngineDouble(spell("Hello"))

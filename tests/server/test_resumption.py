@@ -335,6 +335,8 @@ def test_an_id_that_no_event_has_had(server: RunningServer) -> None:
     for value in ("9999", "9000-9999.1"):
         reply = resume(server, reply_id_of(stream), value)
         assert_error(reply, 400, INVALID, "Last-Event-ID", "invalid_value")
+        reply = server.request("GET", f"/v1/stream/{reply_id_of(stream)}?from={value}")
+        assert_error(reply, 400, INVALID, "from", "invalid_value")
     # The header is what a browser sends when it comes again to an address with the other.
     last = parse(stream)[-1].id
     reply = server.request("GET", f"/v1/stream/{reply_id_of(stream)}?from=0", headers={"Last-Event-ID": last})
