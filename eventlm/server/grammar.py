@@ -21,7 +21,7 @@ JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 _TYPES = ("text", "json_object", "json_schema")
 _TYPE_OF_SCHEMA = {"json_schema": "json_schema", "schema": "json_object"}
 #: Keys of llguidance's own in a schema.
-_OWN_OPTIONS = "x-guidance"
+OWN_OPTIONS = "x-guidance"
 MAX_CHOICES = 4096
 #: An escape, the start of a class (with a bracket that is its first character), or any other character.
 _REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
@@ -160,7 +160,7 @@ def compiled_schema(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) 
     if not isinstance(schema, dict):
         raise invalid_type(param, f"Invalid type for '{param}': expected a JSON schema, which is an object.")
     options = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    return {name: value for name, value in schema.items() if name != _OWN_OPTIONS} | {_OWN_OPTIONS: options}
+    return {name: value for name, value in schema.items() if name != OWN_OPTIONS} | {OWN_OPTIONS: options}
 
 
 def regex_grammar(regex: str, param: str) -> str:

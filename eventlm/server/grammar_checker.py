@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from eventlm.grammars import GrammarError, GrammarThreads, build_matcher, make_tokenizer
-from eventlm.server.grammar import RequestedGrammar, asks_for_structure, invalid_grammar, requested_grammar
+from eventlm.server.grammar import OWN_OPTIONS, RequestedGrammar, asks_for_structure, invalid_grammar, requested_grammar
 from eventlm.server.protocol import GenerationRequest
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ class GrammarChecker:
         root = json.loads(grammar)["grammars"][0].get("json_schema")
         if not root:
             return param, detail
+        if self._fault({"type": "object", OWN_OPTIONS: root.get(OWN_OPTIONS)}) == detail:
+            # Of these only that one is the client's; it is beside the schema.
+            return f"{param.rpartition('.')[0]}.whitespace_pattern", detail
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         schema, num_tried = root, 0
         while True:

@@ -111,6 +111,15 @@ def test_bad_structures_through_http(server: RunningServer) -> None:
     assert not server.engine.requests
 
 
+@pytest.mark.parametrize("schema", [True, {"type": "string", "pattern": "a+"}])
+def test_a_bad_pattern_of_whitespace_is_not_the_schemas_fault(server: RunningServer, schema: Any) -> None:
+    reply = server.chat(structured_outputs={"json": schema, "whitespace_pattern": "("})
+    param = "structured_outputs.whitespace_pattern"
+    assert_error(reply, 400, INVALID, param, "invalid_value", message="unclosed group")
+    reply = server.chat(structured_outputs={"json": {"type": "string", "pattern": "("}, "whitespace_pattern": " "})
+    assert_error(reply, 400, INVALID, "structured_outputs.json", "invalid_value", message="unclosed group")
+
+
 def test_good_structures_reach_the_engine(server: RunningServer) -> None:
     assert server.chat(response_format={"type": "json_object"}).status == 200
     assert server.complete(prompt=["a", "b"], structured_outputs={"choice": ["x"]}).status == 200
