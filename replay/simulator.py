@@ -97,7 +97,7 @@ class Simulator:
         self.places: dict[int, int] = {}
         #: How many sequences of each live request have not ended.
         self._num_unended: dict[int, int] = {}
-        self._armed_ns = -1
+        self._armed_ns: int | None = None
         self._markers = list(reversed(markers))
         self._handlers: dict[type[Decision], Callable[[Any], None]] = {
             Launched: self._launched,
@@ -201,20 +201,18 @@ class Simulator:
             self._mark(self._markers.pop())
 
     def _arm_timer(self) -> None:
+        """One timer at a time, as in the engine: whatever was armed before does not fire any more."""
         due_ns = self.core.next_timer_ns
-        if due_ns is not None and due_ns != self._armed_ns:
+        if self._timing.fires_timers and due_ns != self._armed_ns:
             self._armed_ns = due_ns
-            fires_ns, rank, up_to_ns = self._timing.timer(due_ns)
-            self._at(
-                fires_ns,
-                rank,
-                lambda seq, ts: [TimerDue(due_ns=ts if up_to_ns is None else up_to_ns)],
-                self._has_due_timer,
-            )
+            if due_ns is not None:
+                self._at(due_ns, 0, lambda seq, ts: [TimerDue(due_ns=ts)], lambda: self._fires(due_ns))
 
-    def _has_due_timer(self) -> bool:
-        due_ns = self.core.next_timer_ns
-        return due_ns is not None and due_ns <= self._armed_ns
+    def _fires(self, due_ns: int) -> bool:
+        if due_ns != self._armed_ns:
+            return False
+        self._armed_ns = None
+        return True
 
     def _plan_arrivals(self, arrivals: list[GroupArrival]) -> None:
         for group, arrival_ns in arrivals:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from eventlm.events import Launched, TimerDue
+from eventlm.events import Launched
 from eventlm.replay.cost_model import CostModel, StepShape, shape_of
 from eventlm.replay.recorded_steps import RecordedStep
 
@@ -20,18 +19,13 @@ class StepTimes(NamedTuple):
     rank: int
 
 
-class TimerTimes(NamedTuple):
-    """When the fact of a timer is applied, its rank among facts of that time, and up to when it says that timers are
-    due: an engine reads its clock before that; None: up to when it is applied.
-    """
-
-    fires_ns: int
-    rank: int
-    due_ns: int | None = None
-
-
 class Timing(Protocol):
-    """The clock of the workers and of timers."""
+    """The clock of the workers."""
+
+    @property
+    def fires_timers(self) -> bool:
+        """Whether the core's timers fire when they are due; else they do as the incidents of the run say."""
+        ...
 
     def step(self, launched: Launched) -> StepTimes | None:
         """Times of a step that has just been launched; None: it never completes. In the order of the launches."""
@@ -41,13 +35,11 @@ class Timing(Protocol):
         """A new worker has nothing to do."""
         ...
 
-    def timer(self, due_ns: int) -> TimerTimes:
-        """When the fact of a timer that is due at `due_ns` is applied."""
-        ...
-
 
 class ModelledTiming:
     """A step starts as soon as its launch has reached the worker and the step before has ended."""
+
+    fires_timers = True
 
     def __init__(
         self, cost: CostModel, num_replicas: int, *, on_shape: Callable[[StepShape], None] | None = None
@@ -70,16 +62,14 @@ class ModelledTiming:
     def worker_up(self, replica: int, now_ns: int) -> None:
         self._free_ns[replica] = now_ns
 
-    def timer(self, due_ns: int) -> TimerTimes:
-        return TimerTimes(due_ns, 0)
-
 
 class RecordedTiming:
     """As it was. Whoever is asked for what the run does not have answers with nothing."""
 
-    def __init__(self, steps: Sequence[RecordedStep], timers: Sequence[TimerDue]) -> None:
+    fires_timers = False
+
+    def __init__(self, steps: Sequence[RecordedStep]) -> None:
         self._steps = {(step.replica, step.epoch, step.step): step for step in steps}
-        self._timers = list(timers)
 
     def step(self, launched: Launched) -> StepTimes | None:
         found = self._steps.get((launched.replica, launched.epoch, launched.step))
@@ -87,11 +77,3 @@ class RecordedTiming:
 
     def worker_up(self, replica: int, now_ns: int) -> None:
         """Nothing depends on it."""
-
-    def timer(self, due_ns: int) -> TimerTimes:
-        # A clock only goes on, so they are in order.
-        place = bisect_left(self._timers, due_ns, key=lambda timer: timer.due_ns)
-        if place == len(self._timers):
-            return TimerTimes(due_ns, 0)
-        timer = self._timers[place]
-        return TimerTimes(timer.ts, timer.s, timer.due_ns)

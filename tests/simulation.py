@@ -235,7 +235,7 @@ class Simulation:
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._num_entries = 0
         self._num_applied = 0
-        self._armed_ns = -1
+        self._armed_ns: int | None = None
         self.log = writer or MemoryLog()
         self.recorder = recorder or Recorder(self.log)
         header, core = make_core(self.machine)
@@ -365,10 +365,17 @@ class Simulation:
         self.workers[launched.replica].step(launched, sent)
 
     def _arm_timer(self) -> None:
+        """One timer at a time, as in the engine: whatever was armed before does not fire any more."""
         due_ns = self.driver.core.next_timer_ns
-        if due_ns is not None and due_ns != self._armed_ns:
+        if due_ns != self._armed_ns:
             self._armed_ns = due_ns
-            self.at(due_ns, lambda: self.driver.put_fact(TimerDue(due_ns=self.now_ns)))
+            if due_ns is not None:
+                self.at(due_ns, lambda: self._fire_timer(due_ns))
+
+    def _fire_timer(self, due_ns: int) -> None:
+        if due_ns == self._armed_ns:
+            self._armed_ns = None
+            self.driver.put_fact(TimerDue(due_ns=self.now_ns))
 
     def _checked_apply(self, event: Any) -> Any:
         decisions = self._apply(event)

@@ -23,6 +23,7 @@ from eventlm.events import (
     Header,
     Launched,
     StepCompleted,
+    TimerDue,
     WorkerLost,
     WorkerUp,
 )
@@ -222,6 +223,21 @@ def test_what_a_turn_generates_is_hit_in_blocks_of_another_size(block_size: int)
     )  # fmt: skip
     simulator.run()
     assert [event.cached_tokens for event in of(events, Finished)] == [0, 96]
+
+
+def test_a_timer_that_was_overtaken_fires_once() -> None:
+    def dropped(arrival_ms: int, deadline_ms: int) -> WorkloadRequest:
+        late = request(arrival_ms)
+        deadlines = {"deadline_ns": deadline_ms * MILLISECOND, "drop_if_late": True}
+        return structs.replace(late, arrival=structs.replace(late.arrival, **deadlines))
+
+    # Nobody is served. The second one's timer comes before the first one's, which is armed again behind it.
+    lost: list[Fact] = [WorkerLost(ts=0, replica=0, epoch=1)]
+    _, events = simulate([dropped(1, 900), dropped(2, 300), dropped(3, 600)], incidents=lost)
+    assert [end.reason for end in of(events, Finished)] == ["deadline"] * 3
+    timers = of(events, TimerDue)
+    assert len(timers) == 3
+    assert [end.c for end in of(events, Finished)] == [timer.s for timer in timers]
 
 
 def test_nothing_goes_on_without_a_worker() -> None:

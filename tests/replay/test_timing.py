@@ -1,8 +1,8 @@
-"""When steps end and timers fire: by a cost model, or as in a record."""
+"""When steps end: by a cost model, or as in a record."""
 
 from __future__ import annotations
 
-from eventlm.events import Launched, TimerDue
+from eventlm.events import Launched
 from eventlm.replay.cost_model import LinearCost, Overheads
 from eventlm.replay.timing import ModelledTiming, RecordedTiming, StepTimes
 
@@ -23,19 +23,6 @@ def test_a_step_waits_for_its_launch_and_for_the_one_before() -> None:
     assert timing.step(launch(150, 4)) == StepTimes(155, 255, 300, 0)
 
 
-def test_a_recorded_timer_fires_when_one_did_that_was_due_by_then() -> None:
-    timers = [TimerDue(s=10 + place, ts=1000 * place + 7, due_ns=1000 * place) for place in range(1, 4)]
-    timing = RecordedTiming([], timers)
-    assert [timing.timer(due_ns) for due_ns in (500, 1000, 1001, 3000)] == [
-        (1007, 11, 1000),
-        (1007, 11, 1000),
-        (2007, 12, 2000),
-        (3007, 13, 3000),
-    ]
-    # None came any more: the record ends before.
-    assert timing.timer(3001) == (3001, 0, None)
-
-
 def test_what_the_record_does_not_have_never_completes() -> None:
-    timing = RecordedTiming([], [])
+    timing = RecordedTiming([])
     assert timing.step(launch(10, 1)) is None
