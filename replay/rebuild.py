@@ -79,7 +79,9 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
         resolved = (
             resolve("policy", changes.policy) if place == 0 and changes.policy else _recorded(record, changes, drift)
         )
-        policies.setdefault(resolved.record.name, resolved.instance)
+        # Under both names, as the run may swap in what was replaced.
+        for name in (resolved.record.name, record.name):
+            policies.setdefault(name, resolved.instance)
         first_policy = first_policy or resolved.record.name
     batcher = _chosen("batcher", header, changes.batcher, changes, drift)
     router = _chosen("router", header, changes.router, changes, drift)

@@ -15,6 +15,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.core import replicaset
 from eventlm.core.block_pool import BlockPool
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
+from eventlm.events import PolicySwapped
 from eventlm.events.codec import DECISION_TAGS, chain, close_line, encode_body
 from eventlm.policies.fcfs import Fcfs
 from eventlm.replay.divergence import Divergence
@@ -33,7 +34,7 @@ from tests.replay.traces import (
     write_objects,
 )
 from tests.simulation import Simulation
-from tests.workload import Chaos
+from tests.workload import MILLISECOND, Chaos
 
 CROWDED = {"max_num_seqs": 2}
 
@@ -188,6 +189,17 @@ def test_under_a_change_only_decisions_count(fcfs_run: Recording) -> None:
     assert plain.num_checkpoints > 0
     assert (changed.exit_code, changed.num_decisions, changed.num_checkpoints) == (0, plain.num_decisions, 0)
     assert changed.change == f"policy {__name__}:FcfsByAnotherName"
+
+
+def test_a_run_that_swaps_its_first_policy_in_again_gets_what_took_its_place(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, "run")
+    simulation = Simulation(1, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer)
+    simulation.at(100 * MILLISECOND, lambda: simulation.driver.put_fact(PolicySwapped(name="fcfs")))
+    simulation.run()
+    path = writer.path
+    assert places(read_objects(path), "policy")
+    changes = Changes(policy={"type": f"{__name__}:FcfsByAnotherName"})
+    assert verify(path, changes=changes).divergence is None
 
 
 # --- who meddles -----------------------------------------------------------------------------------------------------
