@@ -12,6 +12,7 @@ import structlog
 from eventlm.control.frames import FrameConnection
 from eventlm.control.front_end_calls import FrontEndCalls
 from eventlm.control.front_end_protocol import (
+    Abandon,
     Beat,
     Call,
     CancelRequest,
@@ -70,7 +71,8 @@ class FrontEndLink:
         self._reading: set[Leave] = set()
         #: Outputs of this tick.
         self._outputs: list[tuple[int, int, StreamOutput]] = []
-        self._answering: set[asyncio.Task[None]] = set()
+        #: By the numbers of their calls.
+        self._answering: dict[int, asyncio.Task[None]] = {}
 
     async def open(self, end: socket.socket) -> None:
         """Begin, over the engine's end of a socket pair."""
@@ -90,7 +92,7 @@ class FrontEndLink:
         if self.lost.done():
             return
         self.lost.set_result(reason)
-        for task in self._answering:
+        for task in self._answering.values():
             task.cancel()
         for leave in self._reading:
             self._calls.hear(leave)
@@ -107,8 +109,11 @@ class FrontEndLink:
         match message:
             case Call():
                 task = asyncio.get_running_loop().create_task(self._answer(message))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
+                self._answering[message.id] = task
+                task.add_done_callback(lambda _: self._answering.pop(message.id))
+            case Abandon():
+                if message.id in self._answering:
+                    self._answering[message.id].cancel()
             case CancelRequest() | EndText() | Leave():
                 if isinstance(message, Leave):
                     self._reading.discard(message)

@@ -195,6 +195,12 @@ class Call(Struct, frozen=True, tag="call"):
     question: Question
 
 
+class Abandon(Struct, frozen=True, tag="abandon"):
+    """Nobody waits for the answer of call `id` any more, and it need not come."""
+
+    id: int
+
+
 class CancelRequest(Struct, frozen=True, tag="cancel"):
     """`RequestHandle.cancel`."""
 
@@ -222,7 +228,7 @@ Word = Union[CancelRequest, EndText, Leave]  # noqa: UP007
 
 ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, Answer, Refusal, Reload, Drain, Cut]  # noqa: UP007
 FromFrontEnd = Union[  # noqa: UP007
-    FrontEndReady, FrontEndFailed, Beat, Draining, Call, CancelRequest, EndText, Leave
+    FrontEndReady, FrontEndFailed, Beat, Draining, Call, Abandon, CancelRequest, EndText, Leave
 ]
 
 _encoder = msgspec.msgpack.Encoder()

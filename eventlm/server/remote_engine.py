@@ -13,6 +13,7 @@ from msgspec import Raw
 from eventlm.control.admin import AdminAction, EngineStatus
 from eventlm.control.explanations import ExplainAnswer
 from eventlm.control.front_end_protocol import (
+    Abandon,
     Administer,
     Answer,
     AskExplanation,
@@ -167,13 +168,23 @@ class RemoteEngine:
 
     async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
         """As the engine's own."""
-        return await self._call(AskExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
+        number = self._num_calls + 1
+        try:
+            return await self._call(AskExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
+        except asyncio.CancelledError:
+            # It may take long, and others wait for theirs.
+            if self._calls.pop(number, None) is not None:
+                self._send(Abandon(number))
+            raise
 
     def take(self, message: Outputs | Answer | Refusal | StateChanged) -> None:
         """A message of the engine."""
         match message:
             case Outputs():
                 self._take_outputs(message)
+            case Answer() | Refusal() if message.id not in self._calls:
+                # It was abandoned at the moment in which this left.
+                pass
             case Answer():
                 call = self._calls.pop(message.id)
                 result = call.take(message.result)

@@ -268,6 +268,26 @@ async def test_a_request_whose_client_left_while_it_was_submitted_is_cancelled()
         await until(lambda: not pair.engine._streams)
 
 
+async def test_an_explanation_that_nobody_waits_for_is_not_made() -> None:
+    async with connected() as pair:
+        ended = asyncio.Event()
+
+        async def explain(reply_id: str, owner: str) -> Any:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        pair.double.explain = explain  # type: ignore[method-assign]
+        waiting = asyncio.create_task(pair.engine.explain("cmpl-1", ""))
+        await until(lambda: pair.link._answering)
+        waiting.cancel()
+        await ended.wait()
+        await until(lambda: not pair.link._answering)
+        assert_tidy(pair)
+        assert await pair.engine.read_metrics()
+
+
 async def test_generations_work_over_it() -> None:
     async with connected() as pair:
         from eventlm.server.fake_tokenizer import FakeTokenizer
