@@ -87,7 +87,11 @@ async def submit(
     except asyncio.CancelledError:
         submitting.add_done_callback(functools.partial(_abandon_submitted, engine, submission))
         raise
-    return Generation(tokenizer, group, handles, outputs, formats)
+    try:
+        return Generation(tokenizer, group, handles, outputs, formats)
+    except BaseException:
+        _abandon_submitted(engine, submission, submitting)
+        raise
 
 
 def _abandon_submitted(
@@ -118,7 +122,11 @@ async def resume(
         RequestHandle(seq, request.n, _say_nothing, _say_nothing)
         for seq, request in zip(reply.requests, reply.group, strict=True)
     ]
-    return reply, Generation(tokenizer, reply.group, handles, outputs, formats)
+    try:
+        return reply, Generation(tokenizer, reply.group, handles, outputs, formats)
+    except BaseException:
+        _leave_resumed(engine, resuming)
+        raise
 
 
 def _leave_resumed(engine: Engine, resuming: asyncio.Future[ResumedReply]) -> None:

@@ -158,6 +158,22 @@ async def test_cancel_reaches_what_is_not_over() -> None:
     assert wire.cancelled == [(5, "shutdown")]
 
 
+async def test_what_fails_behind_the_engines_word_leaves_nothing_behind() -> None:
+    engine = EngineDouble(spell("Hello"))
+    engine.keep(seconds=60)
+    engine.step_seconds = 30
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    submission = Submission(reply_id="r", is_resumable=True)
+    broken: Any = object()
+    with pytest.raises(AttributeError):
+        await submit(engine, broken, [request], submission)
+    assert engine.cancelled == [(0, "client")]
+    assert engine.registry.find("r", "").reader is None
+    with pytest.raises(AttributeError):
+        await resume(engine, broken, "r", "")
+    assert engine.registry.find("r", "").reader is None
+
+
 async def test_much_at_once_is_taken_with_pauses() -> None:
     """Others have something to say while a long reply is read again."""
     wire = Wire(params=SamplerParams(max_tokens=1_000))
