@@ -12,6 +12,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Header
 from eventlm.events.codec import chain, close_line, encode_body
+from eventlm.events.markers import BEHAVIOUR_VERSION, FORMAT_VERSION, SCHEMA_VERSION
 from tests.bus import traces
 
 HOLD_OPEN = """
@@ -95,7 +96,8 @@ def test_a_newer_header_with_fields_unknown_today_is_a_version_error(tmp_path: P
 
 def test_versions_stand_in_the_file_even_when_they_are_the_defaults() -> None:
     body = encode_body(traces.header())
-    assert b'"format":1,"schema":3,"behaviour":2,' in body
+    versions = f'"format":{FORMAT_VERSION},"schema":{SCHEMA_VERSION},"behaviour":{BEHAVIOUR_VERSION},'
+    assert versions.encode() in body
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ FIELDS: dict[str, Any] = {
     "front_end": 2,
 }
 #: What only the edge looks at; it has done so when the trace is there.
-EDGE_FIELDS = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
+EDGE_FIELDS = {"stop", "include_stop_str_in_output", "skip_special_tokens", "visible_token_ids", "message_format"}
 
 
 def live_requests() -> LiveRequests:
