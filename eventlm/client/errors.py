@@ -49,6 +49,12 @@ def from_transport(url: str, error: BaseException, *, timeout_seconds: float) ->
             return ClientError(f"{url} cannot be reached within {timeout_seconds:g} s", "timeout")
         case TimeoutError():
             return ClientError(f"{url} sent nothing for {timeout_seconds:g} s", "timeout")
+        case aiohttp.ClientConnectorCertificateError():
+            return ClientError(
+                f"{url} shows a certificate that is not trusted ({error.certificate_error}); if it is your own, name "
+                "its file in SSL_CERT_FILE",
+                "connection",
+            )
         case aiohttp.ClientConnectorError():
             return ClientError(
                 f"cannot connect to {url}: {_reason(error.os_error)}; is the server running?", "connection"

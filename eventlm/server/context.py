@@ -113,7 +113,7 @@ class ServerContext:
             case "loading":
                 raise unavailable("The model is still loading; try again.")
             case "draining":
-                raise unavailable("The engine is shutting down; try another server or try again.")
+                raise unavailable("The engine takes no more requests; try another server or try again.")
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
 

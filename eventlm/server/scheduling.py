@@ -94,7 +94,8 @@ def _check_known(param: str, name: str, classes: Mapping[str, ServiceClass], oth
     if name and name not in classes and name not in others:
         known = ", ".join(f"'{each}'" for each in dict.fromkeys((*classes, *others)))
         raise invalid_value(
-            param, f"Invalid value for '{param}': {f'known are {known}' if known else 'there are none'}."
+            param,
+            f"Invalid value for '{param}': {f'known are {known}' if known else 'no service class is configured'}.",
         )
 
 

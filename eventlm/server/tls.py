@@ -52,7 +52,9 @@ class Tls:
                 f"{where}: the key is encrypted; give it without a password, readable by you only"
             ) from None
         except ssl.SSLError as error:
-            raise UsageError(f"{where}: not a PEM certificate and its key ({error.reason or error})") from error
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise UsageError(f"{where}: the key is not that of the certificate") from error
+            raise UsageError(f"{where}: one of them has no certificate or no key in PEM in it") from error
         except OSError as error:
             raise UsageError(f"{where}: {error.strerror}") from error
         return context

@@ -13,6 +13,8 @@ from typing import Any, cast
 import openai
 import pytest
 
+from eventlm.client.errors import ClientError
+from eventlm.client.openai_client import OpenAIClient
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.tls import Tls
@@ -68,6 +70,17 @@ def test_https(start_server: Callable[..., RunningServer], files: tuple[Path, Pa
     assert server.context.tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
+async def test_a_client_says_that_it_does_not_trust(
+    start_server: Callable[..., RunningServer], files: tuple[Path, Path]
+) -> None:
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]))
+    async with OpenAIClient(f"https://127.0.0.1:{server.port}") as client:
+        with pytest.raises(
+            ClientError, match=r"certificate that is not trusted .*; if it is your own, .*SSL_CERT_FILE"
+        ):
+            await client.models()
+
+
 def test_a_certificate_is_replaced(
     start_server: Callable[..., RunningServer], files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -99,8 +112,8 @@ def test_files_that_cannot_be_used(files: tuple[Path, Path], tmp_path: Path) -> 
         ((certificate, ""), "--tls-cert needs --tls-key too"),
         (("", key), "--tls-key needs --tls-cert too"),
         ((nothing, key), "No such file"),
-        ((certificate, other_key), "not a PEM certificate and its key"),
-        ((str(tmp_path / "text.pem"), key), "not a PEM certificate and its key"),
+        ((certificate, other_key), "the key is not that of the certificate"),
+        ((str(tmp_path / "text.pem"), key), "one of them has no certificate or no key in PEM in it"),
         (locked, "the key is encrypted"),
     ]:
         with pytest.raises(UsageError) as raised:
