@@ -6,6 +6,7 @@ from the end of the one before. What the run did not show to its end is censored
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -240,9 +241,14 @@ class _Reader:
         if request is None or request.cancel is not None:
             self.no_ops.append(event)
             return
-        latest = [(sample.emitted_ns[-1] if sample.emitted_ns else -1) for sample in request.samples]
+        # A token of the same tick did not lead to it: nobody had seen that yet.
+        positions = [bisect_left(sample.emitted_ns, event.ts) for sample in request.samples]
+        latest = [
+            sample.emitted_ns[position - 1] if position else -1
+            for sample, position in zip(request.samples, positions, strict=True)
+        ]
         index = latest.index(max(latest))
-        position = len(request.samples[index].emitted_ns)
+        position = positions[index]
         since_ns = latest[index] if position else request.arrival.ts
         request.cancel = Cancel(
             index=index, position=position, delay_ns=event.ts - since_ns, reason=event.reason, s=event.s

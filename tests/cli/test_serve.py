@@ -334,7 +334,7 @@ def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartS
     fields = {"stop": canaries["stop"], "user": canaries["user"]}
     client.completions.create(model="fake", prompt=f"{CANARY}-prompt", max_tokens=8, **fields, **salted)
     more = {
-        **CANARY_FIELDS, "continue_final_message": True, "documents": [{"title": f"{CANARY}-title", "text": "x"}],
+        **CANARY_FIELDS, "continue_final_message": True,
         "chat_template_kwargs": {"style": f"{CANARY}-style"},
     }  # fmt: skip
     messages: Any = CANARY_MESSAGES
@@ -369,7 +369,7 @@ def test_no_prompt_and_no_secret_reach_the_trace_or_the_log(start_server: StartS
     refused: list[dict[str, Any]] = [
         {"metadata": {f"{CANARY}-long" * 9: f"{CANARY}-value"}}, {"metadata": {f"{CANARY}-name": 5}},
         {"user": [f"{CANARY}-user"]}, {"suffix": f"{CANARY}-suffix"}, {"chat_template": f"{CANARY}-template"},
-        {"documents": f"{CANARY}-document"}, {"truncate_prompt_tokens": f"{CANARY}-number"},
+        {"documents": [{"title": f"{CANARY}-title", "text": "x"}]}, {"truncate_prompt_tokens": f"{CANARY}-number"},
     ]  # fmt: skip
     for extra in refused:
         endpoints = [(client.chat.completions, {"messages": messages}), (client.completions, {"prompt": f"{CANARY}-p"})]

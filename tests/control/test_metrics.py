@@ -146,7 +146,7 @@ async def test_live_equals_rebuilt_of_an_engine_under_stress(tmp_path: Path) -> 
             for handle in await engine.submit([request(30, seed=handle_n, n=handle_n, deadline_ns=1)])
         ]
         with pytest.raises(QueueFullError):
-            await engine.submit([request(8, n=20)])
+            await engine.submit([request(8, n=8)])
         await readers[0].until_tokens(3)
         os.kill(engine.worker_pids[0], signal.SIGKILL)
         readers[1].handle.cancel()
