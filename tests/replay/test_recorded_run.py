@@ -7,7 +7,8 @@ from pathlib import Path
 from msgspec import structs
 
 from eventlm.bus.log_writer import LogWriter
-from eventlm.events import Arrived, Event, Finished, Rejected
+from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Rejected
+from eventlm.replay.null_test import null_test
 from eventlm.replay.recorded_run import read_run
 from eventlm.replay.workload import NEVER, Cancel, Fate, TextEnd
 from tests.simulation import Simulation
@@ -51,6 +52,22 @@ def test_a_cancel_is_told_by_progress(tmp_path: Path) -> None:
     assert (found.index, found.position, found.delay_ns, found.reason) == (0, 6, MILLISECOND, "client")
     assert run.workload.requests[0].is_censored
     assert run.workload.requests[0].fates[0].cut_at == NEVER
+
+
+def test_a_cancel_in_the_tick_of_a_token_comes_in_that_tick_again(tmp_path: Path) -> None:
+    workload = requests_of([0], output=20)
+    times = [event.ts for event in events_of(run_of(tmp_path / "whole", workload)) if isinstance(event, Emitted)]
+    cancel = Cancel(index=0, position=6, delay_ns=times[6] - times[5], s=1_000_000)
+    path = run_of(
+        tmp_path / "cut", structs.replace(workload, requests=[structs.replace(workload.requests[0], cancel=cancel)])
+    )
+    [cancelled] = [event for event in events_of(path) if isinstance(event, Cancelled)]
+    assert cancelled.ts == times[6]
+    run = read_run(path)
+    found = run.workload.requests[0].cancel
+    assert found is not None
+    assert (found.position, found.delay_ns) == (6, times[6] - times[5])
+    assert null_test(run, path).difference == ""
 
 
 def requests_with(events: list[Event], kind: type[Event]) -> set[int]:
