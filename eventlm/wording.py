@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+
 
 def counted(number: int, noun: str) -> str:
     """`1 event`, `1,234 events`: for nouns whose plural takes an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def death_in_words(exit_code: int) -> str:
+    """How a process died, by its exit code; negative: by that signal."""
+    if exit_code >= 0:
+        return f"died (exit code {exit_code})"
+    try:
+        return f"died (killed by {signal.Signals(-exit_code).name})"
+    except ValueError:  # a real-time signal: only the first and the last of them have names
+        return f"died (killed by signal {-exit_code})"

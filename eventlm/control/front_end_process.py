@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from eventlm.control.request import EngineUnavailableError
+from eventlm.wording import death_in_words
 
 STDERR = 2
 
@@ -68,14 +69,7 @@ class FrontEndProcess:
     def ending(self) -> str:
         """How it died, for a person; empty while it lives."""
         code = self._process.returncode
-        if code is None:
-            return ""
-        if code >= 0:
-            return f"died (exit code {code})"
-        try:
-            return f"died (killed by {signal.Signals(-code).name})"
-        except ValueError:  # a real-time signal: only the first and the last of them have names
-            return f"died (killed by signal {-code})"
+        return "" if code is None else death_in_words(code)
 
     async def kill(self) -> None:
         """End it now. Harmless when it has died."""

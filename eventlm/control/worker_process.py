@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ import zmq
 import zmq.asyncio
 
 from eventlm.control.request import EngineUnavailableError
+from eventlm.wording import death_in_words
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -106,14 +106,7 @@ class WorkerProcess:
     def ending(self) -> str:
         """How the process died, for a person; empty while it lives."""
         code = self._process.returncode if self._process is not None else None
-        if code is None:
-            return ""
-        if code >= 0:
-            return f"died (exit code {code})"
-        try:
-            return f"died (killed by {signal.Signals(-code).name})"
-        except ValueError:  # a real-time signal: only the first and the last of them have names
-            return f"died (killed by signal {-code})"
+        return "" if code is None else death_in_words(code)
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
         """The worker's next message, or None once it has died and everything it sent has been read.
