@@ -12,6 +12,7 @@ from eventlm.worker.protocol import StepSample
 def fit(samples: Sequence[StepSample]) -> list[int]:
     """Coefficients in picoseconds; with too few samples to tell them apart the defaults, made as fast as the samples.
 
+    A step that took no time that the clock can tell, as those of a fake worker may, counts as one of a nanosecond.
     Errors count relative to the duration, so that short steps matter as much as long ones. A coefficient that comes
     out negative is set to zero and the rest fitted again.
     """
@@ -22,7 +23,7 @@ def fit(samples: Sequence[StepSample]) -> list[int]:
     features = np.array(
         [[1, s.prefill_tokens, s.num_decodes, s.context_tokens, s.chunk_context] for s in samples], dtype=float
     )
-    durations = np.array([s.duration_ns for s in samples], dtype=float) * 1000
+    durations = np.array([max(s.duration_ns, 1) for s in samples], dtype=float) * 1000
     rows = features / durations[:, None]
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
     kept = list(range(NUM_COEFFICIENTS))
@@ -43,7 +44,7 @@ def _scaled_defaults(samples: Sequence[StepSample]) -> list[int]:
         return list(DEFAULT_COEFFICIENTS)
     predictor = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
     ratio = median(
-        s.duration_ns
+        max(s.duration_ns, 1)
         / predictor.step_ns(
             prefill_tokens=s.prefill_tokens,
             num_decodes=s.num_decodes,

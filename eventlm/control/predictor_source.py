@@ -44,11 +44,25 @@ class PredictorSource:
         if self.must_measure:
             self._known = fit(samples)
             self.origin = "warm-up" if len(samples) >= NUM_COEFFICIENTS else "scaled" if samples else "default"
-            if self._cache is not None and self.origin == "warm-up":
+            if self.origin != "warm-up":
+                _warn_of_guess(len(samples), self._known)
+                return self._known
+            if self._cache is not None:
                 self._cache.write(self._known)
         if self._cache is not None:
             # The file is what to remove where the figures are bad, as those of a busy machine are.
-            is_kept = self.origin not in ("scaled", "default")
-            file = str(self._cache.path) if is_kept else "none: too few steps could be measured"
-            log.info("step times known", origin=self.origin, coefficients=self._known, file=file)
+            log.info("step times known", origin=self.origin, coefficients=self._known, file=str(self._cache.path))
         return self._known
+
+
+def _warn_of_guess(num_samples: int, coefficients: list[int]) -> None:
+    log.warning(
+        f"the step times are a guess: only {num_samples} of the {NUM_COEFFICIENTS} steps or more that it takes could be "
+        "measured at the start",
+        coefficients=coefficients,
+        affected="requests that are dropped if late may be dropped too early or too late, and what goes by predicted "
+        "times is only roughly right: deadlines by default, the policies edf and lrs, the batchers dynamic and "
+        "space-sharing",
+        remedy="start on a machine that is not busy, with room for steps of several sizes (max_num_batched_tokens, "
+        "max_num_seqs, max_model_len, num_blocks), or give --predictor the coefficients of a good start",
+    )

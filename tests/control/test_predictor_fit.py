@@ -96,3 +96,18 @@ def test_the_fake_worker_s_own_samples_are_predicted() -> None:
     samples = fake_samples(FakeParameters())
     predictor = Predictor.from_coefficients(fit(samples))
     assert all(abs(step_ns(predictor, sample) / sample.duration_ns - 1) < 0.001 for sample in samples)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_steps_that_take_no_time_are_predicted_to_take_hardly_any(count: int) -> None:
+    nothing = FakeParameters(base_ns=0, prefill_token_ns=0, decode_ns=0, context_token_ns=0)
+    samples = fake_samples(nothing)[:count]
+    predictor = Predictor.from_coefficients(fit(samples))
+    assert max(step_ns(predictor, sample) for sample in samples) <= 10
+
+
+def test_steps_that_take_no_time_leave_the_others_theirs() -> None:
+    samples = fake_samples(FakeParameters(base_ns=0, prefill_token_ns=10_000, decode_ns=0, context_token_ns=0))
+    predictor = Predictor.from_coefficients(fit(samples))
+    for sample in samples:
+        assert abs(step_ns(predictor, sample) - sample.duration_ns) <= max(0.01 * sample.duration_ns, 10)

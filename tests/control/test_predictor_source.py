@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from eventlm.config import SchedulerConfig
 from eventlm.control.engine import InferenceEngine
@@ -17,7 +18,7 @@ from eventlm.control.setup import EngineSetup, make_setup, worker_setups
 from eventlm.events import Header
 from eventlm.worker.fake import FakeParameters
 from eventlm.worker.process import fake_samples
-from eventlm.worker.protocol import WorkerReady
+from eventlm.worker.protocol import StepSample, WorkerReady
 from tests.checkpoints import make_checkpoint
 from tests.control.engines import FAKE, fake_setup, generate, recorded, request, running, verified
 
@@ -66,11 +67,37 @@ def test_without_the_cache_nothing_is_read_or_written(setup: EngineSetup, tmp_pa
     assert source(setup, predictor_cache=False).must_measure
 
 
-def test_defaults_are_no_measurement(setup: EngineSetup, tmp_path: Path) -> None:
-    for samples, origin in (([], "default"), (SAMPLES[:3], "scaled")):
-        found = source(setup)
+@pytest.mark.parametrize(("samples", "origin"), [([], "default"), (SAMPLES[:3], "scaled")])
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_guess_is_no_measurement_and_says_so(
+    setup: EngineSetup, tmp_path: Path, samples: list[StepSample], origin: str, has_cache: bool
+) -> None:
+    found = source(setup, predictor_cache=has_cache)
+    with capture_logs() as logs:
         assert (found.coefficients(samples), found.origin) == (fit(samples), origin)
     assert cached(tmp_path) == []
+    [line] = logs
+    assert line["log_level"] == "warning"
+    assert f"only {len(samples)} of the 5 steps" in line["event"]
+    assert "dropped if late" in line["affected"]
+    assert "--predictor" in line["remedy"]
+
+
+def test_a_measurement_is_nothing_to_warn_of(setup: EngineSetup) -> None:
+    with capture_logs() as logs:
+        source(setup).coefficients(SAMPLES)
+        source(setup).coefficients([])
+        source(setup, predictor=CHOSEN).coefficients([])
+    assert {line["log_level"] for line in logs} == {"info"}
+
+
+async def test_a_fake_worker_that_takes_no_time_is_a_constant_one(tmp_path: Path) -> None:
+    async with running(record=tmp_path, fake={"base_ns": 0}, policy={"type": "lrs"}) as engine:
+        await generate(engine, request(4))
+    header = recorded(engine)[0]
+    assert isinstance(header, Header)
+    assert header.host["predictor"] == "warm-up"
+    verified(engine)
 
 
 def test_the_fake_model_is_never_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
