@@ -45,6 +45,7 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
+from eventlm.replay.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.recorded_steps import RecordedStep, StepCollector
 from eventlm.replay.sessions import find_parents
 from eventlm.replay.workload import NEVER, Cancel, Fate, TextEnd, Workload, WorkloadRequest
@@ -92,6 +93,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     def num_skipped(self) -> int:
         """Requests that were under way where the log begins."""
         return len(self.start.requests) if self.start is not None else 0
+
+    @property
+    def policies(self) -> list[PolicySpan]:
+        """Those that ran, one after the other."""
+        return recorded_policies(self.header, self.start, self.incidents)
 
 
 class _Sample(Struct, kw_only=True):

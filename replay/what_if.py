@@ -28,6 +28,7 @@ from eventlm.replay.cost_shapes import RecordedShapes
 from eventlm.replay.null_test import NullResult, null_test
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
+from eventlm.replay.recorded_policies import PolicySpan, what_if_note
 from eventlm.replay.recorded_run import RecordedRun, read_run
 from eventlm.replay.simulated_trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.simulator import Simulator
@@ -72,11 +73,12 @@ class Simulated(Struct, frozen=True, kw_only=True):
 class WhatIfResult(Struct, frozen=True, kw_only=True):
     """Everything that was found. null: None where the null test could not be made, and then `notes` say why.
 
-    fit: how good the cost model is; None for one that was given.
+    policies: those that the run had. fit: how good the cost model is; None for one that was given.
     """
 
     path: str
     header: Header
+    policies: list[PolicySpan]
     null: NullResult | None
     fit: FitReport | None
     cost: CostModel
@@ -141,6 +143,7 @@ def what_if(
     return WhatIfResult(
         path=str(path),
         header=run.header,
+        policies=run.policies,
         null=null,
         fit=fit,
         cost=cost,
@@ -229,13 +232,14 @@ class _Machine(NamedTuple):
             simulator.run(on_progress=on_progress)
             if trace is not None:
                 simulator.end()
+        swaps = what_if_note(self.run.policies, is_replaced=engine.alternative.changes.policy is not None)
         ran = Ran(collector.outcome(), simulator.places, len(workload.requests) - simulator.num_ended)
         simulated = Simulated(
             name=name,
             description=engine.alternative.describe(),
             outcome=ran.outcome,
             num_outside=num_outside,
-            notes=engine.notes,
+            notes=[*engine.notes, *([swaps] if swaps else [])],
             run_folder=str(trace.run_folder) if trace is not None else "",
         )
         return simulated, ran

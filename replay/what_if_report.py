@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.replay.recorded_policies import describe
 from eventlm.replay.what_if import Simulated, WhatIfResult
 from eventlm.replay.what_if_compare import SERVICE_CLASS_SUFFIX, Cell, Metric
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
@@ -64,14 +65,15 @@ def as_object(result: WhatIfResult) -> dict[str, Any]:
 
 
 def _engine(result: WhatIfResult) -> dict[str, Any]:
-    return {"plugins": _plugins(result), "core": result.header.core}
+    return {"plugins": _plugins(result), "policies": result.policies, "core": result.header.core}
 
 
 def _plugins(result: WhatIfResult) -> list[str]:
-    """Those that ran at the start: the first of each kind."""
+    """Those that ran: all policies, and the first of each other kind."""
     first: dict[str, str] = {}
     for record in result.header.plugins:
         first.setdefault(record.kind, format_plugin_spec({"type": record.name} | record.parameters))
+    first["policy"] = describe(result.policies, with_parameters=True)
     return [f"{kind} {spec}" for kind, spec in first.items()]
 
 

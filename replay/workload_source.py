@@ -11,6 +11,7 @@ import xxhash
 from eventlm.bus.run_folder import TRACE_NAME
 from eventlm.config import CoreConfig
 from eventlm.errors import UsageError
+from eventlm.replay.recorded_policies import simulation_note
 from eventlm.replay.recorded_run import read_run
 from eventlm.replay.workload import Workload
 from eventlm.replay.workload_file import read_workload
@@ -22,11 +23,14 @@ OnProgress = Callable[[int, int], None]
 
 
 class LoadedWorkload(NamedTuple):
-    """A workload; of a recorded run also the name of its model, and the limits of its engine."""
+    """A workload; of a recorded run also the name of its model, the limits of its engine, and in words what befell it
+    that no simulation repeats.
+    """
 
     workload: Workload
     model_name: str = "simulated"
     recorded: CoreConfig | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) -> LoadedWorkload:
@@ -34,7 +38,8 @@ def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) ->
     if Path(path).is_file() and not _is_trace(path):
         return LoadedWorkload(read_workload(path))
     run = read_run(path, on_progress=on_progress)
-    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core)
+    note = simulation_note(run.policies)
+    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core, (note,) if note else ())
 
 
 def workload_hash(path: Path | str) -> str:

@@ -79,4 +79,4 @@ def load_ingredients(arguments: argparse.Namespace) -> Ingredients:
     cost = read_cost_model(arguments.cost_model)
     loaded = read_workload(arguments.workload)
     engine = build_engine(config, loaded.workload, cost, model_name=loaded.model_name, recorded=loaded.recorded)
-    return Ingredients(loaded.workload, cost, engine)
+    return Ingredients(loaded.workload, cost, engine._replace(notes=[*engine.notes, *loaded.notes]))

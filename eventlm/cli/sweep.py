@@ -89,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = _plan(arguments, config, loads_ppm)
     jobs = len(os.sched_getaffinity(0)) if arguments.jobs is None else arguments.jobs
-    sweep = Sweep(plan, read_workload(arguments.workload), arguments.output, num_jobs=jobs)
+    loaded = read_workload(arguments.workload)
+    sweep = Sweep(plan, loaded, arguments.output, num_jobs=jobs)
     with count_progress("sweeping", "simulation") as on_progress:
         result = sweep.run(on_progress=on_progress)
     files = write_files(result, arguments.output)
@@ -99,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(as_object(result)).decode())
     else:
         print("\n".join(render(result)))
+    for note in loaded.notes:
+        print(f"eventlm: note: {note}", file=sys.stderr)
     for path in files:
         print(f"eventlm: wrote {path}", file=sys.stderr)
     failures = [(each.name, load, error) for each in result.configurations for load, error in each.errors.items()]

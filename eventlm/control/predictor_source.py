@@ -57,7 +57,7 @@ class PredictorSource:
 
 def _warn_of_guess(num_samples: int, coefficients: list[int]) -> None:
     log.warning(
-        f"the step times are a guess: only {num_samples} of the {NUM_COEFFICIENTS} steps or more that it takes could be "
+        f"the step times are a guess: only {num_samples} of at least {NUM_COEFFICIENTS} steps could be "
         "measured at the start",
         coefficients=coefficients,
         affected="requests that are dropped if late may be dropped too early or too late, and what goes by predicted "

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.bus.log_writer import LogWriter
+from eventlm.events import PolicySwapped
 from eventlm.replay.sweep_cell import FinishedCell
+from tests.replay.traces import CALM, small_machine
 from tests.replay.workload_files import write_made_workload
+from tests.simulation import Simulation
 
 from .conftest import RunHere
 
@@ -103,3 +107,17 @@ def test_an_interrupted_sweep_leaves_whole_files_and_goes_on(tmp_path: Path) -> 
 
     for file in finished:
         assert msgspec.json.decode(file.read_bytes(), type=FinishedCell).summary.num_complete == 400
+
+
+def test_a_swap_of_the_recorded_policy_is_told(run_here: RunHere, tmp_path: Path) -> None:
+    with LogWriter(tmp_path / "runs", "run") as writer:
+        simulation = Simulation(1, num_requests=10, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
+        simulation.at(5_000_000, lambda: simulation.driver.put_fact(PolicySwapped(name="lrs")))
+        simulation.run()
+    flags = ("--cost-model", MODEL, "--output", "out", "--loads", "1", "--jobs", "1")
+    code, _, errors = run_here("sweep", "runs/run", *flags)
+    assert code == 0
+    assert "note: the run's policy was swapped at run time (fcfs, lrs from 0.005 s on), which is not repeated" in errors
+    code, output, _ = run_here("simulate", "runs/run", "--cost-model", MODEL)
+    assert code == 0
+    assert "swapped at run time (fcfs, lrs from 0.005 s on)" in output
