@@ -10,13 +10,14 @@ from typing import NamedTuple
 from msgspec import structs
 
 from eventlm.config import CacheConfig
-from eventlm.control.metering import Put, charge_for, metered
+from eventlm.control.metering import charge_for, metered
 from eventlm.control.rate_limits import RateLimiter
 from eventlm.control.request import (
     ContextLengthError,
     EngineRequest,
     EngineUnavailableError,
     OnOutput,
+    Put,
     QueueFullError,
     RequestHandle,
     Submission,

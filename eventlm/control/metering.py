@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from eventlm.control.rate_limits import Charge, RateLimiter
-from eventlm.control.request import EngineRequest, FinishedOutput, RequestOutput, Submission, TakenOver
+from eventlm.control.request import EngineRequest, FinishedOutput, Put, RequestOutput, Submission, TakenOver
 from eventlm.errors import EventLMError
-
-Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
 
 
 def charge_for(

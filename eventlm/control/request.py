@@ -170,10 +170,13 @@ RequestOutput = Union[TokensOutput, PromptLogprobsOutput, EmbeddingOutput, Closi
 #: Gets what the engine says of a group, in the order in which it says it: the place of the request in the group, and
 #: an output, or the error that ends the request.
 OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]
+#: The same for one request of the group.
+Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
 
 
 class RequestHandle:
-    """A live request as its edge sees it. Iterating ends after the last sequence's `FinishedOutput`.
+    """A live request as its edge sees it. Iterating ends after the last sequence's `FinishedOutput`, or when another
+    reader takes the reply over.
 
     `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first. With `put`, what
     the engine says goes there, and there is nothing to iterate over. `rate_limits` is what the owner had left when it
@@ -186,7 +189,7 @@ class RequestHandle:
         n: int,
         text_ended: Callable[[int, int, int, str], None],
         cancel: Callable[[int, str], None],
-        put: Callable[[RequestOutput | TakenOver | EventLMError], None] | None = None,
+        put: Put | None = None,
     ) -> None:
         self.request = request
         self.rate_limits: RateLimitState | None = None
@@ -195,7 +198,7 @@ class RequestHandle:
         self._cancel = cancel
         self._outputs: asyncio.Queue[RequestOutput | TakenOver | EventLMError] = asyncio.Queue()
         #: The engine's side: takes an output, or the error that ends the request.
-        self.put = put or self._outputs.put_nowait
+        self.put: Put = put or self._outputs.put_nowait
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self
@@ -207,6 +210,9 @@ class RequestHandle:
         if isinstance(output, EventLMError):
             self._unfinished = 0
             raise output
+        if isinstance(output, TakenOver):
+            self._unfinished = 0
+            raise StopAsyncIteration
         if isinstance(output, FinishedOutput):
             self._unfinished -= 1
         return output

@@ -23,6 +23,7 @@ from eventlm.control.request import (
     EngineRequest,
     FinishedOutput,
     OnOutput,
+    Put,
     RequestOutput,
     ResumedReply,
     Submission,
@@ -38,8 +39,6 @@ _OUTPUT_BYTES = 64
 _TOKEN_BYTES = 40
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
-
-Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
 
 
 class Reply:

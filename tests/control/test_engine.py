@@ -24,6 +24,9 @@ from eventlm.control.request import (
     EngineUnavailableError,
     GroupSizeError,
     QueueFullError,
+    RequestHandle,
+    TakenOver,
+    TokensOutput,
 )
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.events import Arrived, Cancelled, Emitted, End, Event, Finished
@@ -131,6 +134,15 @@ async def test_no_client_sees_a_token_before_its_fact_is_written(tmp_path: Path)
             seen += len(getattr(output, "token_ids", ()))
             assert sum(event.num_tokens for event in recorded(engine) if isinstance(event, Emitted)) >= seen
     assert seen == 30
+
+
+async def test_a_handle_ends_when_another_reader_takes_the_reply_over() -> None:
+    handle = RequestHandle(0, 1, lambda *_: None, lambda *_: None)
+    output = TokensOutput(0, 0, [1, 2])
+    handle.put(output)
+    handle.put(TakenOver())
+    handle.put(TokensOutput(0, 2, [3]))
+    assert [each async for each in handle] == [output]
 
 
 # --- who is turned away
