@@ -79,7 +79,7 @@ def paged_attention(q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionG
     out_THD = torch.empty_like(q_THD)
     for group in groups:
         out = _attend(q_THD[group.queries], kv_cache, group, scale)
-        if group.valid is None:
+        if group.valid is None or group.outputs is None:
             out_THD.index_copy_(0, group.queries, out)
         else:
             out_THD.index_copy_(0, group.outputs, out[group.valid])

@@ -13,7 +13,7 @@ from eventlm.config.load import lower_first, read_toml
 from eventlm.config.options import nearest
 from eventlm.errors import UsageError
 from eventlm.replay.cost_fit import FittedCost, fit_cost
-from eventlm.replay.cost_model import CostModel, LinearCost
+from eventlm.replay.cost_model import LinearCost
 from eventlm.replay.cost_roofline import RooflineCost
 from eventlm.replay.recorded_steps import StepCollector
 
@@ -28,7 +28,7 @@ def built_in_cost_models() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
-def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> CostModel:
+def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> LinearCost | RooflineCost:
     """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run: see `fit_trace`.
 
     `on_progress` gets bytes of the run read, and of how many. Raises UsageError that names the file and the key, or
@@ -66,7 +66,7 @@ def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> Fit
     return fit_cost(collector.steps, follows_run=False)
 
 
-def _from_toml(path: Path) -> CostModel:
+def _from_toml(path: Path) -> LinearCost | RooflineCost:
     table = read_toml(path, what="the cost model")
     try:
         return msgspec.convert(table, LinearCost | RooflineCost)

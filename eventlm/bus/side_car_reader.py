@@ -132,14 +132,16 @@ class SideCarReader:
     def prompt(self, fact: Arrived) -> PromptTokens | None:
         """What there is of an arrival."""
         found = self._at(fact.s)
-        is_its = isinstance(found, PromptTokens) and len(found.token_ids) == fact.prompt_tokens
-        return found if is_its else None
+        if isinstance(found, PromptTokens) and len(found.token_ids) == fact.prompt_tokens:
+            return found
+        return None
 
     def outputs(self, fact: StepCompleted) -> OutputTokens | None:
         """What there is of a completion."""
         found = self._at(fact.s)
-        is_its = isinstance(found, OutputTokens) and list(map(len, found.tokens)) == fact.produced
-        return found if is_its else None
+        if isinstance(found, OutputTokens) and list(map(len, found.tokens)) == fact.produced:
+            return found
+        return None
 
     def close(self) -> None:
         """Close the file."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eventlm.replay.cost_model import CostModel
+    from eventlm.replay.cost_model import LinearCost
+    from eventlm.replay.cost_roofline import RooflineCost
 
 
-def read_cost_model(text: str) -> CostModel:
+def read_cost_model(text: str) -> LinearCost | RooflineCost:
     """What `--cost-model` names; `latest` is the newest run. Raises UsageError, and what LogReader raises."""
     from eventlm.cli.progress import file_progress
     from eventlm.cli.trace_path import trace_file

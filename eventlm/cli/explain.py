@@ -22,10 +22,10 @@ from eventlm.wording import counted
 if TYPE_CHECKING:
     from eventlm.control.metrics_rows import RequestRow
     from eventlm.replay.explain import Explained
-    from eventlm.replay.explain_rank import Ranking
+    from eventlm.replay.explain_rank import Measure, Ranking
     from eventlm.replay.explain_result import Explanation
 
-MEASURES = ("e2e", "ttft", "queue", "tpot")
+MEASURES: tuple[Measure, ...] = ("e2e", "ttft", "queue", "tpot")
 _NUMBER = re.compile(r"(\d{1,16})(?:\.(\d{1,9}))?")
 _WIDTH = 100
 
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranking = None
     if question.request is None:
         with file_progress("reading", path) as on_progress:
-            by = arguments.by or MEASURES[0]
+            by: Measure = arguments.by or MEASURES[0]
             ranking = rank(path, arguments.slowest, by=by, strict=arguments.strict, on_progress=on_progress)
     wanted = [question.request] if ranking is None else [(row.request, row.index) for row in ranking.rows]
     with file_progress("explaining", path) as on_progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,11 +43,11 @@ def plot(stats: TraceStats, folder: str) -> Iterator[Path]:
         target.mkdir(parents=True, exist_ok=True)
         for name, metric, label in CDFS:
             if stats.values[metric]:
-                yield _save(
-                    target / f"{name}.png", stats, lambda axes, m=metric, t=label: _cdf(axes, stats.values[m], t)
-                )
+                draw = functools.partial(_cdf, values=stats.values[metric], label=label)
+                yield _save(target / f"{name}.png", stats, draw)
         for name, gauge, label in GAUGES:
-            yield _save(target / f"{name}.png", stats, lambda axes, g=gauge, t=label: _gauge(axes, stats, g, t))
+            draw = functools.partial(_gauge, stats=stats, gauge=gauge, label=label)
+            yield _save(target / f"{name}.png", stats, draw)
         yield _save(target / "batch_size.png", stats, lambda axes: _batch_sizes(axes, stats))
         yield _save(target / "kv_usage.png", stats, lambda axes: _kv_usage(axes, stats))
     except OSError as error:
@@ -141,7 +142,7 @@ def _over_time(axes: Axes, stats: TraceStats, lines: list[tuple[list[int], list[
         axes.legend(frameon=False, fontsize=8, ncols=min(len(lines), 4), loc="lower right", bbox_to_anchor=(1, 1))
     axes.set_xlim(0, end_ns / NANOSECONDS_PER_SECOND or 1)
     axes.set_ylim(bottom=0)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="y", integer=True)
     axes.set_xlabel("time since the start of the run, s")
     axes.set_ylabel(label)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ def plot(result: WhatIfResult, folder: str) -> Iterator[Path]:
         target.mkdir(parents=True, exist_ok=True)
         for latency, label in PICTURES:
             path = target / f"{latency}_cdf.png"
-            yield _save(path, result, lambda figure, n=latency, t=label: _cdfs(figure, result, n, t))
+            yield _save(path, result, functools.partial(_cdfs, result=result, latency=latency, label=label))
         height = INCHES_PER_RUN * (2 + len(result.alternatives)) + 1
         yield _save(target / "quantiles.png", result, lambda figure: _bars(figure, result), height=height)
     except OSError as error:

@@ -15,7 +15,7 @@ class Objectives(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     tpot: float | None = None
     e2e: float | None = None
 
-    def are_met_by(self, *, ttft_ns: int | None, tpot_ns: int | None, e2e_ns: int) -> bool:
+    def are_met_by(self, *, ttft_ns: int | None, tpot_ns: float | None, e2e_ns: int) -> bool:
         """Whether a request kept them all. One of a single token has no TPOT and keeps any, one without a first token
         keeps no limit for it.
         """

@@ -20,7 +20,7 @@ from gguf import GGUFReader, TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 #: How text is split before BPE, by `tokenizer.ggml.pre`. SmolLM's cuts numbers into single digits.
-PRE_TOKENIZERS = {
+PRE_TOKENIZERS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
     "smollm": [
         pre_tokenizers.Digits(individual_digits=True),

@@ -88,7 +88,8 @@ class AttentionLayer(nn.Module):
         lap("qkv_proj")
         out = attention(self._layer, qk[:, :heads], qk[:, heads:], v)
         lap("attention")
-        return self.o_proj(out.flatten(-2))
+        projected: Tensor = self.o_proj(out.flatten(-2))
+        return projected
 
 
 class FeedForward(nn.Module):
@@ -100,7 +101,8 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+        return out
 
 
 class DecoderLayer(nn.Module):

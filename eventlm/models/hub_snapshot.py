@@ -48,7 +48,7 @@ class Bar(hub_bar):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         keywords.setdefault("delay", SHOW_AFTER_SECONDS)
         keywords.setdefault("mininterval", 0.1 if sys.stderr.isatty() else 5.0)
-        super().__init__(*arguments, **keywords)
+        super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
 
 def fetch(repo_id: str, revision: str | None, *, with_weights: bool) -> str:

@@ -176,8 +176,8 @@ async def _group(
             )
         )
         if body.echo:
-            is_whole_text = isinstance(prompt, str) and len(kept) == len(token_ids)
-            echoes.append(await context.encoder.echo(prompt if is_whole_text else None, kept))
+            whole_text = prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None
+            echoes.append(await context.encoder.echo(whole_text, kept))
     return group, echoes
 
 

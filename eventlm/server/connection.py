@@ -29,7 +29,7 @@ _REFUSALS_PER_LINE = 1000
 class Gate:
     """Counts the connections of one server; `connect` makes the next."""
 
-    def __init__(self, config: ServerConfig, manager: web.Server) -> None:  # type: ignore[type-arg]
+    def __init__(self, config: ServerConfig, manager: web.Server) -> None:
         self.config = config
         self.num_open = 0
         self.num_refused = 0
@@ -58,9 +58,9 @@ class Connection(web.RequestHandler):
 
     __slots__ = ("_gate", "_head_timer", "_num_heads", "_num_waiting", "_refused", "_write_timer")
 
-    def __init__(self, gate: Gate, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:  # type: ignore[type-arg]
+    def __init__(self, gate: Gate, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
-            manager,  # type: ignore[arg-type]
+            manager,
             loop=loop,
             access_log=None,  # type: ignore[arg-type]
             logger=_quiet,

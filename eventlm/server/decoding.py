@@ -88,7 +88,7 @@ def _words(type_: type[Struct] | None) -> dict[str, list[str]]:
         types = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
         for each in types:
             if isinstance(each, inspect.LiteralType):
-                found[field.encode_name] = list(each.values)
+                found[field.encode_name] = [word for word in each.values if isinstance(word, str)]
     return found
 
 

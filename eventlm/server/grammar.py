@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from eventlm.grammars import MAX_GRAMMAR_CHARACTERS
@@ -248,7 +249,7 @@ def invalid_grammar(param: str, detail: str) -> ApiError:
 
 
 #: vLLM's older fields, each with what makes its grammar.
-_GUIDED = {
+_GUIDED: dict[str, Callable[[Any, str], str]] = {
     "guided_json": json_schema_grammar,
     "guided_regex": regex_grammar,
     "guided_choice": choice_grammar,

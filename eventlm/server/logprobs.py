@@ -145,7 +145,8 @@ def prompt_logprobs(
     found = output.prompt_logprobs
     if found is None:  # a prompt of one token
         return [None]
-    top_ids, top_logprobs = ([row[:num_top] for row in rows] for rows in (found.top_ids, found.top_logprobs))
+    top_ids = [row[:num_top] for row in found.top_ids]
+    top_logprobs = [row[:num_top] for row in found.top_logprobs]
     rows = zip(request.prompt_token_ids[1:], found.logprobs, found.ranks, top_ids, top_logprobs, strict=True)
     return [None, *(_prompt_token(tokenizer, *row) for row in rows)]
 

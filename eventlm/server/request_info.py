@@ -6,8 +6,6 @@ request only; to everybody else there is no such request.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from aiohttp import web
 from msgspec import Raw, Struct
 
@@ -20,7 +18,6 @@ from eventlm.server.errors import ApiError, from_engine_error, internal_error, i
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.timings import ChoiceTimings, choice_timings
 
-FORMATS = ("json", "text")
 #: Seconds after which to ask again where too many ask.
 _RETRY_SECONDS = 5
 
@@ -65,8 +62,8 @@ async def request_info(request: web.Request) -> web.Response:
         for choice, sample in enumerate(status.samples)
     ]
     # Of several that which is not over says most.
-    states = [choice.state for choice in choices]
-    state = next((each for each in states if each != "finished"), "finished")
+    unfinished = [choice.state for choice in choices if choice.state != "finished"]
+    state = unfinished[0] if unfinished else "finished"
     return json_response(RequestInfo(id=status.reply_id, state=state, choices=choices))
 
 
@@ -75,7 +72,7 @@ async def explain_request(request: web.Request) -> web.Response:
 
     The run's trace is replayed for it, from the newest file that begins before the request.
     """
-    form = _format(request)
+    is_text = _asks_for_text(request)
     status = await _status(request)
     engine, owner = request.app[CONTEXT].engine, request[PRINCIPAL].owner
     try:
@@ -84,7 +81,7 @@ async def explain_request(request: web.Request) -> web.Response:
         raise _not_explained(error) from error
     except EventLMError as error:
         raise _from_engine(error, request.match_info["id"]) from error
-    if form == "text":
+    if is_text:
         return web.Response(text=answer.text, content_type="text/plain")
     return json_response(
         ExplainReply(
@@ -95,10 +92,10 @@ async def explain_request(request: web.Request) -> web.Response:
     )
 
 
-def _format(request: web.Request) -> Literal["json", "text"]:
+def _asks_for_text(request: web.Request) -> bool:
     form = request.query.get("format", "json")
-    if form == "json" or form == "text":
-        return form
+    if form in ("json", "text"):
+        return form == "text"
     raise invalid_value("format", "Invalid value for 'format': supported values are 'json' and 'text'.")
 
 

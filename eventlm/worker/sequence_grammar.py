@@ -53,7 +53,7 @@ class SequenceGrammar:
             self.over = "error"
         if self.over is not None:
             return self._last_bits
-        found = text & ~self._never_text
+        found: np.ndarray = text & ~self._never_text
         if self._may_end:
             found |= self._end_bits
         if found.any():
