@@ -10,6 +10,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def sentence(text: str) -> str:
+    """`no such thing` as `No such thing.`"""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def death_in_words(exit_code: int) -> str:
     """How a process died, by its exit code; negative: by that signal."""
     if exit_code >= 0:

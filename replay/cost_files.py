@@ -10,7 +10,7 @@ import msgspec
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.load import lower_first, read_toml
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 from eventlm.replay.cost_fit import FittedCost, fit_cost
 from eventlm.replay.cost_model import LinearCost
@@ -42,12 +42,8 @@ def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> Line
         return _from_toml(path)
     if path.exists():
         return fit_trace(path, on_progress=on_progress).model
-    guess = nearest(text, names)
-    did_you_mean = f" (did you mean {guess}?)" if guess else ""
-    raise UsageError(
-        f"no cost model {text!r}{did_you_mean}; built in are {', '.join(names)}; or give a "
-        "TOML file, or a recorded run to fit one to"
-    )
+    hint = did_you_mean(text, names, listed_as="built in")
+    raise UsageError(f"no cost model {text!r}{hint}; or give a TOML file, or a recorded run to fit one to")
 
 
 def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> FittedCost:

@@ -39,7 +39,7 @@ from eventlm.bench.workload import (
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.config.objectives import Objectives
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.wording import counted
@@ -178,9 +178,7 @@ class ServeBench:
             raise UsageError(f"{url} serves no model")
         if not wanted:
             return models[0]
-        guess = nearest(wanted, models)
-        suggestion = f"; did you mean {guess}?" if guess else ""
-        raise UsageError(f"--model {wanted} is not served at {url}{suggestion}; served: {', '.join(models)}")
+        raise UsageError(f"--model {wanted} is not served at {url}{did_you_mean(wanted, models, listed_as='served')}")
 
     async def _prompts(self, shape: BodyShape) -> tuple[Iterator[SizedPrompt], Iterator[SizedPrompt]]:
         """The load's prompts, and others to warm up with, which the server shall not find in its cache later."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from eventlm.config.load import lower_first
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 
 #: Fields of a request that are no matter of taste: the chat itself sets them, or shows one answer as text only.
@@ -58,8 +58,7 @@ def check_settings(values: dict[str, Any]) -> dict[str, Any]:
 def check_name(name: str) -> None:
     """Raise UsageError for what is no parameter."""
     if name not in settings():
-        guess = nearest(name, settings())
-        hint = f"; did you mean {guess}?" if guess else f"; known: {', '.join(sorted(settings()))}"
+        hint = did_you_mean(name, settings()) or f"; known: {', '.join(sorted(settings()))}"
         raise UsageError(f"unknown parameter {name!r}{hint}")
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 
 
@@ -35,8 +35,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             kind = "flag" if word.startswith("-") else "argument"
-            guess = nearest(word, self._option_string_actions) if kind == "flag" else ""
-            self.error(f"unknown {kind} {word}" + (f"; did you mean {guess}?" if guess else ""))
+            self.error(
+                f"unknown {kind} {word}" + did_you_mean(word, self._option_string_actions if kind == "flag" else ())
+            )
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -46,8 +47,6 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
-        known = [str(choice) for choice in action.choices]
-        guess = nearest(str(value), known)
-        suggestion = f"; did you mean {guess}?" if guess else ""
+        hint = did_you_mean(str(value), map(str, action.choices), listed_as="known")
         name = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
-        self.error(f"unknown {name} {value!r}{suggestion}; known: {', '.join(known)}")
+        self.error(f"unknown {name} {value!r}{hint}")

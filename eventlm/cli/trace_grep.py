@@ -11,7 +11,7 @@ from eventlm.cli.durations import nanoseconds
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import trace_file
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ def _tags(texts: list[str]) -> frozenset[str]:
         raise UsageError(f"--kind {texts[0]!r} names no kind of event; known: {', '.join(known)}")
     for tag in tags:
         if tag not in known:
-            guess = nearest(tag, known)
-            suggestion = f"; did you mean {guess}?" if guess else ""
-            raise UsageError(f"--kind {tag}: no such kind of event{suggestion}; known: {', '.join(known)}")
+            hint = did_you_mean(tag, known, listed_as="known")
+            raise UsageError(f"--kind {tag}: no such kind of event{hint}")
     return frozenset(tags)

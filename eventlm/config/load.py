@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from eventlm.config.classes import AUTO_CLASS, CLASS_NAME, ServiceClass
-from eventlm.config.options import CLASSES, Option, nearest, options, sections
+from eventlm.config.options import CLASSES, Option, did_you_mean, nearest, options, sections
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.config.structs import Config
 from eventlm.errors import UsageError
@@ -56,7 +56,7 @@ def load_config(
             continue
         option = options().get(name)
         if option is None:
-            raise UsageError(f"unknown option {name!r}{_did_you_mean(name, options())}")
+            raise UsageError(f"unknown option {name!r}{did_you_mean(name, options())}")
         values[name] = _flag_value(option, value)
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
@@ -87,7 +87,7 @@ def replace_fields(struct: _StructT, assignments: Mapping[str, Any], *, where: s
     changes = {}
     for name, value in assignments.items():
         if name not in fields:
-            raise UsageError(f"{where}: unknown key {name!r}{_did_you_mean(name, fields)}; known: {', '.join(fields)}")
+            raise UsageError(f"{where}: unknown key {name!r}{did_you_mean(name, fields, listed_as='known')}")
         try:
             changes[name] = msgspec.convert(value, fields[name])
         except msgspec.ValidationError as error:
@@ -144,7 +144,7 @@ def _service_class(name: str, table: object, where: str) -> ServiceClass:
         raise UsageError(f"{where}: must be a table of {', '.join(known)}")
     for key in table:
         if key not in known:
-            hint = _did_you_mean(key, dict.fromkeys(known)) or f"; known: {', '.join(known)}"
+            hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
             raise UsageError(f"{where}: unknown key {key!r}{hint}")
     try:
         found = msgspec.convert(table, ServiceClass)
@@ -214,8 +214,7 @@ def _unknown_top_level(name: str, value: object) -> str:
         return f"{name} = {value!r}: must be tables, one [classes.NAME] for each class"
     if not isinstance(value, dict):
         return _unknown_key("", name)
-    known = {**sections(), CLASSES: ""}
-    return f"unknown section [{name}]{_did_you_mean(name, known)}; known: {', '.join(known)}"
+    return f"unknown section [{name}]{did_you_mean(name, [*sections(), CLASSES], listed_as='known')}"
 
 
 def _unknown_key(section: str, name: str) -> str:
@@ -227,8 +226,3 @@ def _unknown_key(section: str, name: str) -> str:
         return f"unknown key {name!r}; known: {', '.join(known)}"
     elsewhere = "" if options()[guess].section == section else f" in the section [{options()[guess].section}]"
     return f"unknown key {name!r}; did you mean {guess}{elsewhere}?"
-
-
-def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    guess = nearest(name, known)
-    return f"; did you mean {guess}?" if guess else ""

@@ -119,6 +119,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)), "")
 
 
+def did_you_mean(word: str, known: Iterable[str], *, listed_as: str = "") -> str:
+    """What a message on an unknown word ends with: the nearest known one, and all of them if they are `listed_as`.
+
+    `; did you mean edf? Installed: fcfs, edf`, without a near one `; installed: fcfs, edf`.
+    """
+    known = list(known)
+    guess = nearest(word, known)
+    question = f"; did you mean {guess}?" if guess else ""
+    if not listed_as:
+        return question
+    words = f"{listed_as}: {', '.join(known)}"
+    return f"{question} {words[0].upper()}{words[1:]}" if guess else f"; {words}"
+
+
 def _range(meta: Meta) -> str:
     if meta.ge is not None and meta.le is not None:
         return f" from {meta.ge} to {meta.le}"

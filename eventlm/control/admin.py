@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, Union
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from eventlm.config.options import did_you_mean
 from eventlm.control.live_requests import LiveRequests
+from eventlm.control.request import BY_OPERATOR
 from eventlm.control.request_registry import RequestRegistry
 from eventlm.core.replica import Replica
 from eventlm.core.state import CoreState
 from eventlm.errors import EventLMError
 from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, Resumed
-
-#: Reason of a cancel that an operator asked for.
-ABORTED = "admin"
 
 
 class Drain(Struct, frozen=True, tag="drain"):
@@ -40,7 +39,7 @@ class FlushCache(Struct, frozen=True, tag="flush_cache"):
 
 
 class Abort(Struct, frozen=True, tag="abort"):
-    """End a request, by the seq of its arrival or by its reply's public id."""
+    """End a request, by its reply's public id, its own (`x-request-id`), or the seq of its arrival."""
 
     request: str
 
@@ -60,6 +59,17 @@ class UnknownRequestError(EventLMError):
     """No such request is under way."""
 
 
+class AmbiguousRequestError(EventLMError):
+    """Several requests under way go by the same id."""
+
+
+class FlushedCache(Struct, frozen=True, kw_only=True):
+    """What a flush has taken out of the prefix caches, and of how many replicas."""
+
+    num_blocks: int
+    num_replicas: int
+
+
 class ReplicaStatus(Struct, frozen=True, kw_only=True):
     """One replica. Cached blocks are those that can be hit; held ones belong to sequences; some are both."""
 
@@ -74,7 +84,9 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
-    """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force."""
+    """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force. `flushed`: the
+    answer to a flush only.
+    """
 
     state: Literal["loading", "ready", "draining", "dead"]
     paused: bool
@@ -83,12 +95,13 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     num_requests: int
     num_waiting: int
     replicas: list[ReplicaStatus]
+    flushed: FlushedCache | UnsetType = UNSET
 
 
 def facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry: RequestRegistry) -> list[Fact]:
     """What the core must be told.
 
-    Raises UnknownPolicyError or UnknownRequestError.
+    Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError.
     """
     match action:
         case Pause():
@@ -97,8 +110,8 @@ def facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry
             return [Resumed()] if state.paused else []
         case SwapPolicy(name):
             if name not in state.plugins.policies:
-                installed = ", ".join(state.plugins.policies)
-                raise UnknownPolicyError(f"the policy '{name}' was not installed at start; installed: {installed}")
+                hint = did_you_mean(name, state.plugins.policies, listed_as="installed at start")
+                raise UnknownPolicyError(f"unknown policy {name!r}{hint}; others need --extra-policy NAME at the start")
             return [PolicySwapped(name=name)]
         case FlushCache():
             return [CacheFlushed()]
@@ -106,22 +119,37 @@ def facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry
             requests = _named(name, live, registry)
             if not requests:
                 raise UnknownRequestError(f"no request '{name}' is under way")
-            return [Cancelled(c=request, request=request, reason=ABORTED) for request in requests]
+            return [Cancelled(c=request, request=request, reason=BY_OPERATOR) for request in requests]
         case _:
             return []
 
 
 def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[int]:
-    """The requests under way that a reply's public id or the seq of an arrival means."""
-    found = registry.requests_of(request)
-    if not found and request.isascii() and request.isdecimal() and len(request) < 17:
-        found = [int(request)]
-    return [seq for seq in found if seq in live]
+    """The requests under way that an id means. Nobody but the server chooses those of replies, so they go first."""
+    named = [reply.requests for reply in registry.replies_named(request)]
+    if request.isascii() and request.isdecimal() and len(request) < 17:
+        named.append([int(request)])
+    found = [alive for requests in named if (alive := [seq for seq in requests if seq in live])]
+    if len(found) > 1:
+        seqs = ", ".join(str(requests[0]) for requests in found)
+        raise AmbiguousRequestError(
+            f"{len(found)} requests go by the id {request!r}: give the id of a reply, or a seq of {seqs}"
+        )
+    return found[0] if found else []
+
+
+def flushable(state: CoreState) -> FlushedCache:
+    """What a flush at this moment takes out."""
+    return FlushedCache(
+        num_blocks=sum(replica.pool.num_idle for replica in state.replicas), num_replicas=len(state.replicas)
+    )
 
 
 def status_of(
     engine_state: Literal["loading", "ready", "draining", "dead"],
     state: CoreState,
+    *,
+    flushed: FlushedCache | UnsetType = UNSET,
 ) -> EngineStatus:
     """The engine as it is now."""
     return EngineStatus(
@@ -132,6 +160,7 @@ def status_of(
         num_requests=len(state.requests),
         num_waiting=state.num_waiting,
         replicas=[_replica_status(replica) for replica in state.replicas],
+        flushed=flushed,
     )
 
 

@@ -22,6 +22,7 @@ from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.events import (
     Admitted,
+    Cancelled,
     Checkpoint,
     Closing,
     Decision,
@@ -211,6 +212,8 @@ class Driver:
         self._unpublished.append(fact)
         if isinstance(fact, WorkerLost | Desynced) and fact.epoch == self.core.state.replicas[fact.replica].epoch:
             self.live.forget_worker(fact.replica)
+        if isinstance(fact, Cancelled):
+            self.live.cancel(fact.request, fact.reason)
         for decision in self.core.apply(fact):
             self._unpublished.append(decision)
             self._effect(decision)

@@ -13,11 +13,22 @@ from pathlib import Path
 from typing import Literal
 
 import structlog
+from msgspec import UNSET, UnsetType
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
 from eventlm.config.sizes import memory_bytes
-from eventlm.control.admin import AdminAction, Drain, EngineStatus, Resume, facts_of, status_of
+from eventlm.control.admin import (
+    AdminAction,
+    Drain,
+    EngineStatus,
+    FlushCache,
+    FlushedCache,
+    Resume,
+    facts_of,
+    flushable,
+    status_of,
+)
 from eventlm.control.admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.control.core_timer import CoreTimer
 from eventlm.control.driver import Driver
@@ -33,6 +44,9 @@ from eventlm.control.rate_limits import RateLimiter
 from eventlm.control.replica import ReplicaController
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
+    AT_SHUTDOWN,
+    BY_OWNER,
+    CLIENT_LEFT,
     EngineRequest,
     EngineUnavailableError,
     OnOutput,
@@ -221,20 +235,25 @@ class InferenceEngine:
         return admission.handles
 
     async def administer(self, action: AdminAction) -> EngineStatus:
-        """Do what an operator asks, and say how things stand then. Raises UnknownPolicyError, UnknownRequestError or
-        EngineUnavailableError.
+        """Do what an operator asks, and say how things stand then. Raises UnknownPolicyError, UnknownRequestError,
+        AmbiguousRequestError or EngineUnavailableError.
         """
         driver = self._require_driver()
         if self.state == "dead":
             raise self._death or EngineUnavailableError("the engine is dead")
         if self._is_stopping and isinstance(action, Drain | Resume):
             raise EngineUnavailableError("the engine is being stopped")
+        flushed: FlushedCache | UnsetType = UNSET
+        if isinstance(action, FlushCache):
+            # In a tick of its own, so that nothing else happens to what is counted.
+            self._drain()
+            flushed = flushable(driver.core.state)
         for fact in facts_of(action, driver.core.state, driver.live, self.registry):
             driver.put_fact(fact)
         if isinstance(action, Drain | Resume):
             self.state = "draining" if isinstance(action, Drain) else "ready"
         self._drain()
-        return status_of(self.state, driver.core.state)
+        return status_of(self.state, driver.core.state, flushed=flushed)
 
     async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """Read a reply again, from its first output on; its reader until now ends. Raises UnknownReplyError."""
@@ -247,7 +266,7 @@ class InferenceEngine:
     async def cancel_reply(self, reply_id: str, owner: str) -> None:
         """End the requests of a reply. Raises UnknownReplyError."""
         for request in self.registry.find(reply_id, owner).requests:
-            self.cancel(request)
+            self.cancel(request, BY_OWNER)
 
     async def status(self, reply_id: str, owner: str) -> ReplyStatus:
         """Where the sequences of a reply are. Raises UnknownReplyError."""
@@ -262,7 +281,7 @@ class InferenceEngine:
             raise NotExplainedError("not_recorded", "this server does not record its runs, so nothing can be explained")
         return await self._explanations.explain(self.run_folder, reply.requests, owner=owner)
 
-    def cancel(self, request: int, reason: str = "client") -> None:
+    def cancel(self, request: int, reason: str = CLIENT_LEFT) -> None:
         """End a request; nothing if it has ended."""
         driver = self._driver
         if driver is not None and request in driver.live:
@@ -298,7 +317,7 @@ class InferenceEngine:
             # First an answer for those who have just come, so that they can be cancelled like everybody.
             self._drain()
             for request in list(self._require_driver().core.state.requests):
-                self.cancel(request, "shutdown")
+                self.cancel(request, AT_SHUTDOWN)
             self._drain()
         await self._stop_workers()
         driver, self._driver = self._driver, None

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from eventlm.config import Config
-from eventlm.control.admin import AdminAction, UnknownPolicyError, UnknownRequestError
+from eventlm.control.admin import AdminAction, AmbiguousRequestError, UnknownPolicyError, UnknownRequestError
 from eventlm.control.explanations import NotExplainedError
 from eventlm.control.rate_limits import RateLimitError, RateLimitState
 from eventlm.control.request import (
@@ -276,6 +276,7 @@ ERRORS: dict[str, type[EventLMError]] = {
         UnknownReplyError,
         UnknownPolicyError,
         UnknownRequestError,
+        AmbiguousRequestError,
         NotExplainedError,
         UsageError,
         EventLMError,

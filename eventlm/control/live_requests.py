@@ -49,7 +49,7 @@ class Sample:
 class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    __slots__ = ("grammar_error", "num_unfinished", "request", "sink")
+    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "sink")
 
     def __init__(self, request: EngineRequest, sink: Sink) -> None:
         self.request = request
@@ -57,6 +57,8 @@ class LiveRequest:
         self.num_unfinished = request.n
         #: Why its grammar cannot be had.
         self.grammar_error = ""
+        #: The reason of its cancel.
+        self.cancelled_by = ""
 
 
 class Output(NamedTuple):
@@ -163,6 +165,11 @@ class LiveRequests:
     def fail_grammar(self, seq: int, error: GrammarError) -> None:
         """What the client of a live request is told when it ends for want of its grammar."""
         self._requests[seq].grammar_error = str(error)
+
+    def cancel(self, seq: int, reason: str) -> None:
+        """What the client of a request is told when its cancel is applied; nothing if it has left."""
+        if seq in self._requests:
+            self._requests[seq].cancelled_by = reason
 
     def num_output_tokens(self, identity: SequenceId) -> int | None:
         """How many tokens a sequence has been given; None once it takes no more."""
@@ -308,7 +315,7 @@ class LiveRequests:
         live.num_unfinished -= 1
         if not live.num_unfinished:
             del self._requests[seq]
-        detail = live.grammar_error if finished.reason == "error" else ""
+        detail = {"error": live.grammar_error, "cancelled": live.cancelled_by}.get(finished.reason, "")
         return Output(
             live.sink,
             FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),

@@ -21,7 +21,7 @@ import xxhash
 from eventlm._version import __version__
 from eventlm.config import PluginSpec
 from eventlm.config.load import lower_first
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.config.plugin_spec import format_value
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.errors import UsageError
@@ -166,10 +166,8 @@ def _entry_point_source(point: metadata.EntryPoint) -> _Source:
 def _unknown_name(kind: PluginKind, name: str) -> str:
     third_party = [info.name for info in list_plugins() if info.origin != "built-in" and info.kind in (kind, "?")]
     known = [*BUILT_IN[kind], *third_party]
-    guess = nearest(name, known)
-    suggestion = f"; did you mean {guess}?" if guess else ""
-    installed = ", ".join(known)
-    return f"unknown {kind} {name!r}{suggestion}; installed: {installed}; a local one is written module:Class"
+    hint = did_you_mean(name, known, listed_as="installed")
+    return f"unknown {kind} {name!r}{hint}; a local one is written module:Class"
 
 
 def load_class(name: str, reference: str) -> type[Any]:
@@ -194,9 +192,8 @@ def load_class(name: str, reference: str) -> type[Any]:
         ) from error
     plugin_class = getattr(module, attribute, None)
     if plugin_class is None:
-        guess = nearest(attribute, [key for key, value in vars(module).items() if isinstance(value, type)])
-        suggestion = f"; did you mean {guess}?" if guess else ""
-        raise UsageError(f"plug-in {name!r}: {module_name} has no class {attribute!r}{suggestion}")
+        hint = did_you_mean(attribute, [key for key, value in vars(module).items() if isinstance(value, type)])
+        raise UsageError(f"plug-in {name!r}: {module_name} has no class {attribute!r}{hint}")
     return plugin_class  # type: ignore[no-any-return]
 
 
@@ -229,10 +226,8 @@ def _instantiate(kind: PluginKind, name: str, plugin_class: type[msgspec.Struct]
     fields = {field.name: field for field in msgspec.structs.fields(plugin_class)}
     for key in parameters:
         if key not in fields:
-            guess = nearest(key, fields)
-            suggestion = f"; did you mean {guess}?" if guess else ""
             takes = f"it takes {', '.join(fields)}" if fields else "it takes none"
-            raise UsageError(f"{kind} {name} has no parameter {key!r}{suggestion} ({takes})")
+            raise UsageError(f"{kind} {name} has no parameter {key!r}{did_you_mean(key, fields)} ({takes})")
     for key, field in fields.items():
         if key not in parameters and field.required:
             raise UsageError(f"{kind} {name} needs the parameter {key}; write {name}:{key}=VALUE")

@@ -44,6 +44,13 @@ class UnknownReplyError(EventLMError):
     """There is no such reply, not any more, or it belongs to somebody else."""
 
 
+#: Reasons of a cancel: the client left; whoever it belongs to, or an operator, asked for it; the engine is stopped.
+CLIENT_LEFT = "client"
+BY_OWNER = "owner"
+BY_OPERATOR = "admin"
+AT_SHUTDOWN = "shutdown"
+
+
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
 
@@ -151,7 +158,7 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     """Sequence `index` is over. Only its first `position` tokens belong to the output.
 
     row: what the log says of it, as all metrics have it. detail: why it ended with `error`, where that is the request's
-    own fault; it may quote the request.
+    own fault, and may quote the request; or who `cancelled` it, as `Cancelled.reason` has it.
     """
 
     index: int
@@ -221,6 +228,6 @@ class RequestHandle:
         """Tell the engine that the text of sequence `index` ends at `position` tokens, or was looked at to there."""
         self._text_ended(self.request, index, position, reason)
 
-    def cancel(self, reason: str = "client") -> None:
+    def cancel(self, reason: str = CLIENT_LEFT) -> None:
         """End the request; harmless when it has ended."""
         self._cancel(self.request, reason)

@@ -159,10 +159,14 @@ class RequestRegistry:
             raise UnknownReplyError(f"there is no reply with the id '{reply_id}', or not any more")
         return reply
 
-    def requests_of(self, reply_id: str) -> list[int]:
-        """The requests of a reply, whoever it belongs to; none if there is no such reply."""
-        reply = self._replies.get(reply_id)
-        return [] if reply is None else reply.requests
+    def replies_named(self, name: str) -> list[Reply]:
+        """The reply of this id, else of each owner the newest of a request with it, whoever that is."""
+        reply = self._replies.get(name)
+        if reply is not None:
+            return [reply]
+        return [
+            self._replies[reply_id] for (_, request_id), reply_id in self._by_request_id.items() if request_id == name
+        ]
 
     def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept.

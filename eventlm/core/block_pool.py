@@ -109,6 +109,11 @@ class BlockPool:
             place += 1
         return Path(place, last)
 
+    @property
+    def num_idle(self) -> int:
+        """Blocks that can be hit and that no sequence holds."""
+        return len(self._idle)
+
     def num_idle_among(self, blocks: list[int]) -> int:
         """How many of `blocks` are idle, so that holding them leaves fewer for allocations."""
         references = self.references

@@ -9,6 +9,7 @@ from msgspec import Struct
 from eventlm.control.admin import (
     Abort,
     AdminAction,
+    AmbiguousRequestError,
     Drain,
     EngineStatus,
     FlushCache,
@@ -25,6 +26,7 @@ from eventlm.server.decoding import decode_request
 from eventlm.server.errors import ApiError, from_engine_error, invalid_value
 from eventlm.server.openapi import Endpoint
 from eventlm.server.principal import PRINCIPAL
+from eventlm.wording import sentence
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -40,9 +42,11 @@ async def _act(request: web.Request, action: AdminAction) -> web.Response:
     try:
         status = await request.app[CONTEXT].engine.administer(action)
     except UnknownPolicyError as error:
-        raise invalid_value("policy", f"{error}.") from error
+        raise invalid_value("policy", sentence(str(error))) from error
     except UnknownRequestError as error:
-        raise ApiError(404, f"{error}.", code="request_not_found") from error
+        raise ApiError(404, sentence(str(error)), param="id", code="request_not_found") from error
+    except AmbiguousRequestError as error:
+        raise ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False) from error
     except EventLMError as error:
         raise from_engine_error(error, prompt_param="") from error
     if not isinstance(action, ReadStatus):
@@ -79,12 +83,15 @@ async def swap_policy(request: web.Request) -> web.Response:
 
 
 async def flush_cache(request: web.Request) -> web.Response:
-    """Forget what the prefix caches hold and no request uses."""
+    """Forget what the prefix caches hold and no request uses; `flushed` says how much that was."""
     return await _act(request, FlushCache())
 
 
 async def abort(request: web.Request) -> web.Response:
-    """End a request: by the id of its reply, or by the seq of its arrival in the trace."""
+    """End a request: by the id of its reply, by its `x-request-id`, or by the seq of its arrival in the trace.
+
+    A 409 if keys have chosen the same `x-request-id` for several that are under way.
+    """
     return await _act(request, Abort(request=request.match_info["id"]))
 
 
@@ -103,5 +110,5 @@ ADMIN_ENDPOINTS = (
         scope="admin",
     ),
     Endpoint("POST", "/admin/cache/flush", flush_cache, reply=EngineStatus, errors=(503,), scope="admin"),
-    Endpoint("POST", "/admin/requests/{id}/abort", abort, reply=EngineStatus, errors=(503,), scope="admin"),
+    Endpoint("POST", "/admin/requests/{id}/abort", abort, reply=EngineStatus, errors=(409, 503), scope="admin"),
 )

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
-from eventlm.control.request import EngineRequest, Submission
+from eventlm.control.request import AT_SHUTDOWN, EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
 from eventlm.server.api_keys import ApiKeys
@@ -113,7 +113,7 @@ class ServerContext:
             case "loading":
                 raise unavailable("The model is still loading; try again.")
             case "draining":
-                raise unavailable("The engine takes no more requests; try another server or try again.")
+                raise unavailable("The server is draining and takes no new requests; try another one or try again.")
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
 
@@ -127,7 +127,7 @@ class ServerContext:
         structlog.contextvars.bind_contextvars(seq=generation.handles[0].request)
         self._live[id(generation)] = generation
         if self._cut:
-            generation.cancel("shutdown")
+            generation.cancel(AT_SHUTDOWN)
         return generation
 
     def release(self, generation: Generation) -> None:
@@ -188,7 +188,7 @@ class ServerContext:
                 wait.cancel()
         self._cut = True
         for generation in list(self._live.values()):
-            generation.cancel("shutdown")
+            generation.cancel(AT_SHUTDOWN)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), LAST_WORDS_SECONDS)
 

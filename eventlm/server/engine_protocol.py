@@ -78,5 +78,7 @@ class Engine(Protocol):
         ...
 
     async def administer(self, action: AdminAction) -> EngineStatus:
-        """Do what an operator asks. Raises UnknownPolicyError, UnknownRequestError or EngineUnavailableError."""
+        """Do what an operator asks. Raises UnknownPolicyError, UnknownRequestError, AmbiguousRequestError or
+        EngineUnavailableError.
+        """
         ...

@@ -9,6 +9,8 @@ from aiohttp import web
 
 from eventlm.control.rate_limits import RateLimitError
 from eventlm.control.request import (
+    BY_OPERATOR,
+    BY_OWNER,
     ContextLengthError,
     EngineUnavailableError,
     GroupSizeError,
@@ -18,11 +20,14 @@ from eventlm.control.request import (
 from eventlm.errors import EventLMError
 from eventlm.server.rate_limit_headers import rate_limit_headers
 from eventlm.types import FinishReason, ceil_div
+from eventlm.wording import sentence
 
 #: Seconds after which a client should try again: a full queue empties in steps, a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1
 UNAVAILABLE_RETRY_SECONDS = 5
 NO_USE_RETRY_SECONDS = 60
+#: The status of a request that its client has ended, which nobody failed; servers log it, and Google's APIs send it.
+CANCELLED = 499
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -133,9 +138,21 @@ def timed_out(message: str) -> ApiError:
     return ApiError(408, message)
 
 
-def unavailable(message: str) -> ApiError:
-    """503: loading, draining or dead."""
-    return ApiError(503, message, type="server_error", retry_after=UNAVAILABLE_RETRY_SECONDS)
+def unavailable(message: str, *, code: str | None = None, should_retry: bool = True) -> ApiError:
+    """503: loading, draining or dead, or ended by an operator."""
+    return ApiError(
+        503,
+        message,
+        type="server_error",
+        code=code,
+        retry_after=UNAVAILABLE_RETRY_SECONDS,
+        should_retry=should_retry,
+    )
+
+
+def cancelled() -> ApiError:
+    """499: the request's owner has ended it, and nobody has failed."""
+    return ApiError(CANCELLED, "This request was cancelled by its owner.", code="cancelled", should_retry=False)
 
 
 def internal_error() -> ApiError:
@@ -193,7 +210,7 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
         case ContextLengthError():
             return context_length_exceeded(str(error), prompt_param)
         case EngineUnavailableError():
-            return unavailable(str(error) or "The engine cannot take requests at the moment.")
+            return unavailable(sentence(str(error) or "the engine cannot take requests at the moment"))
         case _:
             return internal_error()
 
@@ -204,6 +221,11 @@ def from_finish_reason(reason: FinishReason, detail: str = "") -> ApiError | Non
     detail: as in `FinishedOutput`.
     """
     match reason:
+        case "cancelled" if detail == BY_OWNER:
+            return cancelled()
+        case "cancelled" if detail == BY_OPERATOR:
+            # It was ended on purpose: what comes again would have to be ended again.
+            return unavailable("An operator ended this request.", code="aborted", should_retry=False)
         case "cancelled" | "front_end_lost":
             return unavailable("The server ended this request before it was complete.")
         case "deadline":
@@ -212,6 +234,7 @@ def from_finish_reason(reason: FinishReason, detail: str = "") -> ApiError | Non
                 "The request's deadline cannot be met.",
                 type="server_error",
                 code="deadline_exceeded",
+                # The same again would run into the same deadline, and its answer would be late for who waits.
                 should_retry=False,
             )
         case "error" if detail:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from eventlm.control.metrics_rows import RequestRow
 from eventlm.control.request import (
+    CLIENT_LEFT,
     ClosingOutput,
     EngineRequest,
     FinishedOutput,
@@ -215,7 +216,7 @@ class Generation:
                 by_choice.setdefault(found.choice, []).append(found)
         return [join_outputs(outputs) if len(outputs) > 1 else outputs[0] for outputs in by_choice.values()]
 
-    def cancel(self, reason: str = "client") -> None:
+    def cancel(self, reason: str = CLIENT_LEFT) -> None:
         """End the requests of the group that are not over."""
         for unfinished, handle in zip(self._unfinished, self.handles, strict=True):
             if unfinished:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from eventlm.server.api_keys import ApiKeys
 from eventlm.server.context import CONTEXT, release_body
-from eventlm.server.errors import ApiError, from_http_exception, internal_error
+from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, internal_error
 from eventlm.server.generation import Generation
 from eventlm.server.principal import ANYBODY, PRINCIPAL, Principal, Scope
 from eventlm.server.rate_limit_headers import rate_limit_headers
@@ -31,8 +31,6 @@ REQUEST_ID = web.RequestKey("request_id", str)
 GENERATION = web.RequestKey("generation", Generation)
 #: Ids from clients that are echoed; anything else is replaced, so that logs and headers stay clean.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-#: What servers log for a client that left before its reply; never sent.
-_CLIENT_LEFT = 499
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 #: What monitors poll: no news unless one looks for it.
@@ -76,7 +74,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _log_end(request: web.Request, response: web.StreamResponse | None, started_ns: int) -> None:
     """One line for each request; without a response its client has left."""
-    status = _CLIENT_LEFT if response is None else response.status
+    status = CANCELLED if response is None else response.status
     fields: dict[str, Any] = {
         "method": request.method,
         "path": _logged_path(request),
@@ -90,13 +88,14 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, started_
     if error is not None:
         # An error ended the stream, which its status does not tell.
         body = error.envelope.error
-        fields |= {"outcome": "cut", "error": body.code or body.type, "error_status": error.status}
+        outcome = "cancelled" if error.status == CANCELLED else "cut"
+        fields |= {"outcome": outcome, "error": body.code or body.type, "error_status": error.status}
     generation = request.get(GENERATION)
     if generation is not None:
         fields |= _generated(generation, started_ns)
     if request.path in _POLLED:
         _log.debug("request", **fields)
-    elif status >= 500 or error is not None:
+    elif status >= 500 or (error is not None and error.status >= 500):
         _log.warning("request", **fields)
     else:
         _log.info("request", **fields)

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from eventlm._version import __version__
-from eventlm.server.errors import ErrorEnvelope
+from eventlm.server.errors import CANCELLED, ErrorEnvelope
 from eventlm.server.principal import Scope
 
 JSON = "application/json"
@@ -27,7 +27,7 @@ SERVER_SENT_EVENTS = "text/event-stream"
 _ANY_ERRORS = (400, 413, 500)
 _BODY_ERRORS = (404, 408, 415, 503)
 _KEY_ERRORS = (401, 403)
-_ENGINE_ERRORS = (429, 503, 504)
+_ENGINE_ERRORS = (429, CANCELLED, 503, 504)
 _RETRY_AFTER = (429, 503)
 _REF = "#/components/schemas/{name}"
 #: The part of a route's path that its handler sees by name, with the pattern that it must match.
@@ -156,7 +156,7 @@ def _responses(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 def _error(status: int, schema: dict[str, Any]) -> dict[str, Any]:
     return {
-        "description": HTTPStatus(status).phrase,
+        "description": "Cancelled" if status == CANCELLED else HTTPStatus(status).phrase,
         "headers": _headers(status),
         "content": {JSON: {"schema": schema}},
     }

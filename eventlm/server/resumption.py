@@ -30,6 +30,7 @@ from eventlm.server.protocol import (
 from eventlm.server.replies import CancelledReply, ReplyIdentity
 from eventlm.server.stream import EdgeState, send_events, stream_error
 from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
+from eventlm.wording import sentence
 
 LAST_EVENT_ID = "Last-Event-ID"
 FROM = "from"
@@ -56,7 +57,7 @@ async def resume_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_stream(request: web.Request) -> web.Response:
-    """End a reply that is being generated, as if its client had left for good."""
+    """End a reply that is being generated. Whoever reads it is told so by an error with the code `cancelled`."""
     reply_id = request.match_info["id"]
     try:
         await request.app[CONTEXT].engine.cancel_reply(reply_id, request[PRINCIPAL].owner)
@@ -75,7 +76,7 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
     except UnknownReplyError as error:
         raise reply_not_found(reply_id) from error
     except EngineUnavailableError as error:
-        raise unavailable(str(error)) from error
+        raise unavailable(sentence(str(error))) from error
     request[GENERATION] = generation
     try:
         return await _send_rest(request, reply, generation, position)

@@ -130,7 +130,7 @@ async def test_warmups_are_no_part_of_the_load() -> None:
 async def test_the_model() -> None:
     assert (await bench(ByteServer("a", "b"))).model == "a"
     assert (await bench(ByteServer("a", "b"), model="b")).model == "b"
-    with pytest.raises(UsageError, match=r"--model bb is not served .*; did you mean bbb\?; served: aaa, bbb"):
+    with pytest.raises(UsageError, match=r"--model bb is not served .*; did you mean bbb\? Served: aaa, bbb"):
         await bench(ByteServer("aaa", "bbb"), model="bb")
 
 

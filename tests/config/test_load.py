@@ -59,8 +59,8 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
         ("[cache]\nzzzzzz = 1", ", [cache]: unknown key 'zzzzzz'; known: block_size, num_blocks, kv_memory"),
         (
             "[servr]\nport = 1",
-            ": unknown section [servr]; did you mean server?; "
-            "known: model, cache, scheduler, server, worker, record, log, classes",
+            ": unknown section [servr]; did you mean server? "
+            "Known: model, cache, scheduler, server, worker, record, log, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         ("prot = 1", ": unknown key 'prot'; did you mean port in the section [server]?"),

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from eventlm.config import CacheConfig
 from eventlm.control.admin import (
     Abort,
     AdminAction,
+    AmbiguousRequestError,
     Drain,
     EngineStatus,
     FlushCache,
+    FlushedCache,
     Pause,
     ReadStatus,
     Resume,
@@ -31,8 +33,8 @@ from eventlm.events import CacheFlushed, Cancelled, Paused, PolicySwapped, Resum
 from tests.control.engines import SLOW, Reader, fake_setup, generate, recorded, request, running, verified
 
 
-def submission(reply_id: str = "cmpl-1", owner: str = "a", **limits: Any) -> Submission:
-    return Submission(reply_id=reply_id, owner=owner, limits=RateLimits(**limits))
+def submission(reply_id: str = "cmpl-1", owner: str = "a", request_id: str = "", **limits: Any) -> Submission:
+    return Submission(reply_id=reply_id, owner=owner, request_id=request_id, limits=RateLimits(**limits))
 
 
 async def submit(engine: InferenceEngine, one: EngineRequest, of: Submission) -> Reader:
@@ -51,8 +53,12 @@ async def test_actions_are_facts(tmp_path: Path) -> None:
         assert status.policies == ["fcfs", "edf", "lrs"]
         assert [replica.num_blocks for replica in status.replicas] == [64]
         assert (await do(SwapPolicy(name="edf"))).policy == "edf"
-        with pytest.raises(UnknownPolicyError, match="'lpm' was not installed at start; installed: fcfs, edf, lrs"):
+        with pytest.raises(
+            UnknownPolicyError, match=r"'lpm'; installed at start: fcfs, edf, lrs; .* --extra-policy NAME"
+        ):
             await do(SwapPolicy(name="lpm"))
+        with pytest.raises(UnknownPolicyError, match=r"'efd'; did you mean edf\? Installed at start: fcfs, edf, lrs; "):
+            await do(SwapPolicy(name="efd"))
         assert (await do(Pause())).paused
         waiting = await submit(engine, request(12, prompt=range(40)), submission())
         assert (await do(Pause())).num_waiting == 1
@@ -61,12 +67,18 @@ async def test_actions_are_facts(tmp_path: Path) -> None:
         await waiting.done()
         [cached] = (await do(ReadStatus())).replicas
         assert (cached.num_held_blocks, cached.num_cached_blocks) == (0, 3)
-        assert (await do(FlushCache())).replicas[0].num_cached_blocks == 0
+        flushed = await do(FlushCache())
+        assert (flushed.flushed, flushed.replicas[0].num_cached_blocks) == (
+            FlushedCache(num_blocks=3, num_replicas=1),
+            0,
+        )
+        assert (await do(FlushCache())).flushed == FlushedCache(num_blocks=0, num_replicas=1)
+        assert (await do(ReadStatus())).flushed is UNSET
         [again] = await generate(engine, request(12, prompt=range(40)))
         assert again.finished[0] is not None
         assert again.finished[0].cached_tokens == 0
     kinds = (PolicySwapped, Paused, Resumed, CacheFlushed)
-    assert [type(event) for event in recorded(engine) if isinstance(event, kinds)] == list(kinds)
+    assert [type(event) for event in recorded(engine) if isinstance(event, kinds)] == [*kinds, CacheFlushed]
     verified(engine)
 
 
@@ -109,6 +121,46 @@ async def test_aborts_by_either_name(tmp_path: Path) -> None:
         readers[2].handle.cancel()
         await readers[2].done()
     assert [event.reason for event in recorded(engine) if isinstance(event, Cancelled)] == ["admin", "admin", "client"]
+
+
+async def test_aborts_by_the_id_that_a_client_chose() -> None:
+    async with running(fake=SLOW) as engine:
+
+        async def begin(reply_id: str, owner: str, request_id: str) -> Reader:
+            return await submit(engine, request(400), submission(reply_id, owner, request_id))
+
+        async def is_aborted(name: str, reader: Reader) -> None:
+            await engine.administer(Abort(request=name))
+            finished = (await reader.done()).finished[0]
+            assert finished is not None
+            assert (finished.reason, finished.detail) == ("cancelled", "admin")
+
+        await is_aborted("job-1", await begin("cmpl-0", "a", "job-1"))
+        mine, others = await begin("cmpl-1", "a", "job-2"), await begin("cmpl-2", "b", "job-2")
+        # Who takes the id of another's reply, or its seq, gets nobody ended by it.
+        await begin("cmpl-3", "b", "cmpl-1")
+        seqs = f"{mine.handle.request}, {others.handle.request}"
+        with pytest.raises(AmbiguousRequestError, match=f"2 requests go by the id 'job-2': .* a seq of {seqs}"):
+            await engine.administer(Abort(request="job-2"))
+        await is_aborted("cmpl-1", mine)
+        await is_aborted("job-2", others)
+        last = await begin("cmpl-4", "a", "")
+        await begin("cmpl-5", "b", str(last.handle.request))
+        with pytest.raises(AmbiguousRequestError):
+            await engine.administer(Abort(request=str(last.handle.request)))
+        await is_aborted("cmpl-4", last)
+
+
+async def test_an_end_says_who_asked_for_it() -> None:
+    async with running(fake=SLOW) as engine:
+        readers = [await submit(engine, request(400), submission(f"cmpl-{number}")) for number in range(3)]
+        await engine.cancel_reply("cmpl-0", "a")
+        readers[1].handle.cancel()
+        for reader in readers[:2]:
+            await reader.done()
+    await readers[2].done()
+    ends = [reader.finished[0] for reader in readers]
+    assert [end and end.detail for end in ends] == ["owner", "client", "shutdown"]
 
 
 def test_a_policy_is_installed_once() -> None:

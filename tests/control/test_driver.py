@@ -210,7 +210,7 @@ def test_facts_of_one_drain_act_in_their_order() -> None:
     rig.driver.put_fact(Cancelled(request=seq))
     rig.driver.end_text(seq, 0, 1, "stop")
     rig.driver.drain(20)
-    assert rig.outputs == [TokensOutput(0, 0, [7]), FinishedOutput(0, "cancelled", 1, 0)]
+    assert rig.outputs == [TokensOutput(0, 0, [7]), FinishedOutput(0, "cancelled", 1, 0, detail="client")]
     next_seq = rig.driver.core.next_seq
     rig.driver.end_text(seq, 0, 1, "stop")
     rig.driver.drain(30)

@@ -107,7 +107,7 @@ def test_a_record_has_all_parameters_and_leads_back_to_the_same_instance() -> No
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("policy", "edff", "unknown policy 'edff'; did you mean edf?; installed: fcfs, edf, lrs"),
+        ("policy", "edff", "unknown policy 'edff'; did you mean edf? Installed: fcfs, edf, lrs"),
         ("router", "zzz", "unknown router 'zzz'; installed: round_robin, pull, least_loaded, prefix_affinity"),
         ("policy", "pull", "pull is a router, not a policy; choose it with --router pull"),
         ("policy", "edf:multiplier", "parameters are written edf:PARAMETER=VALUE; 'multiplier' is not"),
@@ -184,7 +184,7 @@ def test_an_entry_point_is_of_the_kind_of_its_base(here: Path) -> None:
     assert resolved("policy", "short:weight=2").record.reference == "shortest:ShortestFirst"
     assert "versioned is a router, not a policy" in error_of("policy", "versioned")
     message = error_of("policy", "shrt")
-    assert "did you mean short?; installed: fcfs, edf, lrs, lpm, short;" in message
+    assert "did you mean short? Installed: fcfs, edf, lrs, lpm, short;" in message
 
 
 def test_a_name_that_two_distributions_claim_is_ambiguous(here: Path) -> None:

@@ -92,6 +92,8 @@ class EngineDouble:
         self.rows = EndedRows()
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[int, str]] = []
+        #: By whom each request was cancelled first.
+        self.cancelled_by: dict[int, str] = {}
         self.text_ends: list[tuple[int, int, int, str]] = []
         self.handles: list[RequestHandle] = []
         #: Tokens of all requests so far.
@@ -148,7 +150,7 @@ class EngineDouble:
     async def administer(self, action: AdminAction) -> EngineStatus:
         self.actions.append(action)
         if isinstance(action, SwapPolicy) and action.name != "edf":
-            raise UnknownPolicyError(f"the policy '{action.name}' was not installed at start; installed: fcfs, edf")
+            raise UnknownPolicyError(f"unknown policy '{action.name}'; installed at start: fcfs, edf")
         if isinstance(action, Abort) and action.request != "cmpl-1":
             raise UnknownRequestError(f"no request '{action.request}' is under way")
         return EngineStatus(
@@ -176,7 +178,7 @@ class EngineDouble:
 
     async def cancel_reply(self, reply_id: str, owner: str) -> None:
         for request in self.registry.find(reply_id, owner).requests:
-            self.cancel(request, "client")
+            self.cancel(request, "owner")
 
     def keep(self, *, seconds: int, max_bytes: int = 1 << 20) -> None:
         """Keep what is said of resumable replies from now on."""
@@ -235,7 +237,9 @@ class EngineDouble:
                 put(ClosingOutput(index, reason, num_tokens))
         told, position = await end
         finish = told or reason
-        put(FinishedOutput(index, finish, num_tokens if position is None else position, cached_tokens=4))
+        detail = self.cancelled_by.get(number, "")
+        kept = num_tokens if position is None else position
+        put(FinishedOutput(index, finish, kept, cached_tokens=4, detail=detail))
 
     def _put_prompt_logprobs(self, request: EngineRequest, put: Sink, index: int) -> None:
         """In two chunks, the first of which comes again, as behind a preemption."""
@@ -263,6 +267,7 @@ class EngineDouble:
 
     def cancel(self, request: int, reason: str) -> None:
         self.cancelled.append((request, reason))
+        self.cancelled_by.setdefault(request, reason)
         for (number, _), end in self._ends.items():
             if number == request and not end.done():
                 end.set_result(("cancelled", None))

@@ -47,6 +47,8 @@ def test_actions(guarded: RunningServer) -> None:
 def test_swapping_the_policy(guarded: RunningServer) -> None:
     assert guarded.post("/admin/policy", {"policy": "edf"}, OPS).status == 200
     assert guarded.engine.actions == [SwapPolicy(name="edf")]
+    refused = guarded.post("/admin/policy", {"policy": "lpm"}, OPS)
+    assert_error(refused, 400, INVALID, "policy", "invalid_value", message="Unknown policy 'lpm'; installed at start: ")
     for body, param, code in [
         ({"policy": "lpm"}, "policy", "invalid_value"),
         ({"policy": 1}, "policy", "invalid_type"),
@@ -59,7 +61,7 @@ def test_swapping_the_policy(guarded: RunningServer) -> None:
 
 def test_what_is_not_there(guarded: RunningServer) -> None:
     refused = guarded.request("POST", "/admin/requests/cmpl-2/abort", headers=OPS)
-    assert_error(refused, 404, INVALID, None, "request_not_found", message="'cmpl-2'")
+    assert_error(refused, 404, INVALID, "id", "request_not_found", message="No request 'cmpl-2' is under way.")
     assert_error(guarded.request("GET", "/admin/drain", headers=OPS), 403, INVALID, None, "missing_scope")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
 
 from eventlm.control.request import (
@@ -74,7 +75,7 @@ def test_engine_errors(server: RunningServer) -> None:
     assert_error(server.complete(), 400, INVALID, "prompt", "context_length_exceeded")
     server.engine.submit_error = EngineUnavailableError("worker lost")
     reply = server.chat()
-    assert_error(reply, 503, "server_error", message="worker lost")
+    assert_error(reply, 503, "server_error", message="Worker lost.")
     assert int(reply.headers["retry-after"]) >= 1
     server.engine.submit_error = None
     assert_serves(server)
@@ -87,6 +88,45 @@ def test_engine_state(server: RunningServer, state: Any) -> None:
         assert_error(reply, 503, "server_error")
         assert int(reply.headers["retry-after"]) >= 1
     assert server.request("GET", "/v1/models").status == 200
+
+
+def test_who_is_refused_by_a_drain_is_told_so(server: RunningServer) -> None:
+    server.engine.state = "draining"
+    assert_error(server.chat(), 503, "server_error", message="The server is draining")
+    server.engine.state = "ready"
+    server.engine.submit_error = EngineUnavailableError("the engine is draining")
+    assert_error(server.chat(), 503, "server_error", message="The engine is draining.")
+
+
+def client_of(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [("admin", 503, "aborted"), ("owner", 499, "cancelled"), ("late", 504, "deadline_exceeded")],
+)
+def test_what_was_ended_on_purpose_is_not_tried_again(
+    server: RunningServer, stream: bool, reason: str, status: int, code: str
+) -> None:
+    server.engine.script = lambda request, index: []
+    server.engine.script_end = "deadline" if reason == "late" else "cancelled"
+    server.engine.cancelled_by[0] = reason
+    with pytest.raises(openai.APIStatusError) as caught:
+        client_of(server).completions.create(model="test", prompt="hi", stream=stream)
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert len(server.engine.requests) == 1
+
+
+def test_what_the_server_ended_is_tried_again(server: RunningServer) -> None:
+    server.engine.script = lambda request, index: []
+    server.engine.script_end = "cancelled"
+    server.engine.cancelled_by[0] = "shutdown"
+    reply = server.chat()
+    assert_error(reply, 503, "server_error")
+    assert "x-should-retry" not in reply.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])

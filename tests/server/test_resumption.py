@@ -17,7 +17,7 @@ import pytest
 
 from eventlm.control.request import EngineUnavailableError
 
-from .conftest import INVALID, RunningServer, assert_error, wait_until
+from .conftest import INVALID, RunningServer, assert_error, capture_logs, wait_until
 from .engine_double import spell
 
 TEXT = "Héllo, wörld 🙂🙃 — stop here and say more: 日本語."
@@ -247,14 +247,22 @@ def test_the_newer_reader_takes_over(server: RunningServer) -> None:
     third = open_stream(server, reply_id)
     assert json.loads(read_to_end(second)[-2].data)["error"]["code"] == "taken_over"
     assert server.engine.cancelled == []
-    assert server.request("DELETE", f"/v1/stream/{reply_id}").json() == {
-        "id": reply_id,
-        "object": "stream",
-        "cancelled": True,
-    }
-    assert "error" in json.loads(read_to_end(third)[-2].data)
+    with capture_logs() as logs:
+        assert server.request("DELETE", f"/v1/stream/{reply_id}").json() == {
+            "id": reply_id,
+            "object": "stream",
+            "cancelled": True,
+        }
+        error = json.loads(read_to_end(third)[-2].data)["error"]
+        wait_until(lambda: any("outcome" in line for line in list(logs)))
+    assert (error["code"], error["type"]) == ("cancelled", INVALID)
+    assert error["message"] == "This request was cancelled by its owner."
+    assert server.engine.cancelled == [(0, "owner")]
+    # Nobody has failed.
+    [line] = [line for line in logs if "outcome" in line]
+    assert (line["log_level"], line["outcome"], line["error_status"]) == ("info", "cancelled", 499)
     wait_until(lambda: server.context.num_running == 0)
-    assert server.engine.cancelled == [(0, "client")]
+    assert json.loads(parse(resume(server, reply_id).data)[-2].data)["error"] == error
 
 
 def test_a_stop_string_is_found_without_a_reader(server: RunningServer) -> None:

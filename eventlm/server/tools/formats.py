@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from eventlm.config import ServerConfig
-from eventlm.config.options import nearest
+from eventlm.config.options import did_you_mean
 from eventlm.control.plugins import load_class
 from eventlm.errors import UsageError
 from eventlm.server.chat_template import ChatTemplate
@@ -162,12 +162,8 @@ def _reference(kind: _Kind, name: str) -> str:
     if name in third_party:
         return third_party[name]
     known = [*kind.built_in, *sorted(third_party)]
-    guess = nearest(name, [*known, AUTO, NONE])
-    suggestion = f"; did you mean {guess}?" if guess else ""
-    raise UsageError(
-        f"{_flag(kind)}: unknown parser {name!r}{suggestion}; installed: {', '.join(known)}; a local one is written "
-        "module:Class"
-    )
+    hint = did_you_mean(name, [*known, AUTO, NONE], listed_as="known")
+    raise UsageError(f"{_flag(kind)}: unknown parser {name!r}{hint}; a local one is written module:Class")
 
 
 def _flag(kind: _Kind) -> str:

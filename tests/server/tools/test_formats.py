@@ -72,7 +72,7 @@ def test_by_name() -> None:
     ("settings", "message"),
     [
         ({"tool_parser": "hermis"}, "--tool-parser: unknown parser 'hermis'; did you mean hermes?"),
-        ({"reasoning_parser": "r1"}, "installed: qwen3, deepseek_r1"),
+        ({"reasoning_parser": "r1"}, "known: qwen3, deepseek_r1"),
         ({"tool_parser": "nowhere:X"}, "no module 'nowhere'"),
         ({"tool_parser": "eventlm.server.tools.think:Qwen3"}, "derived from eventlm.server.tools.formats.ToolFormat"),
     ],
