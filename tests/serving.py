@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,13 +149,27 @@ class Server:
         if self.process.poll() is None:
             self.stop(number=signal.SIGKILL)
 
-    def stop_and_verify(self) -> Trace:
-        """End it in order; the trace must verify, with clean invariants after every event and an `end`."""
+    def stop_and_verify(self, *, check_invariants: bool = True) -> Trace:
+        """End it in order; the trace must verify, without a warning, and have an `end`."""
         assert self.stop() == 0, self.stderr
-        trace = verified(self.trace)
+        trace = verified(self.trace, check_invariants=check_invariants)
         assert trace.result.clean_end
         assert trace.result.warnings == []
         return trace
+
+
+@contextlib.contextmanager
+def serve(folder: Path, *flags: str, check_invariants: bool = False) -> Iterator[Server]:
+    """A server that is ready. Whatever is asked of it: at the end it goes in order, and what it recorded verifies.
+
+    To check the core's invariants after every event as well takes long where there are many blocks.
+    """
+    server = Server(folder, *flags)
+    try:
+        yield server.wait_ready()
+        server.stop_and_verify(check_invariants=check_invariants)
+    finally:
+        server.close()
 
 
 class Trace(NamedTuple):
@@ -194,10 +208,10 @@ class Trace(NamedTuple):
         return dict(counts)
 
 
-def verified(path: Path, *, trust_local_plugins: bool = False) -> Trace:
-    """Verify a trace with the core's invariants checked after every event."""
+def verified(path: Path, *, trust_local_plugins: bool = False, check_invariants: bool = True) -> Trace:
+    """Verify a trace, with the core's invariants checked after every event."""
     changes = Changes(trust_local_plugins=trust_local_plugins)
-    result = verify(path, changes=changes, check_invariants=True)
+    result = verify(path, changes=changes, check_invariants=check_invariants)
     assert result.divergence is None, result.divergence
     with LogReader(path) as reader:
         return Trace(result, [line.event() for line in reader])

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from jsonschema import Draft202012Validator
 
-from eventlm.replay.verify import verify
 from tests.serving import Server, wait_until
 
 from .conftest import Reply
@@ -28,14 +27,6 @@ def assert_idle(server: Server) -> None:
         return not any(values)
 
     wait_until(is_idle)
-
-
-def stop_and_replay(server: Server) -> None:
-    """End it in order; what it recorded must replay without a divergence."""
-    assert server.stop() == 0, server.stderr
-    result = verify(server.trace)
-    assert result.divergence is None, result.divergence
-    assert result.clean_end
 
 
 class Description:

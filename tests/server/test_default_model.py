@@ -12,7 +12,7 @@ import pytest
 from eventlm.models.default import DEFAULT_MODEL
 from eventlm.models.pull import cached
 from eventlm.server.tokenizer import CheckpointTokenizer
-from tests.serving import Server
+from tests.serving import Server, serve
 
 PROMPTS = (
     "The capital of France is",
@@ -29,12 +29,8 @@ WORDS = ("blue", "river", "seven", "music", "Über", "code", "tea", "winter", "j
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = ["--dtype", "float32", "--no-prefix-cache", "--max-model-len", "256", "--kv-memory", "64MiB"]
-    server = Server(tmp_path_factory.mktemp("server"), *flags)
-    try:
-        yield server.wait_ready()
-        assert server.stop() == 0
-    finally:
-        server.close()
+    with serve(tmp_path_factory.mktemp("server"), *flags) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from eventlm.server.tokenizer import CheckpointTokenizer
 from tests.checkpoints import make_checkpoint
-from tests.serving import Server
+from tests.serving import Server, serve
 
 TEXTS = ["The quick brown fox", "It was the best of times, it was", "In the beginning " * 12, "a"]
 HIDDEN_SIZE = 64
@@ -34,12 +34,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[S
     """Chunks smaller than the long text, blocks small enough to be hit, and too few of them for all that runs."""
     flags = ["--model", str(folder), "--num-blocks", "64", "--block-size", "4", "--max-num-batched-tokens", "16"]
     flags += ["--max-num-seqs", "12", "--max-model-len", "200", "--dtype", "float32"]
-    server = Server(tmp_path_factory.mktemp("server"), *flags)
-    try:
-        yield server.wait_ready()
-        server.stop_and_verify()
-    finally:
-        server.close()
+    with serve(tmp_path_factory.mktemp("server"), *flags, check_invariants=True) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

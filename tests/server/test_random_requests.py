@@ -11,22 +11,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serving import PATIENCE_SECONDS, Server
+from tests.serving import PATIENCE_SECONDS, Server, serve
 
 from .conftest import Reply
-from .described import Description, assert_idle, stop_and_replay
+from .described import Description, assert_idle
 from .random_requests import RandomRequest, random_request
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     fast = "base_ns=100000,prefill_token_ns=0,decode_ns=0,context_token_ns=0"
-    server = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--max-model-len", "256", "--fake", fast)
-    try:
-        yield server.wait_ready()
-        stop_and_replay(server)
-    finally:
-        server.close()
+    flags = ("--model", "fake", "--max-model-len", "256", "--fake", fast)
+    with serve(tmp_path_factory.mktemp("server"), *flags) as server:
+        yield server
 
 
 class Connection:

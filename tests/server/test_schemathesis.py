@@ -18,9 +18,9 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from eventlm.server.app import ENDPOINTS
 from eventlm.server.openapi import Endpoint, openapi_path
-from tests.serving import Server
+from tests.serving import Server, serve
 
-from .described import assert_idle, stop_and_replay
+from .described import assert_idle
 
 #: The handlers refuse more than schemas can say: a token id that the model does not have, a prompt over the context.
 UNCHECKED: list[CheckFunction] = [positive_data_acceptance]
@@ -48,13 +48,10 @@ def budget(num_examples: int) -> settings:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A short context and a fast model: examples may leave max_tokens out and ask for many samples."""
     fast = "base_ns=100000,prefill_token_ns=0,decode_ns=0,context_token_ns=0"
-    server = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--max-model-len", "64", "--fake", fast)
-    try:
-        yield server.wait_ready()
+    flags = ("--model", "fake", "--max-model-len", "64", "--fake", fast)
+    with serve(tmp_path_factory.mktemp("server"), *flags) as server:
+        yield server
         assert_idle(server)
-        stop_and_replay(server)
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,8 @@ import pytest
 from eventlm.events import Arrived, Preempted
 from eventlm.models.default import DEFAULT_MODEL
 from eventlm.models.pull import cached
-from eventlm.replay.verify import verify
 from tests.checkpoints import make_checkpoint
-from tests.serving import PATIENCE_SECONDS, Server
+from tests.serving import PATIENCE_SECONDS, Server, serve
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (
@@ -39,14 +38,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("served"), "--model", str(checkpoint), "--dtype", "float32")
-    try:
-        yield server.wait_ready()
-        # Whatever was asked for below: the run can be replayed.
-        assert server.stop() == 0, server.stderr
-        assert verify(server.trace).divergence is None
-    finally:
-        server.close()
+    with serve(tmp_path_factory.mktemp("served"), "--model", str(checkpoint), "--dtype", "float32") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +112,9 @@ def test_lm_eval_gets_the_scores_of_its_own_backend(
 def test_lm_eval_gets_its_scores_of_the_default_model(tmp_path: Path) -> None:
     checkpoint = cached(DEFAULT_MODEL)
     assert checkpoint is not None
-    server = Server(tmp_path, "--dtype", "float32", "--max-model-len", "512")
-    try:
-        with server.wait_ready().client() as client:
-            check_scores(server, client, checkpoint, tmp_path)
-        assert server.stop() == 0, server.stderr
-    finally:
-        server.close()
+    flags = ("--dtype", "float32", "--max-model-len", "512")
+    with serve(tmp_path, *flags) as server, server.client() as client:
+        check_scores(server, client, checkpoint, tmp_path)
 
 
 def check_scores(served: Server, client: openai.OpenAI, checkpoint: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from eventlm.replay.execute import execute
-from tests.serving import Server
+from tests.serving import Server, serve
 
 #: Must not get anywhere but to the worker.
 CANARY = "canarius"
@@ -37,16 +37,13 @@ class Person(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Its run is verified and run again when all tests are done, and its log and trace say nothing of schemas."""
-    server = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--record-tokens")
-    try:
-        yield server.wait_ready()
-        server.stop_and_verify()
-        assert CANARY not in server.stderr
-        assert CANARY not in server.trace.read_text()
-        again = execute(server.trace, model="fake", teacher_force=True)
-        assert (again.exit_code, again.mismatches) == (0, [])
-    finally:
-        server.close()
+    flags = ("--model", "fake", "--record-tokens")
+    with serve(tmp_path_factory.mktemp("server"), *flags, check_invariants=True) as server:
+        yield server
+    assert CANARY not in server.stderr
+    assert CANARY not in server.trace.read_text()
+    again = execute(server.trace, model="fake", teacher_force=True)
+    assert (again.exit_code, again.mismatches) == (0, [])
 
 
 @pytest.fixture(scope="module")

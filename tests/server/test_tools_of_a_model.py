@@ -13,9 +13,8 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Finished
-from eventlm.replay.verify import verify
 from tests.checkpoints import make_checkpoint
-from tests.serving import Server
+from tests.serving import Server, serve
 
 WEATHER = {
     "type": "object",
@@ -41,13 +40,8 @@ MESSAGES: Any = [{"role": "user", "content": "How is the weather in Bern?"}]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_position_embeddings=2048)
-    server = Server(tmp_path_factory.mktemp("server"), "--model", str(checkpoint), "--dtype", "float32")
-    try:
-        yield server.wait_ready()
-        assert server.stop() == 0, server.stderr
-        assert verify(server.trace).divergence is None
-    finally:
-        server.close()
+    with serve(tmp_path_factory.mktemp("server"), "--model", str(checkpoint), "--dtype", "float32") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +142,6 @@ def test_the_text_ends_behind_the_only_call(server: Server, random_weights: open
 @pytest.mark.soak
 @pytest.mark.parametrize(("choice", "finish_reason"), [("required", "tool_calls"), (NAMED, "stop")])
 def test_forced_calls_of_the_default_model(tmp_path: Path, choice: Any, finish_reason: str) -> None:
-    server = Server(tmp_path, "--dtype", "float32", "--max-model-len", "1024", "--kv-memory", "128MiB")
-    try:
-        with server.wait_ready().client() as client:
-            check_forced(client, choice, finish_reason, n=20)
-        assert server.stop() == 0
-    finally:
-        server.close()
+    flags = ("--dtype", "float32", "--max-model-len", "1024", "--kv-memory", "128MiB")
+    with serve(tmp_path, *flags) as server, server.client() as client:
+        check_forced(client, choice, finish_reason, n=20)
