@@ -18,6 +18,7 @@ from eventlm.server.errors import invalid_value
 from eventlm.server.generation import ChoiceOutput, Generation
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.message_replies import message_delta, reply_message
+from eventlm.server.prompt_encoder import CHARACTERS_OF_A_MESSAGE
 from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.server.replies import (
     ApiFinishReason,
@@ -193,13 +194,11 @@ async def encode_messages(
         raise invalid_value(
             "messages", "This model has no chat template; use /v1/completions, or a model that was made for chat."
         )
-    messages = chat_messages(body, knows_developer=template.knows_developer)
     definitions = tools.definitions if tools is not None else None
-    if not template.knows_tools and context.formats.tools is not None:
-        try:
-            messages = teach(messages, definitions or [], context.formats.tools.syntax)
-        except RecursionError as error:
-            raise invalid_value("messages", "Tools or their calls are nested too deeply.") from error
+    num_parts = sum(len(each.content) if isinstance(each.content, list) else 1 for each in body.messages)
+    messages = await context.encoder.run(
+        CHARACTERS_OF_A_MESSAGE * num_parts, lambda: _template_messages(context.formats, body, template, definitions)
+    )
     if body.documents and "documents" not in template.source:
         raise invalid_value(
             "documents",
@@ -227,6 +226,19 @@ async def encode_messages(
     except ChatTemplateError as error:
         raise invalid_value("messages", f"Invalid value for 'messages': {error}.") from error
     return truncate_prompt(body, token_ids, context.limits)
+
+
+def _template_messages(
+    formats: Formats, body: ChatCompletionRequest, template: ChatTemplate, definitions: list[dict[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The messages for the template, with the tools in them if it does not know of any. Raises ApiError."""
+    messages = chat_messages(body, knows_developer=template.knows_developer)
+    if template.knows_tools or formats.tools is None:
+        return messages
+    try:
+        return teach(messages, definitions or [], formats.tools.syntax)
+    except RecursionError as error:
+        raise invalid_value("messages", "Tools or their calls are nested too deeply.") from error
 
 
 def _variables(template: ChatTemplate, body: ChatCompletionRequest) -> dict[str, Any]:

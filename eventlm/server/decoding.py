@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, inspect
 
 from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
+from eventlm.server.whole_numbers import with_integers
 
 #: Why some of them are not.
 _REASONS = {
@@ -28,7 +32,8 @@ def decode_request(body: bytes, type_: type[RequestT], unsupported: dict[str, tu
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`. Raises ApiError (400)."""
-    raw = _decode_json(body)
+    with _collector_paused():
+        raw = _decode_json(body)
     if not isinstance(raw, dict):
         raise invalid_type(None, "The request body must be a JSON object.")
     return raw
@@ -37,7 +42,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
 def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
     """The request that a decoded body is. Raises ApiError (400) that names the field at fault."""
     try:
-        request = msgspec.convert(raw, type_)
+        with _collector_paused():
+            request = _convert(raw, type_)
     except msgspec.ValidationError as error:
         raise validation_error(str(error), type_=type_) from error
     except RecursionError as error:
@@ -48,6 +54,30 @@ def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dic
             remedy = f"leave it out or set it to {_to_json(neutral[0])}" if neutral else "leave it out"
             raise invalid_value(name, f"'{name}' {_REASONS.get(name, 'is not supported yet')}; {remedy}.")
     return request
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """JSON has no cycles, and to look for them while millions of its values are made takes most of the time.
+
+    All the process waits meanwhile: to decode is one call without an end in between, in a thread as well.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _convert(raw: dict[str, Any], type_: type[RequestT]) -> RequestT:
+    try:
+        return msgspec.convert(raw, type_)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+    return msgspec.convert(with_integers(raw, type_), type_)
 
 
 def _decode_json(body: bytes) -> Any:

@@ -14,6 +14,8 @@ from eventlm.server.tokenizer import Tokenizer
 
 #: Texts up to this many characters take well under a millisecond.
 INLINE_CHARACTERS = 2048
+#: A message costs as much as a text of so many, whatever is in it.
+CHARACTERS_OF_A_MESSAGE = 64
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ class PromptEncoder:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
-        return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self.run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_chat(
         self,
@@ -72,31 +74,32 @@ class PromptEncoder:
             )
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-        size = sum(len(message["content"]) for message in messages) + 64 * len(messages)
+        size = sum(len(message["content"]) for message in messages) + CHARACTERS_OF_A_MESSAGE * len(messages)
         # These may be of any size, and so may what a template makes of them.
         is_unbounded = variables or tools or documents or any("tool_calls" in message for message in messages)
-        return await self._run(INLINE_CHARACTERS + 1 if is_unbounded else size, work)
+        return await self.run(INLINE_CHARACTERS + 1 if is_unbounded else size, work)
 
     async def echo(self, prompt: str | None, token_ids: list[int]) -> Echo:
         """A prompt to be shown again: as the text that it came as, else as its tokens."""
         if prompt is None:
             # A token has a few characters.
-            return await self._run(4 * len(token_ids), lambda: echo_of_tokens(self._tokenizer, token_ids))
-        return await self._run(len(prompt), lambda: echo_of_text(self._tokenizer, prompt, token_ids))
+            return await self.run(4 * len(token_ids), lambda: echo_of_tokens(self._tokenizer, token_ids))
+        return await self.run(len(prompt), lambda: echo_of_text(self._tokenizer, prompt, token_ids))
 
     async def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences that must not occur so that the words do not."""
-        return await self._run(sum(map(len, words)), lambda: bad_words_token_ids(self._tokenizer, words))
+        return await self.run(sum(map(len, words)), lambda: bad_words_token_ids(self._tokenizer, words))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of whole prompts or outputs, special tokens included."""
-        return await self._run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
+        return await self.run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
 
     def close(self) -> None:
         """Give the threads back; texts that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Work that costs as much as a text of `size` characters, in a thread if that is long."""
         if size <= INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -185,6 +185,8 @@ def read_prompts(prompt: str | list[Any], vocab_size: int, field: str) -> list[s
 
 
 def _all_of(items: list[Any], kind: type, plural: str, field: str) -> list[Any]:
+    if set(map(type, items)) <= {kind}:
+        return items
     for place, item in enumerate(items):
         if not isinstance(item, kind):
             raise invalid_type(f"{field}[{place}]", f"Invalid type for '{field}[{place}]': expected only {plural}.")
