@@ -149,8 +149,13 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_num_seqs: Annotated[int, Meta(ge=1, description="most sequences that run on a replica at once")] = 256
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="most tokens in one step")] = 2048
     max_queue_len: Annotated[
-        int, Meta(ge=0, description="most sequences that wait; a request beyond it gets a 429")
-    ] = 1024
+        int,
+        Meta(
+            ge=0,
+            description="most sequences that wait; a request beyond it gets a 429. What asks for several, such as a "
+            "list of prompts, is taken whole or not at all",
+        ),
+    ] = 2048
     max_steps_in_flight: Annotated[
         int, Meta(ge=1, le=16, description="steps shipped to a replica and not completed")
     ] = 2

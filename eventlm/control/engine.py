@@ -40,7 +40,7 @@ from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.predictor_source import PredictorSource
-from eventlm.control.rate_limits import RateLimiter
+from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.control.replica import ReplicaController
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
@@ -255,8 +255,14 @@ class InferenceEngine:
         self._drain()
         return status_of(self.state, driver.core.state, flushed=flushed)
 
-    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
-        """Read a reply again, from its first output on; its reader until now ends. Raises UnknownReplyError."""
+    async def resume(
+        self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        """Read a reply again, from its first output on; its reader until now ends. Counts as a request.
+
+        Raises UnknownReplyError, or RateLimitError.
+        """
+        self._admission_parts.limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
 
     def leave(self, reply_id: str, reader: int) -> None:

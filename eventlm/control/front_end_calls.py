@@ -67,7 +67,7 @@ class FrontEndCalls:
         return Submitted([handle.request for handle in handles], handles[0].rate_limits if handles else None)
 
     async def _resume(self, front_end: int, asked: Resume, on_output: OnOutput) -> ResumedReply:
-        return await self._engine.resume(asked.reply_id, asked.owner, on_output)
+        return await self._engine.resume(asked.reply_id, asked.owner, on_output, asked.limits)
 
     async def _read_metrics(self, front_end: int, asked: ReadMetrics, on_output: OnOutput) -> EngineMetrics:
         return structs.replace(await self._engine.read_metrics(), front_ends=self._figures())

@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 from eventlm.config import Config
 from eventlm.control.admin import AdminAction, AmbiguousRequestError, UnknownPolicyError, UnknownRequestError
 from eventlm.control.explanations import NotExplainedError
-from eventlm.control.rate_limits import RateLimitError, RateLimitState
+from eventlm.control.rate_limits import RateLimitError, RateLimits, RateLimitState
 from eventlm.control.request import (
     ClosingOutput,
     ContextLengthError,
@@ -152,6 +152,7 @@ class Resume(Struct, frozen=True, tag="resume"):
 
     reply_id: str
     owner: str
+    limits: RateLimits
 
 
 class CancelReply(Struct, frozen=True, tag="cancel_reply"):

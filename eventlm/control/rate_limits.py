@@ -149,6 +149,13 @@ class RateLimiter:
         account.tokens.take(num_tokens)
         return Charge(account, limits, num_tokens)
 
+    def count(self, owner: str, limits: RateLimits, now_ns: int) -> None:
+        """Take one request that makes nothing new, or raise RateLimitError and take nothing."""
+        if limits:
+            account = self._account(owner, limits, now_ns)
+            self._check_buckets(account, limits, 0)
+            account.requests.take(1)
+
     def _account(self, owner: str, limits: RateLimits, now_ns: int) -> _Account:
         account = self._accounts.get(owner)
         if account is None:
@@ -182,10 +189,13 @@ class RateLimiter:
                 retry_ns=CONCURRENCY_RETRY_NS,
                 state=account.state(limits),
             )
+        self._check_buckets(account, limits, num_tokens)
+
+    def _check_buckets(self, account: _Account, limits: RateLimits, num_tokens: int) -> None:
         waits: list[tuple[int, LimitKind, int]] = []
         if limits.requests_per_minute:
             waits.append((account.requests.wait_ns(1), "requests", limits.requests_per_minute))
-        if per_minute:
+        if per_minute := limits.tokens_per_minute:
             waits.append((account.tokens.wait_ns(num_tokens), "tokens", per_minute))
         wait_ns, kind, limit = max(waits, default=(0, "requests", 0))
         if wait_ns:

@@ -157,17 +157,17 @@ ENDPOINTS = (
     ),
     Endpoint(
         "GET",
-        "/v1/stream/{id}",
+        "/v1/stream/{id:.+}",
         resume_stream,
         media_types=(SERVER_SENT_EVENTS,),
-        errors=(404, 409, 503),
+        errors=(404, 409, 429, 503),
         parameters=(
             Parameter(LAST_EVENT_ID, "header", EventId, "id of the last event that the client has had"),
             Parameter(FROM, "query", EventId, "the same, for clients that cannot send the header"),
         ),
         can_be_empty=True,
     ),
-    Endpoint("DELETE", "/v1/stream/{id}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
+    Endpoint("DELETE", "/v1/stream/{id:.+}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
     *(
         Endpoint(
             "POST",

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from eventlm.control.admin import AdminAction, EngineStatus
 from eventlm.control.explanations import ExplainAnswer
 from eventlm.control.metrics_components import EngineMetrics
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits
 from eventlm.control.reply_status import ReplyStatus
 from eventlm.control.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
 
@@ -54,10 +55,13 @@ class Engine(Protocol):
         """
         ...
 
-    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+    async def resume(
+        self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
         """Read a resumable reply again: `on_output` gets its outputs from the first on, in order.
 
-        The reader until now is told by a `TakenOver`. Raises UnknownReplyError.
+        Counts as a request against the owner's limits. The reader until now is told by a `TakenOver`. Raises
+        UnknownReplyError, or RateLimitError.
         """
         ...
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from msgspec import Struct
 
 from eventlm.control.metrics_rows import RequestRow
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits
 from eventlm.control.request import (
     CLIENT_LEFT,
     ClosingOutput,
@@ -106,14 +107,19 @@ def _abandon_submitted(
 
 
 async def resume(
-    engine: Engine, tokenizer: Tokenizer, reply_id: str, owner: str, formats: Formats = NO_FORMATS
+    engine: Engine,
+    tokenizer: Tokenizer,
+    reply_id: str,
+    owner: str,
+    formats: Formats = NO_FORMATS,
+    limits: RateLimits = NO_LIMITS,
 ) -> tuple[ResumedReply, Generation]:
     """Read a reply again from its start: a generation that tells the engine nothing.
 
-    Raises UnknownReplyError. A caller that is cancelled meanwhile leaves no reader behind.
+    Raises UnknownReplyError, or RateLimitError. A caller that is cancelled meanwhile leaves no reader behind.
     """
     outputs = OutputQueue()
-    resuming = asyncio.ensure_future(engine.resume(reply_id, owner, outputs.put_again))
+    resuming = asyncio.ensure_future(engine.resume(reply_id, owner, outputs.put_again, limits))
     try:
         reply = await asyncio.shield(resuming)
     except asyncio.CancelledError:

@@ -38,6 +38,7 @@ from eventlm.control.front_end_protocol import (
     error_of,
 )
 from eventlm.control.metrics_components import EngineMetrics
+from eventlm.control.rate_limits import NO_LIMITS, RateLimits
 from eventlm.control.reply_status import ReplyStatus
 from eventlm.control.request import (
     EngineRequest,
@@ -132,7 +133,9 @@ class RemoteEngine:
         stream = _Stream(put, [request.n for request in group])
         return await self._call(Submit(list(group), submission), take, stream=stream, abandon=abandon)
 
-    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+    async def resume(
+        self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
         """As the engine's own."""
 
         def take(result: Raw) -> ResumedReply:
@@ -145,7 +148,7 @@ class RemoteEngine:
 
         # How much of the reply is over is not known before: until it is left.
         stream = _Stream(on_output, [])
-        return await self._call(Resume(reply_id, owner), take, stream=stream, abandon=abandon)
+        return await self._call(Resume(reply_id, owner, limits), take, stream=stream, abandon=abandon)
 
     def leave(self, reply_id: str, reader: int) -> None:
         """As the engine's own."""

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from eventlm.control.rate_limits import RateLimitError
 from eventlm.control.request import EngineUnavailableError, ResumedReply, UnknownReplyError
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
@@ -15,7 +16,7 @@ from eventlm.server.chat import CHAT_PREFIX, ChatReplies
 from eventlm.server.completions import CompletionReplies
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.decoding import decode_request
-from eventlm.server.errors import invalid_value, reply_not_found, unavailable
+from eventlm.server.errors import from_engine_error, invalid_value, reply_not_found, unavailable
 from eventlm.server.event_stream import EventStream
 from eventlm.server.generation import MAX_OUTPUTS_TAKEN, Generation
 from eventlm.server.middleware import GENERATION
@@ -38,7 +39,7 @@ EventId = Annotated[str, Meta(pattern=EVENT_ID_PATTERN)]
 
 
 async def resume_stream(request: web.Request) -> web.StreamResponse:
-    """Go on with a stream whose connection was lost.
+    """Go on with a stream whose connection was lost. To the key's limits it is one more request, without tokens.
 
     `Last-Event-ID`, or else `from`, is the id of the last event that the client has had; without either the stream
     comes from its start. Its text joins to that of the unbroken stream. 204 if the client has had all of it. Whoever
@@ -68,13 +69,15 @@ async def cancel_stream(request: web.Request) -> web.Response:
 
 async def _resume(request: web.Request, position: StreamPosition) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    reply_id = request.match_info["id"]
+    reply_id, principal = request.match_info["id"], request[PRINCIPAL]
     try:
         reply, generation = await generations.resume(
-            context.engine, context.tokenizer, reply_id, request[PRINCIPAL].owner, context.formats
+            context.engine, context.tokenizer, reply_id, principal.owner, context.formats, principal.limits
         )
     except UnknownReplyError as error:
         raise reply_not_found(reply_id) from error
+    except RateLimitError as error:
+        raise from_engine_error(error, prompt_param="id") from error
     except EngineUnavailableError as error:
         raise unavailable(sentence(str(error))) from error
     request[GENERATION] = generation

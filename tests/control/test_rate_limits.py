@@ -8,6 +8,7 @@ import pytest
 
 from eventlm.control.rate_limits import (
     MINUTE_NS,
+    NO_LIMITS,
     BucketState,
     Charge,
     RateLimiter,
@@ -79,6 +80,20 @@ def test_requests_at_once() -> None:
     assert "2 requests at once" in str(error)
     first.settle(9)
     limiter.charge("a", limits, 9, 0)
+
+
+def test_what_makes_nothing_new_counts_as_a_request_only() -> None:
+    limits = RateLimits(requests_per_minute=3, tokens_per_minute=10, concurrent_requests=1)
+    limiter = RateLimiter()
+    limiter.charge("a", limits, 10, 0)
+    for _ in range(2):
+        limiter.count("a", limits, 0)
+    with pytest.raises(RateLimitError, match="3 requests per minute") as caught:
+        limiter.count("a", limits, 0)
+    assert caught.value.retry_ns == MINUTE_NS // 3
+    limiter.count("a", limits, MINUTE_NS // 3)
+    limiter.count("b", NO_LIMITS, 0)
+    assert len(limiter) == 1
 
 
 def test_the_longer_of_two_waits_is_told() -> None:

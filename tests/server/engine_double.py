@@ -25,7 +25,7 @@ from eventlm.control.metering import charge_for, metered
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
-from eventlm.control.rate_limits import RateLimiter
+from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
     ClosingOutput,
@@ -144,7 +144,10 @@ class EngineDouble:
         for put in self._sinks:
             put(error)
 
-    async def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
+    async def resume(
+        self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        self.limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
 
     async def administer(self, action: AdminAction) -> EngineStatus:

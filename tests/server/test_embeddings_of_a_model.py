@@ -115,3 +115,20 @@ def test_beside_generations_that_take_the_blocks(
     for vectors, pooling in zip(found, names, strict=True):
         for vector, text in zip(vectors, TEXTS, strict=True):
             assert vector == pytest.approx(unit(expected[text, pooling]), abs=CLOSE)
+
+
+def test_as_many_inputs_as_openai_takes_with_the_default_options(tmp_path: Path) -> None:
+    """They are admitted as one, and all of them are embedded, in their order."""
+    server = Server(tmp_path, "--model", "fake")
+    inputs = [[number % 1000, 1] for number in range(2048)]
+    try:
+        with server.wait_ready().client() as client:
+            reply = client.embeddings.create(model="fake", input=inputs)
+            assert [each.index for each in reply.data] == list(range(2048))
+            assert reply.usage.prompt_tokens == 4096
+            assert (
+                reply.data[1500].embedding == client.embeddings.create(model="fake", input=[500, 1]).data[0].embedding
+            )
+        server.stop_and_verify()
+    finally:
+        server.close()

@@ -88,3 +88,21 @@ def test_a_request_that_is_wrong_costs_nothing(limited: RunningServer) -> None:
         assert limited.post("/v1/completions", body, bearer("sk-alice")).status == 400
     reply = limited.post("/v1/completions", {"model": "test", "prompt": "hi", "max_tokens": 1}, bearer("sk-alice"))
     assert reply.headers["x-ratelimit-remaining-requests"] == "2"
+
+
+def test_each_resumption_of_a_stream_counts_as_a_request(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    server = start_server(api_keys_file=str(write(tmp_path / "keys.toml", LIMITED)), resume_seconds=30)
+    alice, bob = bearer("sk-alice"), bearer("sk-bob")
+    body = {"model": "test", "prompt": "x", "max_tokens": 5, "stream": True}
+    server.post("/v1/completions", body, alice | {"x-request-id": "mine"})
+    for _ in range(2):
+        assert server.request("GET", "/v1/stream/mine", headers=alice).data.endswith(b"[DONE]\n\n")
+    refused = server.request("GET", "/v1/stream/mine", headers=alice)
+    assert_error(refused, 429, "requests", None, "rate_limit_exceeded", "3 requests per minute")
+    assert int(refused.headers["retry-after"]) in range(1, 21)
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    # Nobody else's, and an id that does not exist counts too.
+    assert server.request("GET", "/v1/stream/mine", headers=bob).status == 404
+    assert server.request("GET", "/v1/stream/none", headers=alice).status == 429

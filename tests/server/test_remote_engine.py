@@ -31,6 +31,7 @@ from eventlm.control.front_end_protocol import (
     encode,
 )
 from eventlm.control.metrics_components import FrontEndMetrics
+from eventlm.control.rate_limits import RateLimitError, RateLimits
 from eventlm.control.request import (
     ClosingOutput,
     ContextLengthError,
@@ -167,6 +168,11 @@ async def test_a_reply_can_be_read_again_by_another_reader() -> None:
             await pair.engine.resume("cmpl-1", "somebody else", lambda *_: None)
         reply = await pair.engine.resume("cmpl-1", "me", lambda _, output: again.append(output))
         assert (reply.submission, reply.requests, reply.reader) == (submission, [0], 1)
+        once = RateLimits(requests_per_minute=1)
+        with pytest.raises(UnknownReplyError):
+            await pair.engine.resume("cmpl-2", "me", lambda *_: None, once)
+        with pytest.raises(RateLimitError):
+            await pair.engine.resume("cmpl-1", "me", lambda *_: None, once)
         await until(lambda: len(again) > 10)
         assert TakenOver() in first
         both = list(zip([output for output in first if output != TakenOver()], again, strict=False))

@@ -41,7 +41,7 @@ def test_a_request_is_found_by_its_reply_and_by_its_own_id(server: RunningServer
     body = {"model": "test", "prompt": ["a", "b"], "n": 2}
     reply = server.post("/v1/completions", body, {"x-request-id": "one/two:three"}).json()
     server.engine.rows.request_ended(ROW)
-    for name in (reply["id"], "one/two:three"):
+    for name in (reply["id"], "one/two:three", "one%2Ftwo%3Athree"):
         found = get(server, name).json()
         assert (found["id"], found["object"], found["state"]) == (reply["id"], "eventlm.request", "finished")
         assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
@@ -56,6 +56,12 @@ def test_a_request_is_found_by_its_reply_and_by_its_own_id(server: RunningServer
         explained = get(server, f"{name}/explain").json()
         assert explained["explanations"] == [{"request": 0}, {"request": 1}]
         assert explained["id"] == reply["id"]
+
+
+def test_an_id_that_ends_like_a_path_is_told_apart_by_its_quotes(server: RunningServer) -> None:
+    reply = server.post("/v1/completions", {"model": "test", "prompt": "x"}, {"x-request-id": "a/explain"}).json()
+    assert get(server, "a%2Fexplain").json()["id"] == get(server, "a%2Fexplain/explain").json()["id"] == reply["id"]
+    assert_error(get(server, "a/explain"), 404, INVALID, "id", "request_not_found")
 
 
 def test_it_is_told_as_text_too(server: RunningServer) -> None:

@@ -331,6 +331,15 @@ def test_a_stream_can_be_resumed_by_its_requests_id(server: RunningServer) -> No
     wait_until(lambda: server.engine.registry.find(reply_id, "").reader is None)
 
 
+@pytest.mark.parametrize("quoted", ["jobs/7", "jobs%2F7", "jobs/7/explain", "a%2F%2Fb+c=d@e"])
+def test_an_id_with_slashes_is_found_plain_and_quoted(server: RunningServer, quoted: str) -> None:
+    connection, reply_id = start_endless(server, headers=f"x-request-id: {urllib.parse.unquote(quoted)}\r\n")
+    open_stream(server, quoted).close()
+    connection.close()
+    assert server.request("DELETE", f"/v1/stream/{quoted}").json()["cancelled"]
+    wait_until(lambda: not server.engine.registry.find(reply_id, "").num_unfinished)
+
+
 @pytest.mark.parametrize("value", ["x", "-1", "1-", "3-2.1", "1.5", "9" * 16, "١", ""])
 def test_what_is_no_id(server: RunningServer, value: str) -> None:
     stream = whole_stream(server, "chat", {})
