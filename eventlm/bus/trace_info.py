@@ -41,7 +41,11 @@ class TraceCheck(Struct, frozen=True, kw_only=True):
 
 class TraceInfo(Struct, frozen=True, kw_only=True):
     """The run in numbers. Counts are by tag or by reason, in alphabetical order; `duration_ns` is the last
-    `ts`."""
+    `ts`.
+
+    num_prompt_tokens: of all requests that arrived, each once for all its samples. num_output_tokens: that were shown.
+    num_steps: that were launched.
+    """
 
     check: TraceCheck
     header: Header

@@ -58,6 +58,13 @@ request has its number as `seq`, beside the id of the x-request-id header.
 The server itself takes them: GET /v1/requests/ID/explain tells the same.
 Times count from the reception of the request and are the engine's.
 
+prefill_ms of a reply's `eventlm.timings`, like `trace stats`, runs from the
+launch of the first step with the request until the first token is shown, all
+in between counted. `prompt` here begins when a replica takes the request in,
+which may be before that launch, leaves out time behind a preemption
+(`preempted`, `recomputing`), and ends when the worker has computed the last
+chunk if it goes on with the next step.
+
 exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),
             10 to 12 and 14 the trace is not what this version decides
             (`eventlm replay` tells more), 13 written by another version"""

@@ -211,8 +211,8 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
         ("events", f"{check.num_events:,}: {kinds}{_kept(check)}"),
         ("requests", f"{info.num_requests:,}, {info.num_rejected:,} rejected{_counts(info.reject_reasons)}"),
         ("finished", f"{counted(num_finished, 'sequence')}{_counts(info.finish_reasons)}"),
-        ("tokens", f"{info.num_prompt_tokens:,} prompt, {info.num_output_tokens:,} output"),
-        ("steps", f"{info.num_steps:,}, {counted(info.num_preemptions, 'preemption')}"),
+        ("tokens", f"{info.num_prompt_tokens:,} prompt (of all that arrived), {info.num_output_tokens:,} output"),
+        ("steps", f"{info.num_steps:,} launched, {counted(info.num_preemptions, 'preemption')}"),
     ]
 
 

@@ -35,7 +35,11 @@ examples:
   eventlm trace stats runs/latest --json | jq .distributions.prefill_e2e_time
 
 Times are the engine's: from the reception of a request, in milliseconds, of sequences that ran to their end. TTFT
-counts all first tokens. --json has nanoseconds."""
+counts all first tokens. --json has nanoseconds.
+
+Here tokens and steps count once done: prompt tokens of each sequence (a request has `n`) whose prompt is computed or
+cached, and steps that completed. `eventlm trace info` counts what came and was begun: the prompt of each request that
+arrived, once, and steps that were launched."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
     parser.set_defaults(run=run)
@@ -107,11 +111,12 @@ def _summary(stats: TraceStats) -> Iterator[str]:
     ended = sum(stats.finish_reasons.values())
     tokens = sum(replica.generation_tokens for replica in snapshot.replicas)
     per_second = f", {tokens / seconds:,.1f} output tokens/s" if seconds else ""
+    prompts = f"{sum(r.prompt_tokens for r in snapshot.replicas):,} prompt (of sequences past their prompt)"
     rows = [
         ("run", f"{stats.header.run}, {snapshot.model}, {seconds:,.3f} s"),
         ("requests", f"{snapshot.num_requests:,}, {_rejected(stats)}"),
         ("sequences", f"{ended:,} ended{_reasons(stats.finish_reasons)}"),
-        ("tokens", f"{sum(r.prompt_tokens for r in snapshot.replicas):,} prompt, {tokens:,} output{per_second}"),
+        ("tokens", f"{prompts}, {tokens:,} output{per_second}"),
         ("log", f"{counted(snapshot.num_events, 'event')}, {counted(stats.num_bytes, 'byte')}"),
     ]
     if snapshot.num_unseen or snapshot.num_cut:
@@ -171,7 +176,16 @@ def _class_table(stats: TraceStats) -> Iterator[str]:
 
 
 def _replica_table(stats: TraceStats) -> Iterator[str]:
-    columns = ["replicas", "steps", "busy", "tokens", "sequences", "cache hits", "preemptions", "workers lost"]
+    columns = [
+        "replicas",
+        "steps completed",
+        "busy",
+        "output tokens",
+        "sequences",
+        "cache hits",
+        "preemptions",
+        "workers lost",
+    ]
     duration_ns = stats.snapshot.duration_ns
     rows = []
     for index, replica in enumerate(stats.snapshot.replicas):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.cli.main import main
 from eventlm.cli.trace_plots import MAX_POINTS, _cdf, _largest_of_intervals
-from eventlm.control.metrics_report import REQUEST_METRICS, STEP_METRICS
+from eventlm.control.metrics_report import REQUEST_METRICS, STEP_METRICS, trace_stats
+from eventlm.events import Arrived, Emitted, Launched, StepCompleted
 from tests.bus.traces import header, lines
 from tests.control.test_step_ops import record
 from tests.replay.golden import FOLDER
@@ -45,6 +48,25 @@ def test_the_tables_hold_every_metric_in_columns(capsys: pytest.CaptureFixture[s
     assert words["sequences"].startswith("15 ended: ")
     assert words["requests"] == "10, 0 rejected"
     assert "operations" not in output
+
+
+def test_what_is_counted_is_named_here_and_in_info(capsys: pytest.CaptureFixture[str]) -> None:
+    with LogReader(GOLDEN) as log:
+        events = [line.event() for line in log]
+    output = stats(capsys, str(GOLDEN))
+    past_prompt = sum(replica.prompt_tokens for replica in trace_stats(GOLDEN).snapshot.replicas)
+    shown = sum(event.num_tokens for event in events if isinstance(event, Emitted))
+    assert f"{past_prompt:,} prompt (of sequences past their prompt), {shown:,} output" in output
+    columns, *replicas = output.strip().split("\n\n")[-1].splitlines()
+    assert re.split(r"  +", columns)[1] == "steps completed"
+    launches = {event.s for event in events if isinstance(event, Launched)}
+    completed = sum(isinstance(event, StepCompleted) and event.c in launches for event in events)
+    assert sum(int(row.split()[1]) for row in replicas) == completed < len(launches)
+    assert main(["trace", "info", str(GOLDEN)]) == 0
+    rows = {line[:10].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
+    arrived = sum(event.prompt_tokens for event in events if isinstance(event, Arrived))
+    assert rows["tokens"] == f"{arrived:,} prompt (of all that arrived), {shown:,} output"
+    assert rows["steps"].startswith(f"{len(launches):,} launched, ")
 
 
 def test_operations_with_their_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,13 @@ def check_against_metrics(explanation: Explanation, row: RequestRow) -> None:
     if row.request_scheduling_delay is not None and not row.request_num_preemptions:
         # Admitted without a chunk it is no longer in the queue, and has not been launched.
         assert sum(each.duration_ns for each in queued) <= row.request_scheduling_delay
+    if row.request_prefill_time is not None and not row.request_num_preemptions:
+        prompt = [each for each in explanation.intervals if each.phase == "prefill"]
+        early_ns = (row.request_scheduling_delay or 0) - sum(each.duration_ns for each in queued)
+        shown_later_ns = row.request_prefill_time + early_ns - sum(each.duration_ns for each in prompt)
+        # With a step in flight behind it the last chunk's result comes back while that one is computed.
+        [*_, last] = [each for each in explanation.steps if each.num_tokens]
+        assert shown_later_ns in (0, last.completed_ns - last.end_ns) or not last.num_produced
 
 
 def moments(log: Log) -> dict[int, None]:
