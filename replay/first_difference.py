@@ -17,6 +17,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.events import Decision, Event
 from eventlm.events.codec import DECISION_TAGS, encode_body
 from eventlm.replay.comparable import Names, comparable
+from eventlm.replay.difference_excerpt import excerpts
 from eventlm.replay.difference_story import Run, seconds, tell
 from eventlm.replay.divergence import as_object
 
@@ -29,10 +30,12 @@ _MAX_LINE_CHARS = 150
 
 
 class SideOfDifference(Struct, frozen=True, kw_only=True):
-    """One run's part: the decision as a JSON object (None: it has none there), when it came, counted from the first
-    request that both runs have, and the line of what led to it."""
+    """One run's part: the decision as a JSON object (None: it has none there), the same without what is alike in both
+    (see `eventlm.replay.difference_excerpt`), when it came, counted from the first request that both runs have, and the
+    line of what led to it."""
 
     decision: dict[str, Any] | None = None
+    excerpt: dict[str, Any] | None = None
     after_ns: int | None = None
     cause: str = ""
 
@@ -144,14 +147,17 @@ def _tell(found: _Candidate, a: Run, b: Run, arrivals: Sequence[tuple[int, int]]
     for number in story.pairs[:MAX_NAMED]:
         after = [ns - run.origin_ns for ns, run in zip(arrivals[number - 1], (a, b), strict=True)]
         details.append(f"#{number} arrived {seconds(after[0])} after the first request in A, {seconds(after[1])} in B")
-    return FirstDifference(what=story.what, details=details, a=_side(a, event_a), b=_side(b, event_b))
+    excerpt_a, excerpt_b = excerpts(event_a, event_b, a.names, b.names)
+    return FirstDifference(
+        what=story.what, details=details, a=_side(a, event_a, excerpt_a), b=_side(b, event_b, excerpt_b)
+    )
 
 
-def _side(run: Run, event: Event | None) -> SideOfDifference:
+def _side(run: Run, event: Event | None, excerpt: dict[str, Any] | None) -> SideOfDifference:
     if event is None:
         return SideOfDifference()
     cause = ""
     if run.reader.header.s < event.c < event.s:
         text = (encode_body(run.event(event.c)) + b"}").decode()
         cause = text if len(text) <= _MAX_LINE_CHARS else text[: _MAX_LINE_CHARS - 4] + " ..."
-    return SideOfDifference(decision=as_object(event), after_ns=event.ts - run.origin_ns, cause=cause)
+    return SideOfDifference(decision=as_object(event), excerpt=excerpt, after_ns=event.ts - run.origin_ns, cause=cause)

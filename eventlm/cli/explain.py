@@ -65,6 +65,9 @@ which may be before that launch, leaves out time behind a preemption
 (`preempted`, `recomputing`), and ends when the worker has computed the last
 chunk if it goes on with the next step.
 
+The core goes through the file in which the request arrived from its start, at
+some 10 MB of trace a second; files are as long as --record-segment says.
+
 exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),
             10 to 12 and 14 the trace is not what this version decides
             (`eventlm replay` tells more), 13 written by another version"""

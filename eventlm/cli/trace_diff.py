@@ -25,7 +25,7 @@ _QUANTILES = ("p50", "p90", "p99")
 #: Most lines of one kind that are listed; --json has all.
 _MAX_LISTED = 12
 _MAX_VALUE_CHARS = 48
-_MAX_EVENT_CHARS = 2000
+_MAX_EVENT_CHARS = 400
 
 
 def configure(parser: Parser) -> None:
@@ -34,6 +34,7 @@ def configure(parser: Parser) -> None:
 examples:
   eventlm trace diff runs/monday runs/tuesday
   eventlm trace diff A B --top 20 --by ttft
+  eventlm trace diff A B --whole        all of the two decisions that differ
   eventlm trace diff A B --json | jq .first
 
 Requests are paired by what they ask for and by the prompt blocks and sessions
@@ -58,6 +59,11 @@ exit codes: 0 all requests and decisions alike (times may differ), 2 usage,
         default="e2e",
         help=f"of {', '.join([*_TIMES, *_COUNTS])} (default: e2e)",
     )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="print the first decisions that differ to their last block, not only what differs in them",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every request")
     parser.set_defaults(run=run)
 
@@ -80,13 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_as_object(found)))
     else:
-        print("\n".join(render(found, metric=arguments.by, num_most=arguments.top)))
+        print("\n".join(render(found, metric=arguments.by, num_most=arguments.top, whole=arguments.whole)))
     warn([warning for side in sides for warning in side.warnings])
     return 0 if found.is_same else EXIT_DIFFERENT
 
 
-def render(found: TraceDiff, *, metric: str, num_most: int) -> Iterator[str]:
-    """The report, line by line; `metric` is what the largest changes are of."""
+def render(found: TraceDiff, *, metric: str, num_most: int, whole: bool = False) -> Iterator[str]:
+    """The report, line by line; `metric` is what the largest changes are of. whole: decisions too, to their end."""
     yield from (f"{name}  {_side(side)}" for name, side in (("A", found.a), ("B", found.b)))
     if found.header:
         yield ""
@@ -108,7 +114,7 @@ def render(found: TraceDiff, *, metric: str, num_most: int) -> Iterator[str]:
     if found.first is None:
         yield "all decisions are alike; times differ"
     else:
-        yield from _first(found.first)
+        yield from _first(found.first, whole=whole)
     yield from _deltas(found)
     yield from _largest(found, metric, num_most)
 
@@ -135,20 +141,21 @@ def _pairs(found: TraceDiff) -> str:
     return f"{counted(found.num_pairs, 'request')} in both{unpaired}"
 
 
-def _first(first: FirstDifference) -> Iterator[str]:
+def _first(first: FirstDifference, *, whole: bool) -> Iterator[str]:
     yield f"first difference: {first.what}"
     yield from (f"  {detail}" for detail in first.details)
     for name, side in (("A", first.a), ("B", first.b)):
-        yield from _decision(name, side)
+        yield from _decision(name, side, whole=whole)
 
 
-def _decision(name: str, side: SideOfDifference) -> Iterator[str]:
+def _decision(name: str, side: SideOfDifference, *, whole: bool) -> Iterator[str]:
     if side.decision is None or side.after_ns is None:
         yield f"  {name}: nothing"
         return
-    text = json.dumps(side.decision, separators=(",", ":"))
-    shown = text if len(text) <= _MAX_EVENT_CHARS else text[: _MAX_EVENT_CHARS - 4] + " ..."
-    yield f"  {name}: {shown}"
+    text = json.dumps(side.decision if whole else side.excerpt, separators=(",", ":"))
+    if len(text) > _MAX_EVENT_CHARS and not whole:
+        text = f"{text[:_MAX_EVENT_CHARS]} ... (--whole prints all)"
+    yield f"  {name}: {text}"
     if side.cause:
         yield f"     caused by {side.cause}"
 

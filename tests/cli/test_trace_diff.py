@@ -56,6 +56,19 @@ def test_two_that_differ(runs: tuple[str, str], capsys: pytest.CaptureFixture[st
     assert largest.splitlines()[1].startswith("#")
 
 
+def test_of_the_first_decisions_that_differ_is_shown_what_differs_or_all(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "diff", *runs, "--json"]) == 10
+    first = json.loads(capsys.readouterr().out)["first"]
+    for flags, part in (([], "excerpt"), (["--whole"], "decision")):
+        assert main(["trace", "diff", *runs, *flags]) == 10
+        output = capsys.readouterr().out
+        for side in "ab":
+            text = json.dumps(first[side][part], separators=(",", ":"))
+            assert f"\n  {side.upper()}: {text if flags else text[:400]}" in output
+
+
 def test_json_has_every_sequence(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "diff", *runs, "--json"]) == 10
     found = json.loads(capsys.readouterr().out)
