@@ -1,130 +1,35 @@
-"""A remote engine and the engine's end of its connection, over a real socket pair, before an engine double."""
+"""What a front end asks of a remote engine comes through, and the answers come back."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, get_args
 
 import pytest
 from msgspec import structs
 
-from eventlm.config import Config
 from eventlm.control.engine import InferenceEngine
-from eventlm.control.frames import FrameConnection
 from eventlm.control.front_end_calls import FrontEndCalls
-from eventlm.control.front_end_link import FrontEndLink
-from eventlm.control.front_end_protocol import (
-    Answer,
-    Beat,
-    FrontEndSetup,
-    Leave,
-    Outputs,
-    Question,
-    Refusal,
-    StateChanged,
-    Word,
-    decode_to_front_end,
-    encode,
-)
-from eventlm.control.metrics_components import FrontEndMetrics
+from eventlm.control.front_end_protocol import Question, StateChanged, Word
 from eventlm.control.rate_limits import RateLimitError, RateLimits
 from eventlm.control.request import (
     ClosingOutput,
     ContextLengthError,
-    EmbeddingOutput,
-    EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     QueueFullError,
-    RequestHandle,
-    ResumedReply,
     Submission,
     TakenOver,
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.sampler_params import SamplerParams
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.generation import submit
 from eventlm.server.remote_engine import RemoteEngine
 
 from .engine_double import EngineDouble, spell
-
-FIGURES = [FrontEndMetrics(index=3, is_up=True, num_restarts=0)]
-SETUP = FrontEndSetup(
-    index=3,
-    config=Config(),
-    model="fake",
-    model_names=["test"],
-    max_model_len=256,
-    vocab_size=512,
-    origin_ns=0,
-    created=1,
-    state="ready",
-)
-
-
-class Pair:
-    """Both ends. `frames` are the messages with outputs that the front end got."""
-
-    def __init__(self, double: EngineDouble, **limits: Any) -> None:
-        self.double = double
-        self.link = FrontEndLink(3, FrontEndCalls(double, lambda: FIGURES), **limits)  # type: ignore[arg-type]
-        self.frames: list[Outputs] = []
-
-    async def open(self) -> Pair:
-        ours, theirs = socket.socketpair()
-        await self.link.open(ours)
-        self.connection = await FrameConnection.open(
-            theirs, self._receive, lambda: self.engine.fail("the engine's process has died")
-        )
-        self.engine = RemoteEngine(SETUP, lambda message: self.connection.send(encode(message)))
-        return self
-
-    def _receive(self, body: bytes) -> None:
-        message = decode_to_front_end(body)
-        if isinstance(message, Outputs):
-            self.frames.append(message)
-        self.engine.take(message)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def connected(text: str = "Hello, world", **limits: Any) -> AsyncIterator[Pair]:
-    pair = await Pair(EngineDouble(spell(text)), **limits).open()
-    async with asyncio.timeout(30):
-        yield pair
-    pair.link.lose("over")
-    pair.connection.abort()
-
-
-def request(**fields: Any) -> EngineRequest:
-    params = SamplerParams(max_tokens=fields.pop("max_tokens", 64))
-    return EngineRequest(model="test", prompt_token_ids=[72, 105], params=params, **fields)
-
-
-def assert_tidy(pair: Pair) -> None:
-    assert not pair.engine._streams
-    assert not pair.engine._calls
-    assert not pair.link._answering
-
-
-async def read(handle: RequestHandle) -> tuple[bytes, list[str]]:
-    tokens, reasons = [], []
-    async for output in handle:
-        if isinstance(output, TokensOutput):
-            tokens += output.token_ids
-        elif isinstance(output, FinishedOutput):
-            reasons.append(output.reason)
-    return bytes(tokens), reasons
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+from .remote_pair import FIGURES, assert_tidy, connected, read, request, until
 
 
 async def test_a_request_comes_through_and_its_outputs_come_back() -> None:
@@ -184,33 +89,6 @@ async def test_a_reply_can_be_read_again_by_another_reader() -> None:
         await until(lambda: isinstance(first[-1], FinishedOutput))
         assert len(again) == num_heard
         assert_tidy(pair)
-
-
-async def test_readers_of_a_front_end_that_is_lost_leave() -> None:
-    async with connected() as pair:
-        pair.double.keep(seconds=60)
-        pair.double.script_end = None
-        submission = Submission(reply_id="cmpl-1", is_resumable=True)
-        await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
-        reply = await pair.engine.resume("cmpl-1", "", lambda *_: None)
-        assert pair.double.registry.find("cmpl-1", "").reader == reply.reader
-        pair.connection.abort()
-        await pair.link.lost
-        assert pair.double.registry.find("cmpl-1", "").reader is None
-
-
-async def test_who_submitted_is_a_reader_that_leaves_with_its_front_end() -> None:
-    async with connected() as pair:
-        pair.double.keep(seconds=60)
-        pair.double.script_end = None
-        for name in ("cmpl-1", "cmpl-2"):
-            submission = Submission(reply_id=name, is_resumable=True)
-            await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
-        pair.engine.leave("cmpl-2", 0)
-        await until(lambda: pair.link._reading == {Leave("cmpl-1", 0)})
-        pair.connection.abort()
-        await pair.link.lost
-        assert [pair.double.registry.find(name, "").reader for name in ("cmpl-1", "cmpl-2")] == [None, None]
 
 
 async def test_all_outputs_of_a_tick_are_one_message() -> None:
@@ -332,86 +210,3 @@ async def test_the_engines_state_is_told() -> None:
         assert pair.engine.state == "ready"
         pair.link.send(StateChanged("draining"))
         await until(lambda: pair.engine.state == "draining")
-
-
-async def test_an_engine_that_dies_ends_its_streams_with_the_reason() -> None:
-    async with connected() as pair:
-        pair.double.script_end = None
-        [handle] = await pair.engine.submit([request()])
-        await anext(handle)
-        pair.double.fail(EngineUnavailableError("the engine has died: no worker is left"))
-        with pytest.raises(EngineUnavailableError, match="no worker is left"):
-            await read(handle)
-        assert_tidy(pair)
-
-
-async def test_an_engine_whose_process_has_gone_ends_everything() -> None:
-    async with connected() as pair:
-        pair.double.script_end = None
-        [handle] = await pair.engine.submit([request()])
-        pair.double.submit_seconds = 60.0
-        waiting = asyncio.create_task(pair.engine.submit([request()]))
-        await anext(handle)
-        pair.link.lose("killed")
-        with pytest.raises(EngineUnavailableError, match="process has died"):
-            await read(handle)
-        with pytest.raises(EngineUnavailableError, match="process has died"):
-            await waiting
-        with pytest.raises(EngineUnavailableError, match="process has died"):
-            await pair.engine.read_metrics()
-        assert pair.engine.state == "dead"
-
-
-async def test_a_front_end_that_has_gone_is_lost_and_its_undecided_requests_are_cancelled() -> None:
-    async with connected() as pair:
-        pair.double.submit_seconds = 60.0
-        waiting = asyncio.create_task(pair.engine.submit([request()]))
-        await until(lambda: pair.link._answering)
-        pair.connection.abort()
-        assert await pair.link.lost == "closed its connection"
-        await until(lambda: not pair.link._answering)
-        waiting.cancel()
-
-
-async def test_a_front_end_that_does_not_read_is_lost_at_a_bound() -> None:
-    async with connected(max_backlog_bytes=1_000_000) as pair:
-        pair.double.step_seconds = 60.0
-        await pair.engine.submit([request()])
-        # As if its process stood still.
-        pair.connection._transport.pause_reading()  # type: ignore[union-attr]
-        for _ in range(4):
-            assert not pair.link.lost.done()
-            pair.double.handles[0].put(EmbeddingOutput(0, bytes(400_000)))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert "1,000,000 bytes unread" in await pair.link.lost
-
-
-async def test_a_reply_is_not_read_again_while_too_much_is_on_its_way() -> None:
-    async with connected(max_backlog_bytes=1_000_000, max_replay_bytes=4_000_000) as pair:
-        pair.double.keep(seconds=60, max_bytes=10_000_000)
-        pair.double.step_seconds = 60.0
-        submission = Submission(reply_id="cmpl-1", is_resumable=True)
-        await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
-        pair.double._sinks[0](EmbeddingOutput(0, bytes(1_500_000)))
-        await pair.engine.read_metrics()
-        transport: Any = pair.connection._transport
-        transport.pause_reading()
-        said: list[Any] = []
-        send = pair.link.send
-        pair.link.send = lambda message: (said.append(message), send(message))[1]  # type: ignore[method-assign]
-        resumed = [asyncio.create_task(pair.engine.resume("cmpl-1", "", lambda *_: None)) for _ in range(5)]
-        await until(lambda: sum(isinstance(message, Answer | Refusal) for message in said) == 5)
-        assert not pair.link.lost.done()
-        transport.resume_reading()
-        found = await asyncio.gather(*resumed, return_exceptions=True)
-        assert isinstance(found[0], ResumedReply)
-        assert all(isinstance(each, EngineUnavailableError) for each in found[1:])
-
-
-async def test_a_front_end_that_talks_nonsense_is_lost() -> None:
-    async with connected() as pair:
-        pair.connection.send(encode(Beat(num_requests=1, cpu_ns=2, resident_bytes=3)))
-        await until(lambda: pair.link.num_beats == 1)
-        pair.connection.send(b"\xc1 nonsense")
-        assert "cannot be read" in await pair.link.lost
