@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import cast
 
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from eventlm.config import ServerConfig
 from eventlm.server.errors import ApiError, internal_error, timed_out, unavailable
@@ -56,7 +56,16 @@ class Connection(web.RequestHandler):
     that takes nothing for `write_timeout_seconds` while something waits for it loses its connection.
     """
 
-    __slots__ = ("_gate", "_head_timer", "_num_heads", "_num_waiting", "_refused", "_write_timer")
+    __slots__ = (
+        "_body",
+        "_gate",
+        "_head_timer",
+        "_num_heads",
+        "_num_replies",
+        "_num_waiting",
+        "_refused",
+        "_write_timer",
+    )
 
     def __init__(self, gate: Gate, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -74,6 +83,9 @@ class Connection(web.RequestHandler):
         #: Bytes that waited for the client when the timer was set.
         self._num_waiting = 0
         self._num_heads = 0
+        self._num_replies = 0
+        #: Of the last request.
+        self._body: StreamReader | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         gate = self._gate
@@ -93,20 +105,23 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        is_of_body = self._body is not None and not self._body.is_eof()
         super().data_received(data)
         if self._request_count != self._num_heads:
             self._num_heads = self._request_count
+            self._body = self._messages[-1][1]
             self._stop_timer()
-        elif not self._request_in_progress and self._head_timer is None:
-            # No request is being handled, so this is a part of the next one's head.
+        elif self._num_replies == self._num_heads and not is_of_body and self._head_timer is None:
+            # Every request has been answered, so this is a part of the next one's head.
             self._await_head()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        # The first bytes of a body may have come before its request was taken up.
-        self._stop_timer()
-        return await super().finish_response(request, resp, start_time)
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._num_replies += 1
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._gate.num_open -= 1

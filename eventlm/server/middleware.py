@@ -31,6 +31,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 GENERATION = web.RequestKey("generation", Generation)
 #: Ids from clients that are echoed; anything else is replaced, so that logs and headers stay clean.
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+#: Sent with every 401.
+ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 #: What monitors poll: no news unless one looks for it.
@@ -152,31 +154,32 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     scope = request.app[SCOPES].get(request.match_info.handler, "inference")
     request[PRINCIPAL] = principal = ANYBODY if scope is None else _find_principal(request, keys)
     if scope is not None and scope not in principal.scopes:
-        raise _lacks_scope(scope, keys)
+        raise _lacks_scope(scope, keys, sent_one="Authorization" in request.headers)
     return await handler(request)
 
 
 def _find_principal(request: web.Request, keys: ApiKeys) -> Principal:
     if not keys:
         return ANYBODY
-    headers = {"WWW-Authenticate": "Bearer"}
     scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not sent.strip():
-        raise ApiError(401, "You did not provide an API key: send 'Authorization: Bearer KEY'.", headers=headers)
+        raise ApiError(401, "You did not provide an API key: send 'Authorization: Bearer KEY'.", headers=ASK_FOR_KEY)
     principal = keys.find(sent.strip())
     if principal is None:
-        raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=headers)
+        raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=ASK_FOR_KEY)
     return principal
 
 
-def _lacks_scope(scope: Scope, keys: ApiKeys) -> ApiError:
-    """403; where no key has the scope it says how to set one up."""
+def _lacks_scope(scope: Scope, keys: ApiKeys, *, sent_one: bool) -> ApiError:
+    """403, or 401 for who sent no key at all; where no key has the scope it says how to set one up."""
     message = f"This needs an API key with the scope '{scope}'."
     if not keys.has_scope(scope):
         message += (
             f" None is set up: put [[keys]] with name, sha256 and scopes = ['{scope}'] into a file and start the "
             "server with --api-keys-file FILE."
         )
+    if not sent_one:
+        return ApiError(401, message, headers=ASK_FOR_KEY)
     return ApiError(403, message, code="missing_scope")
 
 

@@ -92,4 +92,5 @@ def test_without_an_admin_key_it_says_how_to_set_one_up(
     server = start_server(**settings)
     refused = server.request("GET", "/admin/status", headers=bearer("sk-env"))
     assert_error(refused, 403, INVALID, None, "missing_scope", message="--api-keys-file FILE")
+    assert server.request("GET", "/admin/status").status == 401
     assert not server.engine.actions

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from eventlm.server.connection import Connection
 
 from .conftest import RunningServer, assert_serves, capture_logs, wait_until
 
@@ -74,6 +77,34 @@ def test_idling_and_running_connections_are_not_taken_for_slow_heads(start_serve
         data += running.recv(65536)
     idle.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b" 200 " in idle.recv(65536)
+
+
+def test_a_body_is_not_taken_for_a_slow_head(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first bytes come before anybody has taken up the request, and the reply takes longer than a head may."""
+    whole = Connection.data_received
+
+    def in_two_packets(self: Connection, data: bytes) -> None:
+        head, end, body = data.partition(b"\r\n\r\n")
+        whole(self, head + end)
+        whole(self, body)
+
+    monkeypatch.setattr(Connection, "data_received", in_two_packets)
+    server = start_server(header_timeout_seconds=1)
+    server.engine.script_end = None
+    server.engine.step_seconds = 0.02
+    body = json.dumps({"model": "test", "prompt": "x", "max_tokens": 75}).encode()
+    connection = server.raw(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert b" 200 " in connection.recv(65536)
+
+
+def test_a_body_that_comes_after_the_reply_is_not_taken_for_a_slow_head(start_server: Start) -> None:
+    server = start_server(header_timeout_seconds=1)
+    connection = server.raw(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n12")
+    assert b" 404 " in connection.recv(65536)
+    connection.sendall(b"34")
+    time.sleep(1.3)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in connection.recv(65536)
 
 
 def test_a_connection_that_idles_is_closed(start_server: Start) -> None:
