@@ -25,7 +25,6 @@ from eventlm.events import (
     Arrived,
     CacheFlushed,
     Cancelled,
-    Desynced,
     Event,
     FrontEndLost,
     GrammarReady,
@@ -37,12 +36,10 @@ from eventlm.events import (
     Preempted,
     Resumed,
     TimerDue,
-    WorkerLost,
-    WorkerUp,
 )
-from eventlm.worker.fake import FakeDeath, FakeRunner
-from eventlm.worker.protocol import StepPayload, StepResult, decode_to_worker, encode
+from eventlm.worker.protocol import StepPayload, decode_to_worker, encode
 from tests.bounds import EvictionBounds
+from tests.virtual_worker import VirtualWorker
 from tests.workload import (
     MILLISECOND,
     POLICIES,
@@ -129,75 +126,6 @@ class Client:
         self.simulation.after(
             self.simulation.text_delay(), lambda: self.simulation.driver.end_text(self.seq, index, position, reason)
         )
-
-
-class VirtualWorker:
-    """A replica's worker process in virtual time: a fake runner that does one step after the other."""
-
-    def __init__(self, simulation: Simulation, replica: int) -> None:
-        self.simulation = simulation
-        self.replica = replica
-        self.epoch = 0
-        self.runner: FakeRunner | None = None
-        self.free_ns = 0
-        #: After its death, whether results that it had sent before still arrive.
-        self.is_heard = True
-
-    def start(self) -> None:
-        """Come up with a new epoch and an empty cache."""
-        core = self.simulation.machine.core
-        self.epoch += 1
-        self.is_heard = True
-        self.runner = FakeRunner(
-            self.simulation.machine.fake, epoch=self.epoch, block_size=core.block_size, num_blocks=core.num_blocks
-        )
-        self.free_ns = self.simulation.now_ns
-        self.simulation.driver.put_fact(WorkerUp(replica=self.replica, epoch=self.epoch))
-
-    def step(self, launched: Launched, payload: StepPayload) -> None:
-        """Take a step; its result comes when it is done. Dead workers say nothing."""
-        if self.runner is None or launched.epoch != self.epoch:
-            return
-        start_ns = max(self.simulation.now_ns, self.free_ns)
-        try:
-            done = self.runner.execute(launched, payload)
-        except FakeDeath:
-            self._die()
-            self.simulation.after(MILLISECOND, lambda epoch=self.epoch: self.report_lost(epoch))
-            return
-        self.free_ns = start_ns + done.duration_ns
-        result = StepResult(
-            epoch=launched.epoch,
-            step=launched.step,
-            start_ns=start_ns,
-            end_ns=self.free_ns,
-            tokens=done.tokens,
-            ends=done.ends,
-            extras=done.extras,
-        )
-        self.simulation.at(self.free_ns, lambda: self._report(result))
-
-    def _report(self, result: StepResult) -> None:
-        if result.epoch < self.epoch or self.is_heard:
-            self.simulation.driver.complete(self.replica, result, start_ns=result.start_ns, end_ns=result.end_ns)
-
-    def kill(self) -> None:
-        """Die between or in the middle of steps."""
-        if self.runner is not None:
-            self._die()
-            self.report_lost(self.epoch)
-
-    def _die(self) -> None:
-        self.runner = None
-        self.is_heard = self.simulation.rng.random() < 0.5
-
-    def report_lost(self, epoch: int) -> None:
-        """The engine has noticed; another worker starts a little later."""
-        simulation = self.simulation
-        if simulation.rng.random() < 0.3:
-            simulation.driver.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0))
-        simulation.driver.put_fact(WorkerLost(replica=self.replica, epoch=epoch, reason="killed"))
-        simulation.after(simulation.rng.randint(1, 20) * MILLISECOND, self.start)
 
 
 class Simulation:

@@ -12,8 +12,8 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.cli.main import main
 from eventlm.events import Arrived
 from eventlm.events.codec import encode_body
+from tests.replay.explained_logs import read
 from tests.replay.golden import BROKEN, FOLDER
-from tests.replay.test_explain import read
 from tests.replay.traces import record, small_machine
 from tests.workload import make_core
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from eventlm.cli.explain_plot import MIXED, WAITS, WORK, _bars, _merged, make_figure
 from eventlm.replay.explain import explain
+from tests.replay.explained_logs import read
 from tests.replay.golden import FOLDER, GOLDEN
-from tests.replay.test_explain import read
 from tests.replay.test_explain_story import made, step, timeline
 
 

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from eventlm.replay.explain_rank import FIELDS, Measure, rank
+from tests.replay.explained_logs import read
 from tests.replay.golden import FOLDER, GOLDEN
-from tests.replay.test_explain import read
 from tests.replay.traces import tampered
 
 

@@ -85,3 +85,11 @@ def divergence_of(result: VerifyResult) -> Divergence:
     assert result.divergence is not None
     assert result.exit_code == result.divergence.exit_code
     return result.divergence
+
+
+def another_block(objects: Objects) -> int:
+    """Change a number of a block in the first launch that writes some; the place of that launch."""
+    place = next(p for p in places(objects, "launch") if "blocks" in objects[p])
+    row = objects[place]["blocks"][0]
+    row[2][0] = row[2][0] + 1
+    return place
