@@ -16,18 +16,20 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+import re
 import secrets
 import stat
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import structlog
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from eventlm.config import ServerConfig
-from eventlm.config.load import lower_first, read_toml
+from eventlm.config.load import read_toml
+from eventlm.config.options import did_you_mean
 from eventlm.control.rate_limits import NO_LIMITS, RateLimits
 from eventlm.errors import UsageError
 from eventlm.server.principal import Principal, Scope
@@ -38,13 +40,14 @@ _log = structlog.get_logger("eventlm.server")
 POLL_SECONDS = 2.0
 #: Name of the one key of --api-key and EVENTLM_API_KEY.
 CONFIGURED_NAME = "default"
+_NAME = re.compile(r"^[A-Za-z0-9._@-]{1,64}$")
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
 
 
 class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One `[[keys]]` table of the file: either `key` or `sha256` (64 hex digits of it)."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=_NAME.pattern)]
     key: Annotated[str, Meta(min_length=1)] = ""
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] = ""
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)] = ("inference",)
@@ -52,10 +55,17 @@ class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: RateLimits = NO_LIMITS
 
 
-class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file as a whole."""
-
-    keys: Annotated[list[KeyEntry], Meta(min_length=1)] = field(default_factory=list)
+#: What the fields of an entry must be, for those that they are not.
+_MUST_BE = {
+    "name": "must be 1 to 64 letters, digits, dots, _, @ or -",
+    "key": "must be a text that is not empty",
+    "sha256": "must be 64 hexadecimal digits: printf %s KEY | sha256sum",
+    "scopes": "must be a list of 'inference', 'admin' or both",
+    "service_class": "must be a text",
+    "limits": "must be a table",
+}
+_LIMIT_MUST_BE = "must be a whole number from 0 (no limit) to 1000000000000"
+_PLACE = re.compile(r"`\$\.(?P<field>\w+)(\.(?P<limit>\w+))?")
 
 
 class _Version(NamedTuple):
@@ -141,19 +151,50 @@ def read_key_file(path: Path) -> list[KeyEntry]:
     """The entries of a file of keys. Raises UsageError that says where it is wrong, and never shows a key."""
     _check_mode(path)
     tables = read_toml(path, what="the API keys")
-    try:
-        entries = msgspec.convert(tables, KeyFile).keys
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {lower_first(str(error))}") from None
-    if not entries:
+    for name in tables:
+        if name != "keys":
+            raise UsageError(f"{path}: unknown table {name!r}{did_you_mean(name, ['keys'], listed_as='known')}")
+    found = tables.get("keys")
+    if not found:
         raise UsageError(f"{path} has no [[keys]] table: nobody could use the server")
-    for place, entry in enumerate(entries):
-        if bool(entry.key) == bool(entry.sha256):
-            raise UsageError(f"{path}, [[keys]] {place + 1} ({entry.name}): give either key or sha256")
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UsageError(f"{path}: keys must be tables, one [[keys]] for each key")
+    entries = [_entry(f"{path}, [[keys]] {number}", table) for number, table in enumerate(found, start=1)]
     _check_unique(path, entries)
     if any(entry.key for entry in entries):
         _check_mode(path, has_keys=True)
     return entries
+
+
+def _entry(where: str, table: dict[str, Any]) -> KeyEntry:
+    """One table. No value of it is shown: one that stands in the wrong place may be a key."""
+    name = table.get("name")
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        where = f"{where} ({name})"
+    _check_fields(where, "", table, KeyEntry)
+    if isinstance(table.get("limits"), dict):
+        _check_fields(where, "limits.", table["limits"], RateLimits)
+    if name is None:
+        raise UsageError(f"{where}: it needs a name")
+    try:
+        entry = msgspec.convert(table, KeyEntry)
+    except msgspec.ValidationError as error:
+        place = _PLACE.search(str(error))
+        assert place is not None
+        if place["limit"]:
+            raise UsageError(f"{where}: limits.{place['limit']} {_LIMIT_MUST_BE}") from None
+        raise UsageError(f"{where}: {place['field']} {_MUST_BE[place['field']]}") from None
+    if bool(entry.key) == bool(entry.sha256):
+        raise UsageError(f"{where}: give either key or sha256")
+    return entry
+
+
+def _check_fields(where: str, prefix: str, table: dict[str, Any], struct: type[Struct]) -> None:
+    known = struct.__struct_fields__
+    for name in table:
+        if name not in known:
+            hint = did_you_mean(name, known, listed_as="known")
+            raise UsageError(f"{where}: unknown field {prefix + name!r}{hint}")
 
 
 def _check_mode(path: Path, *, has_keys: bool = False) -> None:
