@@ -1,4 +1,8 @@
-"""Errors that a user can cause or must act on: a message that says what, where and what to do, and an exit code."""
+"""Errors that a user can cause or must act on: a message that says what, where and what to do, and an exit code.
+
+2: what was given (a flag, a variable, a file of settings, and the folder, file or address that they name) cannot be
+used, and another must be given. 1: what was given is right, and something failed or is damaged. Others have their own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,13 @@ class UsageError(EventLMError):
 
 
 class CheckpointError(EventLMError):
-    """A model folder is missing, broken or of an architecture that is not supported."""
+    """A model folder is broken or of an architecture that is not supported."""
+
+
+class NoCheckpointError(CheckpointError):
+    """What was given as a model is no checkpoint's folder."""
+
+    exit_code = UsageError.exit_code
 
 
 class PullError(EventLMError):

@@ -21,7 +21,7 @@ from types import TracebackType
 from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.side_car import SideCarWriter
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, UsageError
 
 #: How long nothing is tried after a failed write, doubled with each further one up to the second.
 RETRY_SECONDS = 1.0
@@ -29,7 +29,9 @@ MAX_RETRY_SECONDS = 60.0
 
 
 class LogWriteError(EventLMError):
-    """The trace could not be created."""
+    """The trace could not be created where it was asked for."""
+
+    exit_code = UsageError.exit_code
 
 
 class LogWriter:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import gc
 import ipaddress
+import json
+import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ from eventlm._version import __version__
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
 from eventlm.cli.parser import Parser
 from eventlm.config import Config, ServerConfig
+from eventlm.config.load import API_KEY_VARIABLE
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.config.structs import AUTO
 from eventlm.wording import counted
@@ -21,10 +25,13 @@ if TYPE_CHECKING:
 
 _TRY = """\
 curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
-  -d '{{"model":"{model}","messages":[{{"role":"user","content":"What is the capital of France?"}}],\
-"temperature":0,"stream":true}}'"""
-#: By the variable's name, which the shell fills in: the key itself is shown nowhere.
-_AUTHORIZATION = ' \\\n  -H "Authorization: Bearer $EVENTLM_API_KEY"'
+  -d {body}"""
+_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+#: By a variable's name, which the shell fills in: the key itself is shown nowhere.
+_AUTHORIZATION = ' \\\n  -H "Authorization: Bearer ${variable}"'
+#: Where no variable has it yet; to a shell this is a comment.
+_KEY_FROM_FILE = "# first put one of the keys of --api-keys-file into K\n"
+_KEY_FROM_CONFIG = "# first put the server's API key into K\n"
 
 
 def configure(parser: Parser) -> None:
@@ -63,7 +70,10 @@ keys.toml, which only you may read:
   sha256 = "..."                      of the key: printf %s KEY | sha256sum
                                       (or the key itself: key = "...")
   scopes = ["inference"]              or "admin", or both
-  limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }"""
+  limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }
+
+exit codes: 0 ended by a signal, 1 it failed, 2 usage: what was given, a folder or an address too,
+  cannot be used"""
     add_config_flags(parser)
     parser.set_defaults(run=run)
 
@@ -190,14 +200,13 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     setup = engine.setup
     model = engine.model_names[0]
     record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
-    has_keys = setup.config.server.api_key or setup.config.server.api_keys_file
-    authorization = _AUTHORIZATION if has_keys else ""
-    hint = _TRY.format(url=url, model=model, authorization=authorization)
+    hint = _hint(url, model, setup.config.server)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
     if not _is_read_by_a_person(setup.config):
         import structlog
 
+        is_text = setup.config.log.log_format == "text"
         structlog.get_logger("eventlm.serve").info(
             "ready",
             url=url,
@@ -206,9 +215,12 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             replicas=setup.core.num_replicas,
             api_servers=setup.config.server.api_servers,
             record=record,
-            hint=hint,
+            **({} if is_text else {"hint": hint}),
             **plugins,
         )
+        if is_text:
+            # As a field of a line of text it would be quoted, and nothing for a shell.
+            print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
     processes = f"replicas {setup.core.num_replicas}" + (f", front ends {num_front_ends}" if num_front_ends else "")
@@ -221,6 +233,19 @@ def _announce(url: str, engine: InferenceEngine) -> None:
         *hint.splitlines(),
     ]
     print("\n".join(lines), file=sys.stderr)
+
+
+def _hint(url: str, model: str, server: ServerConfig) -> str:
+    """A first request for a shell. Where a key is asked for it says where that comes from."""
+    first, authorization = "", ""
+    if server.api_key and server.api_key == os.environ.get(API_KEY_VARIABLE):
+        authorization = _AUTHORIZATION.format(variable=API_KEY_VARIABLE)
+    elif server.api_key or server.api_keys_file:
+        first = _KEY_FROM_CONFIG if server.api_key else _KEY_FROM_FILE
+        authorization = _AUTHORIZATION.format(variable="K")
+    body = {"model": model, "messages": [_QUESTION], "temperature": 0, "stream": True}
+    quoted = shlex.quote(json.dumps(body, separators=(",", ":")))
+    return first + _TRY.format(url=url, authorization=authorization, body=quoted)
 
 
 def _is_read_by_a_person(config: Config) -> bool:

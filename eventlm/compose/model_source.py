@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from eventlm.config import ModelConfig
 from eventlm.config.options import nearest
-from eventlm.errors import CheckpointError, PullError, UsageError
+from eventlm.errors import NoCheckpointError, PullError, UsageError
 from eventlm.models.default import KNOWN_MODELS
 from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cache_folder, cached, pull
@@ -27,7 +27,7 @@ def find_model(config: ModelConfig, *, may_fetch: bool = True) -> ModelSource:
 
     may_fetch: False where the name is nobody's wish who is here; then one that is not cached is an error.
 
-    Raises CheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
+    Raises NoCheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
     model and for `--revision` without a repository.
     """
     folder = Path(config.model).expanduser()
@@ -76,12 +76,12 @@ def _check_folder(folder: Path, given: str) -> None:
     known = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
     wanted = "give the folder of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)"
     if folder.is_file():
-        raise CheckpointError(f"--model {given}: this is a file; {wanted}")
+        raise NoCheckpointError(f"--model {given}: this is a file; {wanted}")
     if not folder.is_dir():
         guess = nearest(given, [*KNOWN_MODELS, FAKE_MODEL])
         suggestion = f"did you mean {guess}? Else " if guess else ""
-        raise CheckpointError(f"--model {given}: no such folder; {suggestion}{wanted}, ORG/NAME or one of {known}")
+        raise NoCheckpointError(f"--model {given}: no such folder; {suggestion}{wanted}, ORG/NAME or one of {known}")
     if not (folder / "config.json").is_file():
         below = sorted(path.parent.name for path in folder.glob("*/config.json"))
         hint = f"the folder {below[0]} in it has one" if below else wanted
-        raise CheckpointError(f"--model {given}: there is no config.json in this folder; {hint}")
+        raise NoCheckpointError(f"--model {given}: there is no config.json in this folder; {hint}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -40,7 +41,7 @@ from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.predictor_source import PredictorSource
-from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
+from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimitError, RateLimits
 from eventlm.control.replica import ReplicaController
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
@@ -87,6 +88,7 @@ class InferenceEngine:
         self._run: EngineRun | None = None
         self._rows = EndedRows()
         self._metrics = MetricsStore(sink=self._rows)
+        self._rate_limited: Counter[str] = Counter()
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
@@ -154,6 +156,7 @@ class InferenceEngine:
             state=self.state,
             scheduling_time=self._scheduling_time.copy(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
+            rate_limited=dict(self._rate_limited),
         )
 
     async def read_metrics(self) -> EngineMetrics:
@@ -224,7 +227,11 @@ class InferenceEngine:
         check_group_size(group, self.setup.core)
         group = with_cache_rules(group, submission, self.setup.config.cache)
         driver = self._require_driver()
-        admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
+        try:
+            admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
+        except RateLimitError:
+            self._rate_limited.update(request.service_class for request in group)
+            raise
         driver.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
         self._wake()
         self._undecided.append(admission)

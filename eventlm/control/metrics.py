@@ -168,7 +168,7 @@ class MetricsStore:
     def _rejected(self, event: Rejected) -> None:
         if (request := self._arriving.pop(event.request, None)) is not None:
             _count(self._of(0).reject_reasons, event.reason)
-            self._classes.rejected(request.service_class)
+            self._classes.rejected(request.service_class, event.reason)
 
     def _admitted(self, event: Admitted) -> None:
         request = self._arriving.pop(event.request, None)

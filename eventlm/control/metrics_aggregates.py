@@ -151,14 +151,14 @@ class ReplicaMetrics(Struct, kw_only=True, gc=False):
 
 
 class ClassMetrics(Struct, kw_only=True, gc=False):
-    """Sums over one class. Sequences are counted but for `num_requests` and `num_rejected`.
+    """Sums over one class. Sequences are counted but for `num_requests` and `reject_reasons`.
 
     Deadlines are those of the requests themselves. One that the engine cut short has missed its objectives; one that
     was cancelled counts for neither.
     """
 
     num_requests: int = 0
-    num_rejected: int = 0
+    reject_reasons: dict[str, int] = field(default_factory=dict)
     num_complete: int = 0
     #: Ended for they were late.
     num_dropped: int = 0
@@ -174,7 +174,9 @@ class ClassMetrics(Struct, kw_only=True, gc=False):
     def copy(self) -> ClassMetrics:
         """One that later events do not change."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
-        values = {name: value.copy() if isinstance(value, Histogram) else value for name, value in values.items()}
+        values = {
+            name: value.copy() if isinstance(value, Histogram | dict) else value for name, value in values.items()
+        }
         return ClassMetrics(**values)
 
 

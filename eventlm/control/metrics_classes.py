@@ -22,10 +22,11 @@ class ClassSums:
         if event.service_class:
             self._of(event.service_class).num_requests += 1
 
-    def rejected(self, service_class: str) -> None:
+    def rejected(self, service_class: str, reason: str) -> None:
         """It was turned away."""
         if service_class:
-            self._of(service_class).num_rejected += 1
+            reasons = self._of(service_class).reject_reasons
+            reasons[reason] = reasons.get(reason, 0) + 1
 
     def ended(self, row: RequestRow) -> None:
         """A sequence has ended."""

@@ -42,6 +42,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None where nothing is recorded, front_ends empty where the engine's own process speaks HTTP.
+    rate_limited: requests refused by a key's limit, which the log never saw, by service class ('' for none).
     """
 
     log: MetricsSnapshot
@@ -49,6 +50,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     scheduling_time: Histogram
     recorder: RecorderMetrics | None = None
     front_ends: list[FrontEndMetrics] = []
+    rate_limited: dict[str, int] = {}
 
 
 class TimedCore(Core):

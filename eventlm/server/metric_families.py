@@ -85,17 +85,19 @@ COUNTERS: tuple[tuple[str, str, Callable[[ReplicaMetrics], float]], ...] = (
 #: Counters with one label more: name, help, label, its values.
 BY_REASON: tuple[tuple[str, str, str, Callable[[ReplicaMetrics], Mapping[str, float]]], ...] = (
     ("vllm:request_success", "Finished requests.", "finished_reason", lambda r: _finished_reasons(r)),
-    ("vllm:admission_rejections", "Requests turned away.", "reason", lambda r: _rejections(r)),
     ("eventlm:sequences_finished", "Finished sequences, in eventlm's words.", "reason", lambda r: r.finish_reasons),
     ("eventlm:preemptions", "Preemptions by cause.", "reason", lambda r: r.preempt_reasons),
     ("eventlm:op_seconds", "Time of operations in workers (--profile-ops).", "op", lambda r: _op_seconds(r)),
 )
 
+#: Why requests are turned away. The log has those that arrived; whom a key's limit refuses never does.
+RATE_LIMITED = "rate_limit"
+REJECT_REASONS = ("queue_full", "context_length", RATE_LIMITED)
+
 #: By service class; requests without one are in none.
 CLASS_LABEL = "service_class"
 CLASS_COUNTERS: tuple[tuple[str, str, Callable[[ClassMetrics], float]], ...] = (
     ("eventlm:class_requests", "Requests that arrived.", lambda c: c.num_requests),
-    ("eventlm:class_requests_rejected", "Requests turned away.", lambda c: c.num_rejected),
     ("eventlm:class_sequences_completed", "Sequences that ran to their end.", lambda c: c.num_complete),
     ("eventlm:class_sequences_dropped", "Sequences ended for they were late.", lambda c: c.num_dropped),
     ("eventlm:class_deadlines_met", "First tokens within their own deadline.", lambda c: c.num_deadlines_met),
@@ -127,6 +129,7 @@ def families(metrics: EngineMetrics) -> Iterator[Metric]:
     log = metrics.log
     yield from _replica_families(log)
     yield from _class_families(log)
+    yield from _rejections(log, metrics.rate_limited)
     yield from _engine_families(metrics)
     yield from _front_end_families(metrics.front_ends)
 
@@ -177,6 +180,26 @@ def _class_families(log: MetricsSnapshot) -> Iterator[Metric]:
         for service_class, metrics in log.classes.items():
             _add_histogram(family, [service_class], histogram(metrics), NANOSECONDS_PER_SECOND)
         yield family
+
+
+def _rejections(log: MetricsSnapshot, rate_limited: Mapping[str, int]) -> Iterator[Metric]:
+    """A rejection is of no replica, and is counted under the first; a reason that nobody met is 0."""
+    counter = CounterMetricFamily("vllm:admission_rejections", "Requests turned away.", labels=(*LABELS, "reason"))
+    limited = {RATE_LIMITED: sum(rate_limited.values())}
+    for index, replica in enumerate(log.replicas):
+        counts = dict.fromkeys(REJECT_REASONS, 0) | replica.reject_reasons | (limited if index == 0 else {})
+        for reason, count in sorted(counts.items()):
+            counter.add_metric([log.model, str(index), reason], count)
+    yield counter
+    by_class = CounterMetricFamily(
+        "eventlm:class_requests_rejected", "Requests turned away.", labels=(CLASS_LABEL, "reason")
+    )
+    for name in sorted({*log.classes, *rate_limited} - {""}):
+        found = log.classes[name].reject_reasons if name in log.classes else {}
+        counts = dict.fromkeys(REJECT_REASONS, 0) | found | {RATE_LIMITED: rate_limited.get(name, 0)}
+        for reason, count in sorted(counts.items()):
+            by_class.add_metric([name, reason], count)
+    yield by_class
 
 
 def _engine_families(metrics: EngineMetrics) -> Iterator[Metric]:
@@ -233,10 +256,6 @@ def _finished_reasons(replica: ReplicaMetrics) -> Mapping[str, float]:
     for reason, count in replica.finish_reasons.items():
         counts[FINISHED_REASONS[reason]] += count
     return counts
-
-
-def _rejections(replica: ReplicaMetrics) -> Mapping[str, float]:
-    return dict.fromkeys(("queue_full", "context_length"), 0) | replica.reject_reasons
 
 
 def _op_seconds(replica: ReplicaMetrics) -> Mapping[str, float]:

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from eventlm.cli.serve import _announce_end
-from eventlm.config import Config
+from eventlm.cli.serve import _announce_end, _hint
+from eventlm.config import Config, ServerConfig
+from tests.serving import wait_until
 
 from .conftest import StartServer
 
@@ -50,6 +51,35 @@ def test_the_ready_line_has_the_specs_and_a_command_that_works(start_server: Sta
     assert json.loads(body)["temperature"] == 0
     reply = server.request("POST", "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
     assert reply.events()[-1] == "[DONE]"
+
+
+def test_in_a_log_of_text_the_command_stands_by_itself(start_server: StartServer) -> None:
+    flags = ["--model", "fake", "--log-format", "text", "--served-model-name", "it's $HOME"]
+    server = start_server(*flags, wait=False)
+    wait_until(lambda: '"stream":true}' in server.stderr)
+    log, _, hint = server.stderr.partition("try it:\n")
+    assert " ready " in log
+    assert "curl" not in log
+    url, *_, flag, body = curl_arguments(hint)
+    assert url in f"{log.partition('url=')[2].split()[0]}/v1/chat/completions"
+    assert (flag, json.loads(body)["model"]) == ("-d", "it's $HOME")
+
+
+def test_the_command_says_where_a_key_of_a_file_comes_from(start_server: StartServer) -> None:
+    flags = ["--model", "fake", "--api-keys-file", "keys.toml"]
+    keys = f"[[keys]]\nname = 'a'\nsha256 = '{'0' * 64}'\n"
+    hint = start_server(*flags, files={"keys.toml": keys}).log_event("ready")["hint"]
+    assert "EVENTLM_API_KEY" not in hint
+    assert hint.startswith("# first put one of the keys of --api-keys-file into K\ncurl ")
+    assert "Authorization: Bearer a-key" in curl_arguments(hint, K="a-key")
+
+
+def test_the_command_says_to_find_a_key_that_the_shell_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVENTLM_API_KEY", raising=False)
+    hint = _hint("http://x", "m", ServerConfig(api_key="the-key"))
+    assert hint.startswith("# first put the server's API key into K\n")
+    assert "the-key" not in hint
+    assert "Authorization: Bearer a-key" in curl_arguments(hint, K="a-key")
 
 
 def test_the_command_sends_the_key_that_the_shell_has(start_server: StartServer) -> None:

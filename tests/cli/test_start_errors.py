@@ -57,7 +57,6 @@ def drop_a_tensor(folder: Path) -> None:
 
 
 BREAKS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: (folder / "config.json").unlink(), "there is no config.json in this folder"),
     (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
     (lambda folder: edit_json(folder / "config.json", model_type="mamba", architectures=["Mamba"]), "Mamba"),
     (cut_weights, "truncated"),
@@ -82,9 +81,10 @@ def test_a_broken_checkpoint(
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     for command_name, others in (("serve", ["--port", "0"]), ("generate", ["hi"])):
-        error = error_of(command_name, *others, "--model", str(tmp_path / "nowhere"), cwd=tmp_path, code=1)
-        assert "no such folder" in error
-    assert "did you mean smollm2?" in error_of("serve", "--port", "0", "--model", "smollm", cwd=tmp_path, code=1)
+        for model, words in (("nowhere", "no such folder"), ("", "no config.json in this folder")):
+            error = error_of(command_name, *others, "--model", str(tmp_path / model), cwd=tmp_path, code=2)
+            assert words in error
+    assert "did you mean smollm2?" in error_of("serve", "--port", "0", "--model", "smollm", cwd=tmp_path, code=2)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_a_taken_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_recorded_to(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    error = error_of("serve", "--model", "fake", "--port", "0", "--record", "runs", cwd=tmp_path, code=1)
+    error = error_of("serve", "--model", "fake", "--port", "0", "--record", "runs", cwd=tmp_path, code=2)
     assert error == "cannot record to runs: File exists; choose another folder"
-    error = error_of("generate", "hi", "--model", "fake", "--record", "/proc/runs", cwd=tmp_path, code=1)
+    error = error_of("generate", "hi", "--model", "fake", "--record", "/proc/runs", cwd=tmp_path, code=2)
     assert error.startswith("cannot record to /proc/runs: ")
 
 

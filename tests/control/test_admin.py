@@ -174,12 +174,16 @@ async def test_a_burst_is_counted_before_anybody_is_admitted() -> None:
     async with running() as engine:
         limits = {"requests_per_minute": 5, "tokens_per_minute": 1000}
         results = await asyncio.gather(
-            *(submit(engine, request(10), submission(str(number), **limits)) for number in range(20)),
+            *(
+                submit(engine, request(10, service_class="gold"), submission(str(number), **limits))
+                for number in range(20)
+            ),
             return_exceptions=True,
         )
         admitted = [each for each in results if isinstance(each, Reader)]
         refused = [each for each in results if isinstance(each, RateLimitError)]
         assert (len(admitted), len(refused)) == (5, 15)
+        assert engine.metrics().rate_limited == {"gold": 15}
         state = admitted[-1].handle.rate_limits
         assert state is not None
         assert state.requests is not None

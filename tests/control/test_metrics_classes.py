@@ -34,7 +34,7 @@ def test_sums_are_those_of_the_rows(tmp_path: Path, seed: int) -> None:
         of_class = [row for row in rows.requests.values() if row.service_class == name]
         asked = [row for row in of_class if row.met_slo is not None and row.reason not in CANCELLED]
         assert sums.num_requests == sum(each.service_class == name for each in arrivals.values())
-        assert sums.num_rejected == rejected.count(name)
+        assert sum(sums.reject_reasons.values()) == rejected.count(name)
         assert sums.num_complete == sums.e2e.num_values == sum(row.is_complete for row in of_class)
         assert sums.num_dropped == sum(row.reason == "deadline" for row in of_class)
         assert sums.num_deadlines_met == sum(row.met_deadline is True for row in of_class)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.control.metrics_aggregates import Histogram
-from eventlm.server.metric_families import FINISHED_REASONS
+from eventlm.control.metrics_aggregates import ClassMetrics, Histogram
+from eventlm.server.metric_families import FINISHED_REASONS, families
 from eventlm.types import FinishReason
 from tests.replay.golden import FOLDER
 
@@ -105,6 +106,29 @@ def total(family: Any, suffix: str = "", **labels: str) -> float:
         for sample in family.samples
         if sample.name == family.name + suffix and labels.items() <= sample.labels.items()
     )
+
+
+def test_rejections_by_their_reason(server: RunningServer) -> None:
+    """Those of the log, and those of keys' limits, which it never saw."""
+    feed(server)
+    limited = structs.replace(server.call(server.engine.read_metrics()), rate_limited={"": 2, "gold": 3})
+    limited.log.replicas[0].reject_reasons["queue_full"] = 7
+    limited.log.classes["bronze"] = ClassMetrics(reject_reasons={"queue_full": 4})
+    found = {family.name: family for family in families(limited)}
+    rejections = found["vllm:admission_rejections"]
+    assert total(rejections, "_total", reason="queue_full") == 7
+    assert total(rejections, "_total", reason="context_length") == 0
+    assert total(rejections, "_total", reason="rate_limit") == 5
+    assert total(rejections, "_total", reason="rate_limit", engine="0") == 5
+    by_class = {
+        (sample.labels["service_class"], sample.labels["reason"]): sample.value
+        for sample in found["eventlm:class_requests_rejected"].samples
+    }
+    assert {key: value for key, value in by_class.items() if value} == {
+        ("bronze", "queue_full"): 4,
+        ("gold", "rate_limit"): 3,
+    }
+    assert {reason for name, reason in by_class if name == "gold"} == {"queue_full", "context_length", "rate_limit"}
 
 
 def test_names_kinds_and_labels_are_those_of_the_dashboards(server: RunningServer) -> None:
