@@ -269,7 +269,12 @@ class InferenceEngine:
 
         Raises UnknownReplyError, or RateLimitError.
         """
-        self._admission_parts.limiter.count(owner, limits, self.now_ns())
+        try:
+            self._admission_parts.limiter.count(owner, limits, self.now_ns())
+        except RateLimitError:
+            # Of no class: whether there is such a reply is not even looked up.
+            self._rate_limited[""] += 1
+            raise
         return self.registry.resume(reply_id, owner, on_output)
 
     def leave(self, reply_id: str, reader: int) -> None:

@@ -184,6 +184,9 @@ async def test_a_burst_is_counted_before_anybody_is_admitted() -> None:
         refused = [each for each in results if isinstance(each, RateLimitError)]
         assert (len(admitted), len(refused)) == (5, 15)
         assert engine.metrics().rate_limited == {"gold": 15}
+        with pytest.raises(RateLimitError):
+            await engine.resume("0", "a", lambda place, output: None, RateLimits(**limits))
+        assert engine.metrics().rate_limited == {"gold": 15, "": 1}
         state = admitted[-1].handle.rate_limits
         assert state is not None
         assert state.requests is not None
