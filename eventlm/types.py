@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 NANOSECONDS_PER_MILLISECOND = 1_000_000
 NANOSECONDS_PER_SECOND = 1_000_000_000
+
+#: Called now and then, on long work, with how much of it is done and how much there is: bytes of a file, or a count.
+OnProgress = Callable[[int, int], None]
 
 #: What a request wants: tokens, the log-probabilities of its prompt, or a pooled embedding.
 RequestKind = Literal["generate", "score", "pool"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,11 +15,10 @@ from eventlm.replay.cost_fit import FittedCost, fit_cost
 from eventlm.replay.cost_model import LinearCost
 from eventlm.replay.cost_roofline import RooflineCost
 from eventlm.replay.recorded_steps import StepCollector
+from eventlm.types import OnProgress
 
 _FOLDER = Path(__file__).with_name("cost_models")
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.S)
-
-OnProgress = Callable[[int, int], None]
 
 
 def built_in_cost_models() -> list[str]:

@@ -8,7 +8,6 @@ meant for each request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from eventlm.replay.comparable import Names
 from eventlm.replay.first_difference import FirstDifference, find_first_difference
 from eventlm.replay.outcome import OutcomeCollector, SequenceOutcome
 from eventlm.replay.pairing import Pairing, pair_requests
+from eventlm.types import OnProgress
 
 #: What is compared of each sequence, by the field of its outcome.
 METRICS = {
@@ -39,7 +39,6 @@ _OF_EVERY_RUN = frozenset(
     {"s", "ts", "c", "run", "unix_start_ns", "previous_h", "config_hash", "config.record.record", "t", "seeds"}
 )
 
-OnProgress = Callable[[int, int], None]
 _LINES_PER_PROGRESS = 4096
 
 

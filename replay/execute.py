@@ -45,11 +45,9 @@ from eventlm.replay.executable import check_executable
 from eventlm.replay.execution_workers import WorkerProcesses, Workers, worker_setup
 from eventlm.replay.step_split import RowsAlone
 from eventlm.replay.token_comparison import Comparison, ExecutedStep, Mismatch
-from eventlm.types import SequenceId
+from eventlm.types import OnProgress, SequenceId
 from eventlm.worker.protocol import StepPayload, WorkerSetup
 
-#: Called with the bytes of the trace that are done, and all of them.
-OnProgress = Callable[[int, int], None]
 #: Makes what runs the steps.
 MakeWorkers = Callable[[WorkerSetup, Header], Workers]
 

@@ -6,7 +6,7 @@ explanation is of what really happened, or there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -38,10 +38,9 @@ from eventlm.replay.explain_result import Explanation, Order
 from eventlm.replay.explain_timeline import Timeline, order_of, rows_of
 from eventlm.replay.rebuild import Changes, rebuild
 from eventlm.replay.verify import Found, Verifier
-from eventlm.types import SequenceId
+from eventlm.types import OnProgress, SequenceId
 from eventlm.wording import counted
 
-OnProgress = Callable[[int, int], None]
 _LINES_PER_PROGRESS = 1024
 
 

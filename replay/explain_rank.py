@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +11,8 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogReader
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_rows import RequestRow, StepRow
+from eventlm.types import OnProgress
 
-OnProgress = Callable[[int, int], None]
 #: What requests are ranked by, and the field of a request's row.
 Measure = Literal["e2e", "ttft", "queue", "tpot"]
 FIELDS: dict[Measure, str] = {

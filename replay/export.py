@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from eventlm.bus.log_reader import LogReader
@@ -12,6 +12,7 @@ from eventlm.control.metrics_rows import RequestRow, StepRow
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.replay.table_file import Exported, Format, TableFile, Value, require_pyarrow
+from eventlm.types import OnProgress
 
 _LINES_PER_PROGRESS = 4096
 
@@ -68,8 +69,6 @@ STEP_COLUMNS: dict[str, type] = {
     "prompt_tokens": int,
     "output_tokens": int,
 }
-
-OnProgress = Callable[[int, int], None]
 
 
 class _Exporter:

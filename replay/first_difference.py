@@ -7,7 +7,7 @@ by the time since the first request that both runs have.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from eventlm.replay.comparable import Names, comparable
 from eventlm.replay.difference_excerpt import excerpts
 from eventlm.replay.difference_story import Run, seconds, tell
 from eventlm.replay.divergence import as_object
+from eventlm.types import OnProgress
 
-OnProgress = Callable[[int, int], None]
 _LINES_PER_PROGRESS = 4096
 _STEPS_PER_LOOK = 1024
 #: Most requests that a difference is told of.

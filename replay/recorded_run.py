@@ -49,6 +49,7 @@ from eventlm.replay.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.recorded_steps import RecordedStep, StepCollector
 from eventlm.replay.sessions import find_parents
 from eventlm.replay.workload import NEVER, Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.types import OnProgress
 
 #: What befalls an engine from outside and has nothing to do with a request. A what-if lets it befall the other one too.
 INCIDENTS = (
@@ -64,8 +65,6 @@ INCIDENTS = (
 )
 #: Ends behind which nothing is known of what a sequence would have produced.
 CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
-
-OnProgress = Callable[[int, int], None]
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):

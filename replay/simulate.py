@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from eventlm.replay.simulation_summary import SimulationSummary, summarize
 from eventlm.replay.simulator import Simulator, Subscriber
 from eventlm.replay.timing import ModelledTiming
 from eventlm.replay.workload import Workload
+from eventlm.types import OnProgress
 from eventlm.worker.protocol import WorkerReady
-
-OnProgress = Callable[[int, int], None]
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):

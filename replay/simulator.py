@@ -41,6 +41,7 @@ from eventlm.replay.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.simulated_requests import Answer, SimulatedRequests, Watched
 from eventlm.replay.timing import StepTimes, Timing
 from eventlm.replay.workload import NEVER, Workload, WorkloadRequest, resize_request
+from eventlm.types import OnProgress
 
 _OF_WORKERS = (WorkerUp, WorkerLost, Desynced)
 #: Sees every event in the order of the log.
@@ -49,7 +50,6 @@ Subscriber = Callable[[Event], None]
 MakeFacts = Callable[[int, int], list[Fact]]
 #: Whether there is still something to say. Asked before the drain.
 IsDue = Callable[[], bool]
-OnProgress = Callable[[int, int], None]
 
 
 class Simulator:

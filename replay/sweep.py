@@ -5,7 +5,7 @@ Results lie in `DIR/cells`, one file each. A cell whose file is there is not run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +25,10 @@ from eventlm.replay.sweep_cell import CellResult, CellSpec, code_hash, read_fini
 from eventlm.replay.sweep_pool import run_cells
 from eventlm.replay.sweep_slo import Capacity, Limit, capacity, keeps, load_between
 from eventlm.replay.workload_source import LoadedWorkload, workload_hash
+from eventlm.types import OnProgress
 from eventlm.wording import counted
 
 CELLS_FOLDER = "cells"
-
-OnProgress = Callable[[int, int], None]
 
 
 class Configuration(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import io
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -25,13 +25,10 @@ from eventlm.replay.trace_import_sessions import (
     number_sessions,
 )
 from eventlm.replay.workload_file import MAX_SECONDS, WorkloadHeader, WorkloadLine, write_workload
-from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
+from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, ceil_div
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ROWS_PER_PROGRESS = 16 * 1024
-
-#: Called now and then with the bytes of the file that are read, and all.
-OnProgress = Callable[[int, int], None]
 
 
 class ImportSummary(Struct, frozen=True, kw_only=True):

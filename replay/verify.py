@@ -10,7 +10,6 @@ restored from it; where the replay has come there by itself, the snapshot must b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
@@ -32,11 +31,10 @@ from eventlm.replay.divergence import (
     state_lines,
 )
 from eventlm.replay.rebuild import Changes, Rebuilt, rebuild
+from eventlm.types import OnProgress
 
 #: Most links of a causal chain that are shown.
 MAX_CHAIN = 12
-
-OnProgress = Callable[[int, int], None]
 
 
 class VerifyResult(Struct, frozen=True, kw_only=True):

@@ -43,10 +43,11 @@ from eventlm.replay.what_if_engine import (
     simulated_header,
     workload_of,
 )
+from eventlm.types import OnProgress
 from eventlm.wording import counted
 
 #: What is done, how much of it, and of how much.
-OnProgress = Callable[[str, int, int], None]
+OnStage = Callable[[str, int, int], None]
 
 
 class NullTestError(EventLMError):
@@ -100,7 +101,7 @@ def what_if(
     output: Path | str | None = None,
     strict: bool = False,
     trust_local_plugins: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnStage | None = None,
 ) -> WhatIfResult:
     """Ask what alternatives would have done with a run's work.
 
@@ -164,7 +165,7 @@ def _cost(run: RecordedRun, given: CostModel | None, *, follows_run: bool) -> tu
     return fitted.model, fitted.report
 
 
-def _stages(on_progress: OnProgress | None) -> Callable[[str], Callable[[int, int], None] | None]:
+def _stages(on_progress: OnStage | None) -> Callable[[str], OnProgress | None]:
     """Progress of one stage after the other."""
 
     def stage(name: str) -> Callable[[int, int], None] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +14,10 @@ from eventlm.replay.recorded_policies import simulation_note
 from eventlm.replay.recorded_run import read_run
 from eventlm.replay.workload import Workload
 from eventlm.replay.workload_file import read_workload
+from eventlm.types import OnProgress
 
 _TRACE_BEGINS = b'{"t":"header"'
 _BYTES_PER_READ = 1 << 20
-
-OnProgress = Callable[[int, int], None]
 
 
 class LoadedWorkload(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -11,8 +11,8 @@ from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Emitted, Event, Launched, Preempted, StepCompleted, StepOps
 from eventlm.events.codec import close_line
+from eventlm.types import OnProgress
 
-OnProgress = Callable[[int, int], None]
 _LINES_PER_PROGRESS = 4096
 #: Whose rows are those of the launch that led to them.
 _WITHOUT_ROWS = (StepCompleted, Emitted, StepOps)

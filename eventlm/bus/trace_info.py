@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -12,12 +12,11 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogLine, LogReader, TornTail
 from eventlm.events import Arrived, Emitted, Finished, Header, Launched, Rejected
 from eventlm.events.codec import DECISION_TAGS, FACT_TAGS
+from eventlm.types import OnProgress
 
 #: `end`: it ends in an end record; `no_end`: its writer died between two lines; `torn`: within one.
 EndState = Literal["end", "no_end", "torn", "still_being_written"]
 
-#: Called now and then with the bytes read so far and the size of the file.
-OnProgress = Callable[[int, int], None]
 
 _LINES_PER_PROGRESS = 4096
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -13,6 +13,7 @@ from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import MetricsSnapshot
 from eventlm.control.metrics_rows import COMPLETED, Gauges, RequestRow, StepRow
 from eventlm.events import Event, Header
+from eventlm.types import OnProgress
 
 QUANTILES = (50, 90, 95, 99)
 #: Taken of sequences that ran to their end.
@@ -37,8 +38,6 @@ COUNTS = frozenset(
     {"request_num_restarts", "prompt_tokens", "output_tokens", "cached_tokens", "batch_size", "batch_num_tokens"}
 )
 _LINES_PER_PROGRESS = 4096
-
-OnProgress = Callable[[int, int], None]
 
 
 class Distribution(Struct, frozen=True, kw_only=True):
