@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from eventlm.cli.pictures import new_figure
 from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from eventlm.replay.explain_result import Explanation, Interval
 
-DOTS_PER_INCH = 120
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.34
 #: Title, axis and legend.
@@ -64,13 +64,8 @@ def plot(explanations: Sequence[Explanation], path: str) -> None:
 
 def make_figure(explanations: Sequence[Explanation]) -> Figure:
     """The picture, as long as its bars need."""
-    # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     height = MARGIN_INCHES + max(BAR_INCHES * len(explanations), MIN_BAR_INCHES)
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(WIDTH_INCHES, height)
     _bars(figure.add_subplot(), explanations)
     return figure
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eventlm.cli.pictures import HEIGHT_INCHES, add_grid, new_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from eventlm.replay.sweep import SweepResult
     from eventlm.replay.sweep_slo import Limit
 
-INCHES = (8.0, 4.5)
-DOTS_PER_INCH = 120
 #: Beyond this ratio of the largest value to the smallest the axis is logarithmic.
 _LOG_RATIO = 20
 _MARKERS = "osD^vP*X"
@@ -20,15 +20,10 @@ _MARKERS = "osD^vP*X"
 
 def plot_sweep(result: SweepResult, path: Path) -> None:
     """One panel for each limit of the SLO; without one the p99 of TTFT. Raises OSError."""
-    # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     from eventlm.replay.sweep_slo import Limit
 
     limits = result.plan.limits or [Limit("p99", "ttft", 0)]
-    figure = Figure(figsize=(INCHES[0], INCHES[1] * len(limits)), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(height_inches=HEIGHT_INCHES * len(limits))
     panels = figure.subplots(len(limits), 1, squeeze=False)
     for axes, limit in zip(panels[:, 0], limits, strict=True):
         _panel(axes, result, limit)
@@ -36,9 +31,7 @@ def plot_sweep(result: SweepResult, path: Path) -> None:
 
 
 def _panel(axes: Axes, result: SweepResult, limit: Limit) -> None:
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes)
     all_values = []
     for place, each in enumerate(result.configurations):
         found = [(load_ppm, limit.value_ms(summary)) for load_ppm, summary in each.summaries.items()]

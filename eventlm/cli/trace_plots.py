@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.pictures import add_grid, new_figure
 from eventlm.control.metrics_report import TraceStats
 from eventlm.control.metrics_rows import Gauges
 from eventlm.errors import UsageError
@@ -30,8 +31,6 @@ GAUGES: tuple[tuple[str, Callable[[Gauges], int], str], ...] = (
 )
 #: Beyond so many points a line shows the largest value of each interval.
 MAX_POINTS = 1500
-INCHES = (8.0, 4.5)
-DOTS_PER_INCH = 120
 #: Over one decade more than this the axis of a CDF is logarithmic.
 _LOG_RATIO = 20
 
@@ -55,16 +54,9 @@ def plot(stats: TraceStats, folder: str) -> Iterator[Path]:
 
 
 def _save(path: Path, stats: TraceStats, draw: Callable[[Axes], Any]) -> Path:
-    # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     axes = figure.add_subplot()
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes)
     draw(axes)
     axes.set_title(f"{stats.snapshot.model}, run {stats.header.run}", loc="left", fontsize=9, color="0.35")
     figure.savefig(path)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.pictures import HEIGHT_INCHES, add_grid, new_figure
 from eventlm.errors import UsageError
 from eventlm.replay.outcome import LATENCIES, RunOutcome
 from eventlm.replay.what_if import WhatIfResult
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
 
 #: Latency, and what the axis says.
 PICTURES = (("ttft", "time to first token"), ("e2e", "end-to-end time"))
-INCHES = (8.0, 4.5)
 #: Of the picture with a pair of bars for each run.
 INCHES_PER_RUN = 0.6
-DOTS_PER_INCH = 120
 #: Over so many times the median an axis is logarithmic.
 _LOG_RATIO = 20
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive")
@@ -43,12 +42,7 @@ def plot(result: WhatIfResult, folder: str) -> Iterator[Path]:
 
 
 def _save(path: Path, result: WhatIfResult, draw: Callable[[Figure], Any], *, height: float = 0) -> Path:
-    # The objects themselves, not pyplot: no window system is asked for, no figure is kept.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(INCHES[0], max(INCHES[1], height)), dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(height_inches=max(HEIGHT_INCHES, height))
     draw(figure)
     title = f"what if: {result.header.core.models[0]}, run {result.header.run}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=9, color="0.35")
@@ -58,9 +52,7 @@ def _save(path: Path, result: WhatIfResult, draw: Callable[[Figure], Any], *, he
 
 def _axes(figure: Figure, *place: int) -> Axes:
     axes = figure.add_subplot(*place)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    add_grid(axes)
     return axes
 
 
