@@ -14,6 +14,7 @@ from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.table import table
 from eventlm.cli.trace import warn
+from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
 from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
@@ -86,12 +87,8 @@ exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw a bar for each, coloured by cause")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all intervals in nanoseconds")
-    parser.add_argument(
-        "--trust-local-plugins",
-        action="store_true",
-        help="import the plug-ins that the trace names as module:Class; do so only for traces that you trust",
-    )
-    parser.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
+    add_trust_flag(parser)
+    add_strict_flag(parser)
     parser.set_defaults(run=run)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from eventlm.cli import replay_execute, replay_what_if
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.errors import UsageError
@@ -61,12 +62,8 @@ exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict),
         help="another value of the core's configuration, such as blocks=2048 or max_num_batched_tokens=512; may be "
         "repeated",
     )
-    parser.add_argument(
-        "--trust-local-plugins",
-        action="store_true",
-        help="import the plug-ins that the trace names as module:Class; do so only for traces that you trust",
-    )
-    parser.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
+    add_trust_flag(parser)
+    add_strict_flag(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     replay_what_if.configure(parser)
     replay_execute.configure(parser)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from eventlm.cli import trace_diff, trace_export, trace_grep, trace_import, trace_ls, trace_stats
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.trace_flags import add_strict_flag
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.errors import TraceCorruptError
@@ -113,7 +114,7 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
     for action in (info, stats, grep, export, check, repair):
         action.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     for action in (info, stats, grep, diff, export, check):
-        action.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
+        add_strict_flag(action)
 
 
 def run_info(arguments: argparse.Namespace) -> int:
