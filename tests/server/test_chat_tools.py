@@ -210,6 +210,22 @@ def test_several_choices_stops_and_limits(start: Any) -> None:
     assert without_ids(ask_streamed(client, stop="rich")[0]) == without_ids(as_streamed(stopped))
 
 
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+def test_a_forced_call_that_is_cut_in_its_head_shows_nothing_of_its_format(start: Any, parser: str) -> None:
+    server, client = start(tool_parser=parser)
+    text = CALL if parser == "hermes" else CALL_3
+    server.engine.script = spell(text)
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for max_tokens in range(1, text.index("Z")):
+        for choice in ("required", named):
+            [cut] = ask(client, max_tokens=max_tokens, tool_choice=choice)
+            assert (cut.message.content or "", cut.finish_reason) == ("", "length")
+            [streamed] = ask_streamed(client, max_tokens=max_tokens, tool_choice=choice)
+            assert without_ids(streamed) == without_ids(as_streamed(cut))
+    # A call that nobody forced may yet be a text.
+    assert ask(client, max_tokens=9)[0].message.content == text[:9]
+
+
 def test_reasoning(start: Any) -> None:
     server, client = start(reasoning_parser="qwen3")
     text = f"<think>\nIs it 日本?\n</think>\n\nYes.\n{CALL}"

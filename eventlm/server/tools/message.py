@@ -16,13 +16,14 @@ class MessageFormat(Struct, frozen=True, kw_only=True):
     """What one request's replies may consist of.
 
     tool_names: those that can be called; none: no calls are looked for. one_call: the message ends behind the first.
-    is_named: the call was forced upon the model by its name. reasoning: what the text begins with. shows_reasoning:
+    is_forced: there is nothing but calls behind the reasoning. is_named: the call was forced by its name. reasoning: what the text begins with. shows_reasoning:
     else it is left out of the reply. ends_behind_call: the text goes on behind the only call unless it is ended there
     (a grammar ends by itself).
     """
 
     tool_names: tuple[str, ...] = ()
     one_call: bool = False
+    is_forced: bool = False
     is_named: bool = False
     reasoning: ReasoningState = "closed"
     shows_reasoning: bool = True
@@ -109,6 +110,9 @@ class MessageParser:
             self._take(self._reasoning.close(), delta)
         if self._tools is not None:
             self._take_calls(self._tools.close(), delta)
+        if self._format.is_forced:
+            # What was held back is the head of a call that was cut short: no words for the user.
+            delta.content = ""
         return delta
 
     def _take(self, pieces: list[Piece], delta: MessageDelta) -> None:

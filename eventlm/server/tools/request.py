@@ -41,6 +41,7 @@ def requested_format(
     return MessageFormat(
         tool_names=use.names if use is not None else (),
         one_call=use is not None and use.one_call,
+        is_forced=use is not None and use.mode != "auto",
         is_named=use is not None and use.mode == "named",
         reasoning=_reasoning(body, formats, tokenizer, prompt_token_ids),
         shows_reasoning=body.include_reasoning is not False,
