@@ -18,6 +18,7 @@ from eventlm.server.errors import invalid_value
 from eventlm.server.generation import ChoiceOutput, Generation
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.message_replies import message_delta, reply_message
+from eventlm.server.middleware import take_request_id
 from eventlm.server.prompt_encoder import CHARACTERS_OF_A_MESSAGE
 from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.server.replies import (
@@ -161,6 +162,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+    take_request_id(request, body.request_id)
     limits = context.limits
     check_request(body, limits)
     formats, tokenizer = context.formats, context.tokenizer

@@ -13,6 +13,7 @@ from eventlm.server.decoding import decode_request
 from eventlm.server.echo import Echo
 from eventlm.server.generation import ChoiceOutput, Generation
 from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
+from eventlm.server.middleware import take_request_id
 from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from eventlm.server.replies import (
     Completion,
@@ -144,6 +145,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    take_request_id(request, body.request_id)
     check_request(body, context.limits)
     group, echoes = await _group(context, body, received_ns)
     identity = ReplyIdentity.draw(COMPLETION_PREFIX)

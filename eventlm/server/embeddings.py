@@ -28,9 +28,9 @@ from eventlm.server.errors import (
     model_not_found,
 )
 from eventlm.server.generation import Generation
-from eventlm.server.middleware import GENERATION, REQUEST_ID
+from eventlm.server.middleware import GENERATION, REQUEST_ID, take_request_id
 from eventlm.server.principal import PRINCIPAL
-from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, SchedulingFields
+from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
 from eventlm.server.scheduling import schedule
 from eventlm.server.timings import EventlmReply, timings
 from eventlm.server.validation import read_prompts
@@ -58,6 +58,7 @@ class EmbeddingRequest(SchedulingFields, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None
+    request_id: RequestId | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     add_special_tokens: bool | None = None
     normalize: bool | None = None
@@ -98,6 +99,7 @@ async def embeddings(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), EmbeddingRequest, UNSUPPORTED)
+    take_request_id(request, body.request_id)
     _check(context, body)
     group = schedule(request, body, await _group(context, body, received_ns))
     principal = request[PRINCIPAL]

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.control.metrics_rows import RequestRow
 from eventlm.control.rate_limits import NO_LIMITS, RateLimits
@@ -30,11 +30,12 @@ from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.detokenizer import SequenceText
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.output_queue import OutputQueue
-from eventlm.server.replies import PromptTokensDetails, Usage
+from eventlm.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from eventlm.server.stop_strings import StopStrings
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import NO_FORMATS, Formats
 from eventlm.server.tools.message import end_of_call, message_format
+from eventlm.server.tools.reasoning_tokens import ReasoningTokens, reasoning_tokens
 
 #: What comes at once is joined, but no more than this: of a stream that waited long, it becomes one chunk.
 MAX_OUTPUTS_TAKEN = 64
@@ -148,10 +149,11 @@ def _say_nothing(*_: object) -> None:
 class _Sequence:
     """One sequence's text, its output tokens so far, and how far its prompt's log-probabilities have come."""
 
-    __slots__ = ("last_token_id", "next_prompt_place", "num_tokens", "text")
+    __slots__ = ("last_token_id", "next_prompt_place", "num_tokens", "reasoning", "text")
 
-    def __init__(self, text: SequenceText) -> None:
+    def __init__(self, text: SequenceText, reasoning: ReasoningTokens | None) -> None:
         self.text = text
+        self.reasoning = reasoning
         self.num_tokens = 0
         self.last_token_id: int | None = None
         #: Nothing predicts the first token of a prompt.
@@ -236,18 +238,21 @@ class Generation:
             completion_tokens=self._completion_tokens,
             total_tokens=prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
+            completion_tokens_details=_output_details(list(itertools.chain.from_iterable(self._sequences))),
         )
 
     def usage_of(self, choice: int) -> Usage:
         """Token counts of one choice so far; what of prompts was cached is counted at their ends."""
         place = bisect.bisect_right(self._first_choice, choice) - 1
         prompt_tokens = len(self.group[place].prompt_token_ids)
-        completion_tokens = self._sequences[place][choice - self._first_choice[place]].num_tokens
+        sequence = self._sequences[place][choice - self._first_choice[place]]
+        completion_tokens = sequence.num_tokens
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
+            completion_tokens_details=_output_details([sequence]),
         )
 
     def _take(self, place: int, output: RequestOutput) -> ChoiceOutput | None:
@@ -279,6 +284,8 @@ class Generation:
         self.num_tokens += num_kept
         token_ids = output.token_ids[:num_kept]
         sequence.last_token_id = token_ids[-1]
+        if sequence.reasoning is not None:
+            sequence.reasoning.push(token_ids)
         if sequence.text.stop_position is not None:
             self.handles[place].text_ended(output.index, sequence.text.stop_position, sequence.text.end_reason)
         return ChoiceOutput(choice, text, token_ids, _part(output.logprobs, 0, num_kept))
@@ -308,22 +315,30 @@ class Generation:
         return ChoiceOutput(choice, text, finished=output, stop_reason=stop_reason)
 
 
+def _output_details(sequences: Sequence[_Sequence]) -> CompletionTokensDetails | UnsetType:
+    """Of all of them together; unset where none may reason."""
+    counts = [each.reasoning.count for each in sequences if each.reasoning is not None]
+    return CompletionTokensDetails(sum(counts)) if counts else UNSET
+
+
 def _sequences(tokenizer: Tokenizer, request: EngineRequest, formats: Formats) -> list[_Sequence]:
     params = request.params
     format = message_format(request)
     include_stop = request.include_stop_str_in_output
     stops = StopStrings(request.stop) if request.stop else None
+    token_bytes = _token_bytes(tokenizer, request)
     ends = params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids)
     return [
         _Sequence(
             SequenceText(
-                _token_bytes(tokenizer, request),
+                token_bytes,
                 stops=stops,
                 include_stop=include_stop,
                 min_tokens=params.min_tokens,
                 end_token_ids=frozenset(() if include_stop else ends),
                 is_over=end_of_call(format, formats) if format.ends_behind_call else None,
-            )
+            ),
+            reasoning_tokens(format, formats, token_bytes),
         )
         for _ in range(request.n)
     ]

@@ -13,9 +13,10 @@ from aiohttp import web
 
 from eventlm.server.api_keys import ApiKeys
 from eventlm.server.context import CONTEXT, release_body
-from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, internal_error
+from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, internal_error, invalid_value
 from eventlm.server.generation import Generation
 from eventlm.server.principal import ANYBODY, PRINCIPAL, Principal, Scope
+from eventlm.server.protocol import REQUEST_ID_PATTERN
 from eventlm.server.rate_limit_headers import rate_limit_headers
 
 _log = structlog.get_logger("eventlm.server")
@@ -30,7 +31,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 #: What a request generates, once the engine has it.
 GENERATION = web.RequestKey("generation", Generation)
 #: Ids from clients that are echoed; anything else is replaced, so that logs and headers stay clean.
-_SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_SANE_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 #: Sent with every 401.
 ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 HEALTH_PATH = "/health"
@@ -47,6 +48,20 @@ def request_id(request: web.BaseRequest) -> str:
     """The client's id for the request if it sent a sane one, else a fresh one."""
     sent = request.headers.get(REQUEST_ID_HEADER, "")
     return sent if _SANE_REQUEST_ID.fullmatch(sent) else f"req-{secrets.token_hex(16)}"
+
+
+def take_request_id(request: web.Request, named: str | None) -> None:
+    """`request_id` of a body: the request's id, unless its header has one. Raises ApiError for one that is not sane."""
+    if named is None:
+        return
+    if not _SANE_REQUEST_ID.fullmatch(named):
+        raise invalid_value(
+            "request_id",
+            "Invalid value for 'request_id': it has 1 to 128 letters, digits and characters of '._:/+=@-'.",
+        )
+    if not _SANE_REQUEST_ID.fullmatch(request.headers.get(REQUEST_ID_HEADER, "")):
+        request[REQUEST_ID] = named
+        structlog.contextvars.bind_contextvars(request_id=named)
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:

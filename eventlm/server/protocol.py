@@ -42,6 +42,10 @@ def _described(**schema: Any) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
+#: Ids from clients that are echoed and can be asked for, so that logs, headers and paths stay clean.
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=@-]{1,128}$"
+#: vLLM's: the request's id, where the header `x-request-id` has none.
+RequestId = Annotated[str, _described(pattern=REQUEST_ID_PATTERN)]
 TokenId = Annotated[int, _described(minimum=0)]
 Role = Annotated[str, _described(enum=list(ROLES))]
 StopString = Annotated[str, _described(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
@@ -176,6 +180,7 @@ class GenerationRequest(SchedulingFields, kw_only=True):
     return_token_ids: bool | None = None
     #: In log-probabilities: `token_id:` and the id in place of a token's text.
     return_tokens_as_token_ids: bool | None = None
+    request_id: RequestId | None = None
     #: Of these two only the form is looked at; they are neither logged nor recorded.
     user: str | None = None
     metadata: dict[str, str] | None = None

@@ -39,13 +39,20 @@ class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct, frozen=True):
+    """How many of the output's tokens were reasoning, shown or not; the marks around it are none of it."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
-    """Token counts of one reply. A prompt counts once, whatever `n` is."""
+    """Token counts of one reply. A prompt counts once, whatever `n` is. Details of the output: where it may reason."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct, frozen=True):

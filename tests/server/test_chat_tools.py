@@ -216,7 +216,7 @@ def test_a_forced_call_that_is_cut_in_its_head_shows_nothing_of_its_format(start
     text = CALL if parser == "hermes" else CALL_3
     server.engine.script = spell(text)
     named = {"type": "function", "function": {"name": "get_weather"}}
-    for max_tokens in range(1, text.index("Z")):
+    for max_tokens in range(1, text.index("Z"), 3):
         for choice in ("required", named):
             [cut] = ask(client, max_tokens=max_tokens, tool_choice=choice)
             assert (cut.message.content or "", cut.finish_reason) == ("", "length")
@@ -243,6 +243,28 @@ def test_reasoning(start: Any) -> None:
     plain_server, plain = start(reasoning_parser="none")
     plain_server.engine.script = spell(text)
     assert as_streamed(ask(plain)[0])["content"].startswith("<think>")
+
+
+def test_how_many_tokens_the_reasoning_had(start: Any) -> None:
+    server, client = start(reasoning_parser="qwen3")
+    texts = ["<think>\nhm?\n</think>\n\nYes.", "No."]
+    server.engine.script = lambda request, index: [[byte] for byte in texts[index].encode()]
+    fields: Any = {"model": "test", "messages": MESSAGES, "n": 2}
+    for extra in ({}, {"include_reasoning": False}):
+        usage = client.chat.completions.create(**fields, extra_body=extra).usage
+        assert usage.completion_tokens_details.reasoning_tokens == len("\nhm?\n")
+        assert usage.completion_tokens == sum(map(len, texts))
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        stream = client.chat.completions.create(**fields, extra_body=extra, stream=True, stream_options=options)
+        *chunks, last = list(stream)
+        assert last.usage == usage
+        by_choice = {chunk.choices[0].index: chunk.usage.completion_tokens_details for chunk in chunks}
+        assert [by_choice[choice].reasoning_tokens for choice in (0, 1)] == [5, 0]
+    # Where it is part of the content there is none.
+    plain = client.chat.completions.create(**fields, extra_body={"separate_reasoning": False}).usage
+    assert plain.completion_tokens_details is None
+    completion = client.completions.create(model="test", prompt="x").usage
+    assert completion.completion_tokens_details is None
 
 
 def test_a_template_that_opens_the_reasoning(start: Any) -> None:

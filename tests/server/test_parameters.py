@@ -50,6 +50,16 @@ def test_user_and_metadata_change_nothing(server: RunningServer, client: openai.
         assert "secret" not in str(caught.value)
 
 
+def test_what_is_taken_and_changes_nothing(server: RunningServer, client: openai.OpenAI) -> None:
+    """As vLLM has it: the page of the API says so of each."""
+    prediction: Any = {"type": "content", "content": "Hello, world"}
+    plain = chat(client, seed=1)
+    for fields in ({"store": True}, {"store": False}, {"prediction": prediction}):
+        assert chat(client, seed=1, **fields).choices == plain.choices
+    assert chat(client, seed=1, extra_body={"mm_processor_kwargs": {"num_crops": 4}}).choices == plain.choices
+    assert len({repr({**vars_of(each), "received_ns": 0, "ready_ns": 0}) for each in server.engine.requests}) == 1
+
+
 def vars_of(request: Any) -> dict[str, Any]:
     return {name: getattr(request, name) for name in request.__struct_fields__}
 

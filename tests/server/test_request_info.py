@@ -11,7 +11,7 @@ import pytest
 from eventlm.control.explanations import NotExplainedError, Reason
 from eventlm.control.metrics_rows import RequestRow
 
-from .conftest import INVALID, RunningServer, assert_error
+from .conftest import INVALID, RunningServer, assert_error, capture_logs, wait_until
 from .test_api_keys import TWO_KEYS, bearer, write
 
 ROW = RequestRow(
@@ -56,6 +56,29 @@ def test_a_request_is_found_by_its_reply_and_by_its_own_id(server: RunningServer
         explained = get(server, f"{name}/explain").json()
         assert explained["explanations"] == [{"request": 0}, {"request": 1}]
         assert explained["id"] == reply["id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+def test_the_id_in_a_body_is_the_requests_unless_the_header_has_one(server: RunningServer, path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x", "input": "x"}
+    body = {"model": "test", "request_id": "of/the body", **prompt}
+    refused = server.post(path, body)
+    assert_error(refused, 400, INVALID, "request_id", "invalid_value", "1 to 128")
+    body["request_id"] = "of/the.body"
+    with capture_logs() as logs:
+        reply = server.post(path, body)
+        # The line comes behind the reply.
+        wait_until(lambda: any(line["event"] == "request" for line in logs))
+    assert [line["request_id"] for line in logs if line["event"] == "request"] == ["of/the.body"]
+    assert reply.headers["x-request-id"] == "of/the.body"
+    assert get(server, "of/the.body").json()["id"] == reply.json()["id"]
+    both = server.post(path, body, {"x-request-id": "of-the-header"})
+    assert both.headers["x-request-id"] == "of-the-header"
+    assert get(server, "of-the-header").json()["id"] == both.json()["id"]
+    # A header that would not be echoed is none.
+    assert server.post(path, body, {"x-request-id": "not sane"}).headers["x-request-id"] == "of/the.body"
+    # An error tells it too.
+    assert server.post(path, body | {"model": "none"}).headers["x-request-id"] == "of/the.body"
 
 
 def test_an_id_that_ends_like_a_path_is_told_apart_by_its_quotes(server: RunningServer) -> None:

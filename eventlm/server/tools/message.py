@@ -16,9 +16,9 @@ class MessageFormat(Struct, frozen=True, kw_only=True):
     """What one request's replies may consist of.
 
     tool_names: those that can be called; none: no calls are looked for. one_call: the message ends behind the first.
-    is_forced: there is nothing but calls behind the reasoning. is_named: the call was forced by its name. reasoning: what the text begins with. shows_reasoning:
-    else it is left out of the reply. ends_behind_call: the text goes on behind the only call unless it is ended there
-    (a grammar ends by itself).
+    is_forced: there is nothing but calls behind the reasoning. is_named: the call was forced by its name. reasoning:
+    what the text begins with. shows_reasoning: else it is left out of the reply. ends_behind_call: the text goes on
+    behind the only call unless it is ended there (a grammar ends by itself).
     """
 
     tool_names: tuple[str, ...] = ()

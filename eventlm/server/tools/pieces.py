@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Union
+from typing import AnyStr, Union
 
 from msgspec import Struct
 
@@ -51,11 +51,12 @@ class TextMachine(ABC):
         """The rest, at the end of the text. Nothing is pushed afterwards."""
 
 
-def partial_suffix(text: str, tag: str) -> int:
+def partial_suffix(text: AnyStr, tag: AnyStr) -> int:
     """Length of the longest end of `text` that is a proper beginning of `tag`."""
     if not tag:
         return 0
-    place = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    first = tag[:1]
+    place = text.find(first, max(0, len(text) - len(tag) + 1))
     while place >= 0 and not tag.startswith(text[place:]):
-        place = text.find(tag[0], place + 1)
+        place = text.find(first, place + 1)
     return len(text) - place if place >= 0 else 0
