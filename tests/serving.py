@@ -22,7 +22,7 @@ from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Launche
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify import VerifyResult, verify
 from eventlm.worker.fake import fake_token
-from tests.server.conftest import Reply
+from tests.server.conftest import Reply, exchange
 
 #: For everything that a busy machine may delay.
 PATIENCE_SECONDS = 120.0
@@ -54,6 +54,19 @@ def is_running(pid: int) -> bool:
 def command(*arguments: str) -> list[str]:
     """The command line of `eventlm ARGUMENTS` in this environment."""
     return [sys.executable, "-m", "eventlm", *arguments]
+
+
+def run_command(*arguments: str, cwd: Path, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`eventlm ARGUMENTS` as a process, to its end."""
+    return subprocess.run(
+        command(*arguments),
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
 
 
 class Server:
@@ -122,12 +135,7 @@ class Server:
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return Reply(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
+        return exchange(connection, method, path, body, headers)
 
     def complete(self, **fields: Any) -> Reply:
         body = json.dumps({"model": self.model, "prompt": "hi", "max_tokens": 8, **fields}).encode()

@@ -12,7 +12,8 @@ import msgspec
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.side_car_reader import open_side_car
 from eventlm.events import Arrived, Header, StepCompleted
-from eventlm.events.codec import chain, close_line, split_line
+from eventlm.events.codec import chain, close_line
+from tests.replay.traces import read_objects
 
 
 def facts_without_tokens(run_folder: Path) -> list[int]:
@@ -29,16 +30,6 @@ def facts_without_tokens(run_folder: Path) -> list[int]:
                 missing += [event.s] if side_car.outputs(event) is None else []
             assert not side_car.damage
     return missing
-
-
-def read_objects(path: Path) -> list[dict[str, Any]]:
-    """The lines of a side-car without their hashes."""
-    found = []
-    for line in path.read_bytes().splitlines():
-        split = split_line(line)
-        assert split is not None
-        found.append(msgspec.json.decode(split.body + b"}"))
-    return found
 
 
 def write_objects(path: Path, objects: Sequence[dict[str, Any]]) -> None:

@@ -239,8 +239,9 @@ def test_a_disk_that_fills_up_loses_what_waits_too(tmp_path: Path, disk: SlowDis
     assert run.all_left()
 
 
-def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDisk) -> None:
-    run = Run(tmp_path, segment_bytes=500)
+def run_on_a_disk_that_hangs(folder: Path, disk: SlowDisk) -> Run:
+    """One in which the next segment is due."""
+    run = Run(folder, segment_bytes=500)
     run.note()
     run.loop.turn()
     # The header was long enough for a segment.
@@ -248,6 +249,11 @@ def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDis
     disk.hang()
     run.note(4)
     assert disk.hangs.wait(SECONDS)
+    return run
+
+
+def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDisk) -> None:
+    run = run_on_a_disk_that_hangs(tmp_path, disk)
     run.note(1)
     run.note(1)
     disk.answer()
@@ -263,14 +269,7 @@ def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDis
 
 @pytest.mark.parametrize("num_full", [1, 2, 1 << 30])
 def test_a_segment_behind_what_is_lost_is_lost_too(tmp_path: Path, disk: SlowDisk, num_full: int) -> None:
-    run = Run(tmp_path, segment_bytes=500)
-    run.note()
-    run.loop.turn()
-    # The header was long enough for a segment.
-    run.loop.turn()
-    disk.hang()
-    run.note(4)
-    assert disk.hangs.wait(SECONDS)
+    run = run_on_a_disk_that_hangs(tmp_path, disk)
     run.note()
     disk.answer()
     assert run.recorder._has_returned.wait(SECONDS)

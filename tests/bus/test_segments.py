@@ -18,10 +18,7 @@ from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import End, Event, Gap, Snapshot, UserMark
 from eventlm.events.codec import encode_body
 from tests.bus import traces
-
-
-class Killed(BaseException):
-    """The process is gone."""
+from tests.bus.crashes import Killed, die_at
 
 
 class Recorder:
@@ -108,26 +105,6 @@ def test_a_segment_is_due_by_the_bytes_behind_its_snapshot(tmp_path: Path) -> No
     writer.close()
 
 
-def _crash_points(monkeypatch: pytest.MonkeyPatch, fail_at: int) -> list[str]:
-    """Have the process die before its `fail_at`-th change of the disk from now on."""
-    calls: list[str] = []
-
-    def dying(name: str) -> Any:
-        real = getattr(os, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            if len(calls) == fail_at:
-                raise Killed
-            calls.append(name)
-            return real(*arguments, **keywords)
-
-        return call
-
-    for name in ("open", "write", "link", "rename", "close", "unlink", "ftruncate"):
-        monkeypatch.setattr(os, name, dying(name))
-    return calls
-
-
 @pytest.mark.parametrize("has_links", [True, False])
 def test_whoever_dies_while_a_segment_begins_leaves_a_run_that_can_be_read(tmp_path: Path, has_links: bool) -> None:
     for fail_at in range(50):
@@ -140,7 +117,7 @@ def test_whoever_dies_while_a_segment_begins_leaves_a_run_that_can_be_read(tmp_p
         with pytest.MonkeyPatch.context() as patch:
             if not has_links:
                 patch.setattr(os, "link", _refuse)
-            calls = _crash_points(patch, fail_at)
+            calls = die_at(patch, fail_at)
             try:
                 recorder.turn()
                 is_done = True

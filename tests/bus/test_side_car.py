@@ -19,13 +19,11 @@ from eventlm.events import Arrived, End, Event, Gap, Snapshot, StepCompleted
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
 from tests.bus import traces
-from tests.bus.side_cars import facts_without_tokens, read_objects
+from tests.bus.crashes import Killed, die_at
+from tests.bus.side_cars import facts_without_tokens
+from tests.replay.traces import read_objects
 
 KEY = b"k" * 32
-
-
-class Killed(BaseException):
-    """The process is gone."""
 
 
 class Run:
@@ -173,7 +171,7 @@ def test_whoever_dies_leaves_no_fact_without_its_tokens(tmp_path: Path, *, has_l
         with pytest.MonkeyPatch.context() as patch:
             if not has_links:
                 patch.setattr(os, "link", _refuse)
-            calls = _die_at(patch, fail_at)
+            calls = die_at(patch, fail_at)
             try:
                 run.facts()
                 run.turn()
@@ -187,28 +185,6 @@ def test_whoever_dies_leaves_no_fact_without_its_tokens(tmp_path: Path, *, has_l
             break
     else:
         pytest.fail("it never came to its end")
-
-
-def _die_at(patch: pytest.MonkeyPatch, fail_at: int) -> list[str]:
-    """Have the process die before its `fail_at`-th change of the disk from now on, in the middle of a write."""
-    calls: list[str] = []
-
-    def dying(name: str) -> Any:
-        real = getattr(os, name)
-
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            if len(calls) == fail_at:
-                if name == "write":
-                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                raise Killed
-            calls.append(name)
-            return real(*arguments, **keywords)
-
-        return call
-
-    for name in ("open", "write", "link", "rename", "close", "unlink", "ftruncate"):
-        patch.setattr(os, name, dying(name))
-    return calls
 
 
 def _refuse(*_: object) -> None:

@@ -15,7 +15,7 @@ import pexpect
 import pytest
 
 from tests.cli.conftest import RunHere, StartServer
-from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
+from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, run_command, verified, wait_until
 
 FAKE = ("--model", "fake", "--set", "seed=5", "--set", "max_tokens=9")
 ANSWER = fake_text(5, 9)
@@ -25,15 +25,7 @@ _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 
 
 def chat(*arguments: str, stdin: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("chat", *arguments),
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        env=os.environ | environment,
-    )
+    return run_command("chat", *arguments, cwd=cwd, stdin=stdin, **environment)
 
 
 def test_each_line_of_a_pipe_is_a_turn(tmp_path: Path) -> None:

@@ -20,19 +20,11 @@ from eventlm.sampler_params import SamplerParams
 from tests.checkpoints import make_checkpoint
 from tests.cli.conftest import RunHere
 from tests.models.hub_server import make_cached
-from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, verified, wait_until
+from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, run_command, verified, wait_until
 
 
 def generate(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("generate", *arguments),
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    return run_command("generate", *arguments, cwd=cwd, stdin=stdin)
 
 
 def output_of(*arguments: str, cwd: Path, stdin: str = "") -> str:

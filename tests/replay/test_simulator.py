@@ -192,6 +192,17 @@ def test_closed_loop(clients: int) -> None:
     assert most == min(clients, 60)
 
 
+def cached_tokens(header: Header, workload: Workload) -> list[int]:
+    """Of each sequence, in the order in which they end."""
+    events: list[Event] = []
+    simulator = Simulator(
+        header, rebuild(header).new_core(), workload, ModelledTiming(COST, 1),
+        incidents=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
+    )  # fmt: skip
+    simulator.run()
+    return [event.cached_tokens for event in of(events, Finished)]
+
+
 def test_blocks_of_another_size_are_hit() -> None:
     """Two prompts of 1,024 equal tokens, named in blocks of 512; the second one comes when the first has ended."""
     header = header_of()
@@ -199,13 +210,7 @@ def test_blocks_of_another_size_are_hit() -> None:
         source="", requests=[request(0, 1030, blocks=[1, 2, 3]), request(500, 1030, blocks=[1, 2, 4])],
         block_size=512, first_free_name=5,
     )  # fmt: skip
-    events: list[Event] = []
-    simulator = Simulator(
-        header, rebuild(header).new_core(), workload, ModelledTiming(COST, 1),
-        incidents=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
-    )  # fmt: skip
-    simulator.run()
-    assert [event.cached_tokens for event in of(events, Finished)] == [0, 1024]
+    assert cached_tokens(header, workload) == [0, 1024]
 
 
 @pytest.mark.parametrize("block_size", [8, 32])
@@ -216,13 +221,7 @@ def test_what_a_turn_generates_is_hit_in_blocks_of_another_size(block_size: int)
     second = request(5000, 140, output=1, blocks=[*range(1, 7), 11, 12])
     header = header_of(block_size=block_size)
     workload = Workload(source="", requests=[first, second], block_size=16, first_free_name=13)
-    events: list[Event] = []
-    simulator = Simulator(
-        header, rebuild(header).new_core(), workload, ModelledTiming(COST, 1),
-        incidents=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
-    )  # fmt: skip
-    simulator.run()
-    assert [event.cached_tokens for event in of(events, Finished)] == [0, 96]
+    assert cached_tokens(header, workload) == [0, 96]
 
 
 def test_a_timer_that_was_overtaken_fires_once() -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -44,6 +44,20 @@ class Reply:
         assert all(line.startswith("data: ") for line in lines)
         payloads = [line.removeprefix("data: ") for line in lines]
         return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> Reply:
+    """One request on a connection of its own."""
+    with closing(connection):
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return Reply(response.status, dict(response.getheaders()), response.read())
 
 
 class RunningServer:
@@ -85,12 +99,7 @@ class RunningServer:
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return Reply(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
+        return exchange(connection, method, path, body, headers)
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,6 +30,21 @@ def make_runner(folder: Path, **changes: Any) -> ModelRunner:
         "threads": 1,
     }
     return ModelRunner(WorkerSetup(**{**fields, **changes}))
+
+
+class Pair(NamedTuple):
+    """A checkpoint in transformers and in a runner."""
+
+    model: Any
+    runner: ModelRunner
+
+
+def make_pair(folder: Path) -> Pair:
+    """Both of them in float32."""
+    # It takes seconds to load, and most tests of workers need none of it.
+    from transformers import AutoModelForCausalLM
+
+    return Pair(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), make_runner(folder))
 
 
 class Schedule:

@@ -6,21 +6,19 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from eventlm.errors import CheckpointError
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker import op_timer
 from eventlm.worker.cache_engine import CacheMemoryError
-from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.sequence_table import DesyncError
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
-from tests.worker.reference import Schedule, make_runner
+from tests.worker.reference import Pair, Schedule, make_pair, make_runner
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama-gqa": {},
@@ -43,32 +41,18 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-class Pair(NamedTuple):
-    model: Any
-    runner: ModelRunner
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     torch.set_num_threads(1)
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), **MODELS[request.param])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return Pair(model, make_runner(folder))
+    return make_pair(folder)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """One checkpoint for what does not depend on the architecture."""
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return Pair(model, make_runner(folder))
-
-
-@pytest.fixture
-def schedule(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Schedule]:
-    schedule = Schedule(pair.runner, monkeypatch)
-    yield schedule
-    schedule.forget_all()
+    return make_pair(folder)
 
 
 @pytest.fixture

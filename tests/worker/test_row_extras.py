@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from transformers import AutoModelForCausalLM
 
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.worker.launches import GREEDY, new_sequence
-from tests.worker.reference import Key, Schedule, make_runner
-from tests.worker.test_model_runner import Pair, prompt_of
+from tests.worker.reference import Key, Pair, Schedule, make_pair
+from tests.worker.test_model_runner import prompt_of
 
 LENGTH = 61
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder: Path = make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return Pair(model, make_runner(folder))
-
-
-@pytest.fixture
-def schedule(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Schedule]:
-    schedule = Schedule(pair.runner, monkeypatch)
-    yield schedule
-    schedule.forget_all()
+    return make_pair(make_checkpoint(tmp_path_factory.mktemp("checkpoint")))
 
 
 def prefill(schedule: Schedule, sizes: list[int], *, request: int = 1, samples: bool = True, **new: Any) -> None:
