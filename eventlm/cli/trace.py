@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.cli import trace_diff, trace_export, trace_grep, trace_import, trace_ls, trace_stats
 from eventlm.cli.parser import Parser
@@ -30,6 +31,17 @@ END_IN_WORDS = {
 }
 
 
+class Action(NamedTuple):
+    """A subcommand. reads_one: it takes one trace, the newest where none is named. can_be_strict: it has `--strict`."""
+
+    name: str
+    configure: Callable[[Parser], None]
+    help: str
+    description: str
+    reads_one: bool = True
+    can_be_strict: bool = True
+
+
 def configure(parser: Parser) -> None:
     """Add the command's subcommands."""
     parser.description = "Find, look at, measure, check or repair the traces of runs, one file or several in a folder."
@@ -50,71 +62,26 @@ exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
             10 different, 13 written by another version"""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    info = actions.add_parser("info", help="the run in numbers", description="Print a trace's run in numbers.")
-    info.add_argument("--json", action="store_true", help="print one JSON object, header included")
-    info.set_defaults(run=run_info)
+    for action in ACTIONS:
+        subparser = actions.add_parser(action.name, help=action.help, description=action.description)
+        action.configure(subparser)
+        if action.reads_one:
+            subparser.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
+        if action.can_be_strict:
+            add_strict_flag(subparser)
 
-    stats = actions.add_parser(
-        "stats",
-        help="latencies, steps and replicas in tables and pictures",
-        description="Print the metrics of a trace: requests, steps, replicas, operations.",
-    )
-    trace_stats.configure(stats)
 
-    ls = actions.add_parser(
-        "ls",
-        help="the recorded runs of a folder",
-        description="List the recorded runs of a folder, the newest last.",
-    )
-    trace_ls.configure(ls)
+def _configure_info(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, header included")
+    parser.set_defaults(run=run_info)
 
-    grep = actions.add_parser(
-        "grep",
-        help="lines about a request, of a kind, of a time",
-        description="Print lines of a trace as they stand in the file: about a request, of a kind, of a time.",
-    )
-    trace_grep.configure(grep)
 
-    diff = actions.add_parser(
-        "diff",
-        help="two runs of one workload beside each other",
-        description="Compare two runs of one workload: their set-up, the first decision that differs, every request.",
-    )
-    trace_diff.configure(diff)
+def _configure_check(parser: Parser) -> None:
+    parser.set_defaults(run=run_check)
 
-    export = actions.add_parser(
-        "export",
-        help="requests and steps as CSV or parquet",
-        description="Write the requests and the steps of a trace as two tables, for notebooks and databases.",
-    )
-    trace_export.configure(export)
 
-    imported = actions.add_parser(
-        "import",
-        help="a public trace of real load as a workload file",
-        description="Turn a public trace of real load into a workload file, which `eventlm simulate` reads.",
-    )
-    trace_import.configure(imported)
-
-    check = actions.add_parser(
-        "check",
-        help="verify hashes, order and fields of every line",
-        description="Verify hashes, order and fields of every line, and of the token ids that --record-tokens wrote. "
-        "Damage is named by line and byte.",
-    )
-    check.set_defaults(run=run_check)
-
-    repair = actions.add_parser(
-        "repair",
-        help="cut off a half-written last line",
-        description="Cut off a half-written last line; the file as it was is kept beside it as *.broken.",
-    )
-    repair.set_defaults(run=run_repair)
-
-    for action in (info, stats, grep, export, check, repair):
-        action.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
-    for action in (info, stats, grep, diff, export, check):
-        add_strict_flag(action)
+def _configure_repair(parser: Parser) -> None:
+    parser.set_defaults(run=run_repair)
 
 
 def run_info(arguments: argparse.Namespace) -> int:
@@ -231,3 +198,63 @@ def _plugin(plugin: PluginRecord) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ": " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) if counts else ""
+
+
+ACTIONS = (
+    Action("info", _configure_info, "the run in numbers", "Print a trace's run in numbers."),
+    Action(
+        "stats",
+        trace_stats.configure,
+        "latencies, steps and replicas in tables and pictures",
+        "Print the metrics of a trace: requests, steps, replicas, operations.",
+    ),
+    Action(
+        "ls",
+        trace_ls.configure,
+        "the recorded runs of a folder",
+        "List the recorded runs of a folder, the newest last.",
+        reads_one=False,
+        can_be_strict=False,
+    ),
+    Action(
+        "grep",
+        trace_grep.configure,
+        "lines about a request, of a kind, of a time",
+        "Print lines of a trace as they stand in the file: about a request, of a kind, of a time.",
+    ),
+    Action(
+        "diff",
+        trace_diff.configure,
+        "two runs of one workload beside each other",
+        "Compare two runs of one workload: their set-up, the first decision that differs, every request.",
+        reads_one=False,
+    ),
+    Action(
+        "export",
+        trace_export.configure,
+        "requests and steps as CSV or parquet",
+        "Write the requests and the steps of a trace as two tables, for notebooks and databases.",
+    ),
+    Action(
+        "import",
+        trace_import.configure,
+        "a public trace of real load as a workload file",
+        "Turn a public trace of real load into a workload file, which `eventlm simulate` reads.",
+        reads_one=False,
+        can_be_strict=False,
+    ),
+    Action(
+        "check",
+        _configure_check,
+        "verify hashes, order and fields of every line",
+        "Verify hashes, order and fields of every line, and of the token ids that --record-tokens wrote. "
+        "Damage is named by line and byte.",
+    ),
+    Action(
+        "repair",
+        _configure_repair,
+        "cut off a half-written last line",
+        "Cut off a half-written last line; the file as it was is kept beside it as *.broken.",
+        can_be_strict=False,
+    ),
+)
