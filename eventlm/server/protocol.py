@@ -153,9 +153,34 @@ class GenerationRequest(SchedulingFields, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     #: Token ids, as strings since JSON has no other keys, and what is added to their logits.
     logit_bias: LogitBiases | None = None
-    allowed_token_ids: Annotated[list[TokenId], _described(minItems=1)] | None = None
-    bad_words: Annotated[list[BadWord], _described(maxItems=MAX_BAD_WORDS)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    allowed_token_ids: (
+        Annotated[
+            list[TokenId],
+            _described(
+                minItems=1,
+                description="The only tokens that may come. Beside a grammar: of those that it allows, unless none of "
+                "these is among them.",
+            ),
+        ]
+        | None
+    ) = None
+    bad_words: (
+        Annotated[
+            list[BadWord],
+            _described(
+                maxItems=MAX_BAD_WORDS,
+                description="Words that must not come. Beside a grammar: unless it leaves nothing else.",
+            ),
+        ]
+        | None
+    ) = None
+    min_tokens: (
+        Annotated[
+            int,
+            Meta(ge=0, description="How many tokens come before an end. Beside a grammar: unless it asks for the end."),
+        ]
+        | None
+    ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], _described(maxItems=MAX_STOP_STRINGS)] | None = None

@@ -101,3 +101,11 @@ def test_a_stream_is_described_by_its_chunks(document: dict[str, Any]) -> None:
     content = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
     assert content["text/event-stream"]["schema"] == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+
+
+def test_what_holds_beside_a_grammar_is_described(server: RunningServer) -> None:
+    schemas = server.request("GET", "/openapi.json").json()["components"]["schemas"]
+    for name in ("ChatCompletionRequest", "CompletionRequest"):
+        for field in ("allowed_token_ids", "bad_words", "min_tokens"):
+            kinds = schemas[name]["properties"][field]["anyOf"]
+            assert any("Beside a grammar" in kind.get("description", "") for kind in kinds), (name, field)

@@ -207,6 +207,45 @@ async def test_streamed_echoes_join_to_the_whole_ones_under_preemption(tmp_path:
     assert len({event.kind for event in trace.of(Arrived)}) == 2
 
 
+def token_ids_of(served: Server, text: str) -> list[int]:
+    body = json.dumps({"prompt": text, "add_special_tokens": False}).encode()
+    reply = served.request("POST", "/tokenize", body, {"Content-Type": "application/json"})
+    return list(json.loads(reply.data)["tokens"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_what_contradicts_a_grammar_holds_as_far_as_the_grammar_leaves_a_choice(
+    served: Server, client: openai.OpenAI, temperature: float
+) -> None:
+    """As the page of the API says it of each."""
+
+    def complete(structure: dict[str, Any], **fields: Any) -> tuple[str, str, int]:
+        extra = {"structured_outputs": structure, **fields}
+        reply = client.completions.create(
+            model=served.model, prompt="x", max_tokens=30, temperature=temperature, seed=3, extra_body=extra
+        )
+        assert reply.usage is not None
+        return reply.choices[0].text, reply.choices[0].finish_reason, reply.usage.completion_tokens
+
+    either = {"choice": ["red", "blue"]}
+    # allowed_token_ids choose among what the grammar allows; its end is none of them, and comes all the same.
+    for text in ("red", "blue"):
+        assert complete(either, allowed_token_ids=token_ids_of(served, text))[:2] == (text, "stop")
+    assert complete(either, allowed_token_ids=token_ids_of(served, "xyz"))[0] in ("red", "blue")
+    # A bad word is avoided, unless the grammar asks for it.
+    for bad, left in (("red", "blue"), ("blue", "red")):
+        words = [bad[:length] for length in range(1, len(bad) + 1)]
+        assert complete(either, bad_words=words)[:2] == (left, "stop")
+    assert complete({"choice": ["red"]}, bad_words=["red", "r", "e", "d"])[:2] == ("red", "stop")
+    # min_tokens keeps a text from ending that may go on, and not one that has to end.
+    text, reason, num_tokens = complete({"regex": "[ab]*"}, min_tokens=20)
+    assert (re.fullmatch("[ab]+", text) is not None, reason in ("stop", "length")) == (True, True)
+    assert num_tokens >= 20
+    text, reason, num_tokens = complete({"choice": ["red"]}, min_tokens=20)
+    assert (text, reason) == ("red", "stop")
+    assert num_tokens < 20
+
+
 def test_a_prefix_is_shared_by_requests_of_one_salt(served: Server, client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "It was the best of times, it was the worst of times. " * 6}]
 
