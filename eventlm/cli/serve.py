@@ -72,8 +72,8 @@ keys.toml, which only you may read:
   scopes = ["inference"]              or "admin", or both
   limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }
 
-exit codes: 0 ended by a signal, 1 it failed, 2 usage: what was given, a folder or an address too,
-  cannot be used"""
+exit codes: 0 ended by a signal, 1 it failed, 2 usage: what was given, a folder
+  or an address too, cannot be used"""
     add_config_flags(parser)
     parser.set_defaults(run=run)
 

@@ -42,7 +42,9 @@ def curl_arguments(hint: str, **environment: str) -> list[str]:
 
 
 def test_the_ready_line_has_the_specs_and_a_command_that_works(start_server: StartServer) -> None:
-    server = start_server("--model", "fake", "--policy", "edf:multiplier=2,min_deadline_ms=300", "--router", "pull")
+    flags = ["--policy", "edf:multiplier=2,min_deadline_ms=300", "--router", "pull"]
+    # The command asks for as much as there is room for.
+    server = start_server("--model", "fake", "--max-model-len", "128", *flags)
     ready = server.log_event("ready")
     assert (ready["policy"], ready["router"]) == ("edf:multiplier=2,min_deadline_ms=300", "pull")
     url, *headers, flag, body = curl_arguments(ready["hint"])
