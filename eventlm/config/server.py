@@ -73,7 +73,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=1,
             description="most connections at once, of which each of --api-servers has its share; one more gets a 503 "
-            "and is closed",
+            "and is closed, or with TLS is closed before its handshake",
         ),
     ] = 4096
     header_timeout_seconds: Annotated[

@@ -27,11 +27,12 @@ _REFUSALS_PER_LINE = 1000
 
 
 class Gate:
-    """Counts the connections of one server; `connect` makes the next."""
+    """Counts the connections of one server, and TLS handshakes that are to become such; `connect` makes the next."""
 
     def __init__(self, config: ServerConfig, manager: web.Server) -> None:
         self.config = config
         self.num_open = 0
+        self.num_handshakes = 0
         self.num_refused = 0
         self._manager = manager
         self._loop = asyncio.get_running_loop()

@@ -15,10 +15,11 @@ from aiohttp import web
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.app import make_app
-from eventlm.server.connection import LINGER_SECONDS, Connect, Gate
+from eventlm.server.connection import Connect, Gate
 from eventlm.server.context import ServerContext
 from eventlm.server.cors import check_origins
 from eventlm.server.tls import Tls
+from eventlm.server.tls_listener import TlsListener
 
 #: Connections that wait to be accepted; the system cuts it to its own limit.
 BACKLOG = 4096
@@ -39,12 +40,13 @@ class HttpServer:
         )
         self._servers: list[asyncio.Server] = []
         self._gate: Gate | None = None
+        self._tls_listener: TlsListener | None = None
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open."""
-        return 0 if self._gate is None else self._gate.num_open
+        """Connections that are open, or to be made secure."""
+        return 0 if self._gate is None else self._gate.num_open + self._gate.num_handshakes
 
     async def start(self) -> tuple[str, int]:
         """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""
@@ -53,19 +55,28 @@ class HttpServer:
         assert manager is not None
         gate = self._gate = Gate(self._context.config, manager)
         try:
-            if self._sockets:
-                secured = _secured(self._context.config, self._context.tls)
-                self._servers = [
-                    await asyncio.get_running_loop().create_server(gate.connect, sock=bound, backlog=BACKLOG, **secured)
-                    for bound in self._sockets
-                ]
-            else:
-                self._servers = [await _bind(self._context.config, gate.connect, tls=self._context.tls)]
+            host, port = await self._listen(gate)
         except UsageError:
             await self._runner.cleanup()
             raise
         self._watch = asyncio.create_task(self._context.keys.watch(), name="API keys")
-        host, port = self._servers[0].sockets[0].getsockname()[:2]
+        return host, port
+
+    async def _listen(self, gate: Gate) -> tuple[str, int]:
+        """Accept connections; the address in use."""
+        config, tls = self._context.config, self._context.tls
+        if tls is not None:
+            sockets = list(self._sockets) or (await bind_sockets(config, 1))[0]
+            self._tls_listener = TlsListener(gate, tls, sockets)
+        elif self._sockets:
+            loop = asyncio.get_running_loop()
+            self._servers = [
+                await loop.create_server(gate.connect, sock=bound, backlog=BACKLOG) for bound in self._sockets
+            ]
+        else:
+            self._servers = [await _bind(config, gate.connect)]
+        bound = sockets[0] if tls is not None else self._servers[0].sockets[0]
+        host, port = bound.getsockname()[:2]
         return host, port
 
     async def drain(self, cut: asyncio.Event) -> None:
@@ -76,6 +87,8 @@ class HttpServer:
         """Stop listening and close what is open."""
         for server in self._servers:
             server.close()
+        if self._tls_listener is not None:
+            await self._tls_listener.close()
         if self._watch is not None:
             self._watch.cancel()
         await self._runner.cleanup()
@@ -123,22 +136,10 @@ def _twin(bound: socket.socket) -> socket.socket:
     return twin
 
 
-def _secured(config: ServerConfig, tls: Tls | None) -> dict[str, Any]:
-    """What `create_server` must be told of TLS."""
-    if tls is None:
-        return {}
-    return {
-        "ssl": tls.context,
-        "ssl_handshake_timeout": float(config.header_timeout_seconds),
-        "ssl_shutdown_timeout": LINGER_SECONDS,
-    }
-
-
 async def _bind(
     config: ServerConfig,
     connect: Connect,
     *,
-    tls: Tls | None = None,
     reuse_port: bool = False,
     start_serving: bool = True,
 ) -> asyncio.Server:
@@ -150,7 +151,6 @@ async def _bind(
             backlog=BACKLOG,
             reuse_port=reuse_port,
             start_serving=start_serving,
-            **_secured(config, tls),
         )
     except (OSError, OverflowError, UnicodeError) as error:
         # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.

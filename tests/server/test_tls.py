@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 import urllib.request
@@ -19,7 +20,7 @@ from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.tls import Tls
 
-from .conftest import RunningServer, capture_logs
+from .conftest import RunningServer, capture_logs, wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 
@@ -140,3 +141,79 @@ def test_files_that_change_while_they_are_read_again(files: tuple[Path, Path], t
     with capture_logs() as logs:
         assert not tls.reload()
     assert [line["log_level"] for line in logs] == ["error"]
+
+
+def ends_within(connection: socket.socket, seconds: float) -> bool:
+    connection.settimeout(seconds)
+    try:
+        return not connection.recv(65536)
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_handshakes_that_never_end_are_ended_and_keep_nobody_out(
+    start_server: Callable[..., RunningServer], files: tuple[Path, Path]
+) -> None:
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]), header_timeout_seconds=2, max_connections=250)
+    # Nothing at all, the beginning of a greeting, and what is none.
+    silent = [server.raw((b"", b"\x16\x03\x01\x02\x00\x01")[number % 2]) for number in range(200)]
+    garbage = [server.raw(b"GET / HTTP/1.1\r\n\r\n") for _ in range(20)]
+    wait_until(lambda: server._server.num_connections == 200)
+    assert fetch(server, files[0]) == 200
+    assert all(ends_within(connection, 5) for connection in [*garbage, *silent])
+    wait_until(lambda: server._server.num_connections == 0)
+    assert fetch(server, files[0]) == 200
+    for connection in [*garbage, *silent]:
+        connection.close()
+
+
+def test_handshakes_count_as_connections(start_server: Callable[..., RunningServer], files: tuple[Path, Path]) -> None:
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]), max_connections=3)
+    silent = [server.raw(b"") for _ in range(3)]
+    wait_until(lambda: server._server.num_connections == 3)
+    assert ends_within(server.raw(b""), 5)
+    with pytest.raises(OSError):
+        fetch(server, files[0])
+    silent.pop().close()
+    wait_until(lambda: server._server.num_connections == 2)
+    assert fetch(server, files[0]) == 200
+    for connection in silent:
+        connection.close()
+
+
+def test_a_server_stops_amid_handshakes(start_server: Callable[..., RunningServer], files: tuple[Path, Path]) -> None:
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]))
+    silent = server.raw(b"")
+    wait_until(lambda: server._server.num_connections == 1)
+    server.call(server._server.close())
+    assert ends_within(silent, 5)
+    assert server._server.num_connections == 0
+    silent.close()
+
+
+def test_a_request_that_comes_with_the_last_of_the_handshake(
+    start_server: Callable[..., RunningServer], files: tuple[Path, Path]
+) -> None:
+    """In TLS 1.3 the client may speak before the server has seen its last word."""
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]))
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(files[0])).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    connection = server.raw(b"")
+
+    def step(action: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return action()
+            except ssl.SSLWantReadError:
+                if outgoing.pending:
+                    connection.sendall(outgoing.read())
+                incoming.write(connection.recv(65536))
+
+    step(client.do_handshake)
+    client.write(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    # One packet for the client's end of the handshake and for its request.
+    connection.sendall(outgoing.read())
+    assert step(lambda: client.read(65536)).startswith(b"HTTP/1.1 200")
+    connection.close()
