@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eventlm.compose.composition import Composition
     from eventlm.control.request import EngineRequest
     from eventlm.sampler_params import TokenLogprobs
-    from eventlm.server.generation import ChoiceOutput
+    from eventlm.server.choice_output import ChoiceOutput
     from eventlm.server.protocol import CompletionRequest
     from eventlm.server.tokenizer import Tokenizer
 
@@ -210,7 +210,7 @@ class _Printer:
 
     def _write_logprobs(self) -> None:
         """Of the prompt and of the completion, as far as they were asked for: a token a line."""
-        from eventlm.server.generation import join_outputs
+        from eventlm.server.choice_output import join_outputs
 
         request = self._choices[self._current][2]
         whole = join_outputs(self._outputs[self._current])

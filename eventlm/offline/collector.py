@@ -21,7 +21,8 @@ from eventlm.offline.outputs import (
 )
 from eventlm.offline.prompts import Prompt
 from eventlm.sampler_params import TokenLogprobs
-from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.choice_output import ChoiceOutput
+from eventlm.server.generation import Generation
 from eventlm.server.logprobs import token_text
 from eventlm.server.replies import api_finish_reason
 from eventlm.server.tokenizer import Tokenizer

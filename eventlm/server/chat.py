@@ -11,11 +11,12 @@ from msgspec import UNSET, UnsetType
 from eventlm.control.request import EngineRequest
 from eventlm.server.chat_messages import chat_messages
 from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
+from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.decoding import decode_request
 from eventlm.server.echo import Echo
 from eventlm.server.errors import invalid_value
-from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.generation import Generation
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.message_replies import message_delta, reply_message
 from eventlm.server.middleware import take_request_id

@@ -8,10 +8,11 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
+from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.decoding import decode_request
 from eventlm.server.echo import Echo
-from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.generation import Generation
 from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
 from eventlm.server.middleware import take_request_id
 from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest

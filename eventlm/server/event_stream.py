@@ -47,10 +47,24 @@ class EventStream:
 
     async def write(self, data: bytes) -> None:
         """Send bytes, and wait if too many wait already."""
+        self.send(data)
+        if self.is_full:
+            await self.drain()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes without waiting."""
         assert self._writer is not None
         self._send(self._writer, data)
-        if self._writer.protocol.writing_paused:
-            await self._writer.drain()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the client that nothing more should be sent before `drain`."""
+        return self._writer is not None and self._writer.protocol.writing_paused
+
+    async def drain(self) -> None:
+        """Wait until the client has taken enough."""
+        assert self._writer is not None
+        await self._writer.drain()
 
     def _send(self, writer: StreamWriter, data: bytes) -> None:
         """As the writer does it, but at once: this is done for each token."""

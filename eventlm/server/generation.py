@@ -7,10 +7,10 @@ import bisect
 import functools
 import itertools
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 
 from eventlm.control.metrics_rows import RequestRow
 from eventlm.control.rate_limits import NO_LIMITS, RateLimits
@@ -27,6 +27,7 @@ from eventlm.control.request import (
     TokensOutput,
 )
 from eventlm.sampler_params import TokenLogprobs
+from eventlm.server.choice_output import ChoiceOutput, Portion
 from eventlm.server.detokenizer import SequenceText
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.output_queue import OutputQueue
@@ -39,40 +40,6 @@ from eventlm.server.tools.reasoning_tokens import ReasoningTokens, reasoning_tok
 
 #: What comes at once is joined, but no more than this: of a stream that waited long, it becomes one chunk.
 MAX_OUTPUTS_TAKEN = 64
-
-
-class ChoiceOutput(Struct, frozen=True):
-    """What is new of choice `choice` (prompt-major over the group), and how it ended if this is its last output.
-
-    text: safe to show. token_ids, logprobs: of the tokens that belong to the output, which may be ahead of the text.
-    prompt_logprobs: of prompt tokens from the second on, in the order of the prompt and each once. embedding:
-    little-endian float32. stop_reason: the stop string or the stop token that ended the output, if it was one.
-    """
-
-    choice: int
-    text: str = ""
-    token_ids: list[int] = []
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: TokenLogprobs | None = None
-    embedding: bytes = b""
-    finished: FinishedOutput | None = None
-    stop_reason: str | int | None = None
-
-
-def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
-    """All outputs of one choice, from the first to the last, as one."""
-    last = outputs[-1]
-    return ChoiceOutput(
-        last.choice,
-        "".join(output.text for output in outputs),
-        [token_id for output in outputs for token_id in output.token_ids],
-        _joined([output.logprobs for output in outputs if output.logprobs is not None]),
-        _joined([output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]),
-        # A prompt that was preempted behind its last chunk is computed again.
-        next((output.embedding for output in reversed(outputs) if output.embedding), b""),
-        last.finished,
-        last.stop_reason,
-    )
 
 
 async def submit(
@@ -187,6 +154,8 @@ class Generation:
         self._sequences = [_sequences(tokenizer, request, formats) for request in group]
         self._unfinished = [request.n for request in group]
         self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
+        #: What was read before anybody took it.
+        self._ahead: deque[Portion] = deque()
         self._completion_tokens = 0
         self._cached_tokens = 0
         self.num_choices = self._first_choice[-1]
@@ -194,7 +163,7 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """Whether everything was taken."""
-        return not any(self._unfinished)
+        return not any(self._unfinished) and not self._ahead
 
     async def outputs(self) -> AsyncGenerator[ChoiceOutput]:
         """The outputs of all choices as they come, to be iterated over once."""
@@ -207,6 +176,10 @@ class Generation:
 
         There is one item for each choice that something came of. Raises TakenOverError, and what the engine raises.
         """
+        if self._ahead:
+            portion = self._ahead.popleft()
+            self.num_outputs += portion.num_outputs
+            return portion.joined()
         if len(self._outputs) < least:
             await self._outputs.wait(least)
         elif len(self._outputs) > most:
@@ -217,12 +190,39 @@ class Generation:
         if len(taken) == 1:
             found = self._take(*taken[0])
             return [] if found is None else [found]
-        by_choice: dict[int, list[ChoiceOutput]] = {}
+        portion = Portion()
+        self._read(portion, taken)
+        return portion.joined()
+
+    async def read_until(self, done: Awaitable[None]) -> None:
+        """Wait until something is done, and read what comes meanwhile, in portions for `take`.
+
+        So a text ends where it is to although nobody takes it. Raises what `done` raises.
+        """
+        waiting = asyncio.ensure_future(done)
+        try:
+            while any(self._unfinished) and not self._outputs.has_error_next:
+                arriving = asyncio.ensure_future(self._outputs.wait(1))
+                try:
+                    await asyncio.wait({waiting, arriving}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    arriving.cancel()
+                if waiting.done() or self._outputs.has_error_next:
+                    break
+                if not self._ahead or self._ahead[-1].num_outputs >= MAX_OUTPUTS_TAKEN:
+                    self._ahead.append(Portion())
+                portion = self._ahead[-1]
+                self._read(portion, self._outputs.take(MAX_OUTPUTS_TAKEN - portion.num_outputs))
+            await waiting
+        finally:
+            waiting.cancel()
+
+    def _read(self, portion: Portion, taken: list[tuple[int, RequestOutput]]) -> None:
+        portion.num_outputs += len(taken)
         for place, output in taken:
             found = self._take(place, output)
             if found is not None:
-                by_choice.setdefault(found.choice, []).append(found)
-        return [join_outputs(outputs) if len(outputs) > 1 else outputs[0] for outputs in by_choice.values()]
+                portion.by_choice.setdefault(found.choice, []).append(found)
 
     def cancel(self, reason: str = CLIENT_LEFT) -> None:
         """End the requests of the group that are not over."""
@@ -371,15 +371,4 @@ def _part(logprobs: TokenLogprobs | None, start: int, end: int | None) -> TokenL
         ranks=logprobs.ranks[start:end],
         top_ids=logprobs.top_ids[start:end],
         top_logprobs=logprobs.top_logprobs[start:end],
-    )
-
-
-def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return TokenLogprobs(
-        logprobs=[value for part in parts for value in part.logprobs],
-        ranks=[rank for part in parts for rank in part.ranks],
-        top_ids=[ids for part in parts for ids in part.top_ids],
-        top_logprobs=[values for part in parts for values in part.top_logprobs],
     )

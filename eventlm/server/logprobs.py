@@ -8,9 +8,9 @@ from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
 from eventlm.sampler_params import TokenLogprobs
+from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.detokenizer import Detokenizer
 from eventlm.server.echo import Echo
-from eventlm.server.generation import ChoiceOutput
 from eventlm.server.replies import (
     ChatLogprobs,
     CompletionLogprobs,

@@ -10,11 +10,12 @@ from aiohttp import web
 
 from eventlm.control.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
+from eventlm.server.choice_output import ChoiceOutput, join_outputs
 from eventlm.server.context import BODY, CONTEXT, json_response
 from eventlm.server.echo import Echo
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error, taken_over
 from eventlm.server.event_stream import EventStream
-from eventlm.server.generation import ChoiceOutput, Generation, join_outputs
+from eventlm.server.generation import Generation
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR
 from eventlm.server.output_queue import TakenOverError
 from eventlm.server.principal import PRINCIPAL
@@ -113,7 +114,9 @@ async def send_events(
                 # Until there is something to say an error is still an ordinary reply with its own status.
                 if not stream.is_started:
                     await stream.start()
-                await stream.write(data)
+                stream.send(data)
+                if stream.is_full:
+                    await generation.read_until(stream.drain())
         error = events.error
         tail = events.tail() if error is None else b""
     except EventLMError as failure:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET
 
+from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.echo import Echo
 from eventlm.server.errors import ApiError, from_finish_reason
-from eventlm.server.generation import ChoiceOutput, Generation
+from eventlm.server.generation import Generation
 from eventlm.server.protocol import GenerationRequest, StreamOptions
 from eventlm.server.replies import ReplyIdentity, Usage
 from eventlm.server.timings import with_timings

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from eventlm.control.request import EngineUnavailableError
+
 from .conftest import RunningServer, wait_until
 from .engine_double import spell
 
@@ -82,6 +84,35 @@ def test_what_comes_while_a_client_does_not_read_is_joined(server: RunningServer
     assert len(chunks) < num_tokens / 3 / 4
     assert choices[-1]["finish_reason"] == "stop"
     client.close()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stop_string_is_found_while_a_client_does_not_read(server: RunningServer, n: int) -> None:
+    server.engine.script_end = None
+    client = connect(server, stop="450 w", n=n)
+    wait_until(lambda: len(server.engine.text_ends) == n)
+    chunks = chunks_of(read_reply(client))
+    for index in range(n):
+        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == TEXT[: TEXT.index("450 w")]
+        assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "450 w")
+    client.close()
+
+
+def test_an_error_comes_behind_what_was_read_for_a_client_that_does_not_read(server: RunningServer) -> None:
+    client = connect(server)
+    wait_until(lambda: server.engine.num_said == len(TEXT.encode()))
+    server.engine.script_end = None
+    stalled = connect(server)
+    wait_until(lambda: server.engine.num_said > 30_000)
+    server.loop.call_soon_threadsafe(server.engine.fail, EngineUnavailableError("the engine has died"))
+    *events, error = chunks_of(read_reply(stalled))
+    assert "died" in error["error"]["message"]
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert text.startswith(TEXT)
+    assert len(text) > 15_000
+    for each in (client, stalled):
+        each.close()
 
 
 def test_the_connection_serves_on_behind_a_slow_stream(server: RunningServer) -> None:

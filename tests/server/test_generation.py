@@ -18,8 +18,9 @@ from eventlm.control.request import (
     TokensOutput,
 )
 from eventlm.sampler_params import SamplerParams
+from eventlm.server.choice_output import ChoiceOutput, join_outputs
 from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation import ChoiceOutput, Generation, join_outputs, resume, submit
+from eventlm.server.generation import Generation, resume, submit
 from eventlm.server.output_queue import OutputQueue, TakenOverError
 
 from .engine_double import EngineDouble, spell, spell_logprobs

@@ -1,0 +1,69 @@
+"""What is new of the choices of a reply, and how several such pieces become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from eventlm.control.request import FinishedOutput
+from eventlm.sampler_params import TokenLogprobs
+
+
+class ChoiceOutput(Struct, frozen=True):
+    """What is new of choice `choice` (prompt-major over the group), and how it ended if this is its last output.
+
+    text: safe to show. token_ids, logprobs: of the tokens that belong to the output, which may be ahead of the text.
+    prompt_logprobs: of prompt tokens from the second on, in the order of the prompt and each once. embedding:
+    little-endian float32. stop_reason: the stop string or the stop token that ended the output, if it was one.
+    """
+
+    choice: int
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    embedding: bytes = b""
+    finished: FinishedOutput | None = None
+    stop_reason: str | int | None = None
+
+
+def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
+    """All outputs of one choice, from the first to the last, as one."""
+    last = outputs[-1]
+    return ChoiceOutput(
+        last.choice,
+        "".join(output.text for output in outputs),
+        [token_id for output in outputs for token_id in output.token_ids],
+        _joined([output.logprobs for output in outputs if output.logprobs is not None]),
+        _joined([output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]),
+        # A prompt that was preempted behind its last chunk is computed again.
+        next((output.embedding for output in reversed(outputs) if output.embedding), b""),
+        last.finished,
+        last.stop_reason,
+    )
+
+
+class Portion:
+    """What some outputs of the engine say, by the choice, in the order in which the choices are first heard of."""
+
+    __slots__ = ("by_choice", "num_outputs")
+
+    def __init__(self) -> None:
+        self.num_outputs = 0
+        self.by_choice: dict[int, list[ChoiceOutput]] = {}
+
+    def joined(self) -> list[ChoiceOutput]:
+        """One output for each choice."""
+        return [join_outputs(outputs) if len(outputs) > 1 else outputs[0] for outputs in self.by_choice.values()]
+
+
+def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return TokenLogprobs(
+        logprobs=[value for part in parts for value in part.logprobs],
+        ranks=[rank for part in parts for rank in part.ranks],
+        top_ids=[ids for part in parts for ids in part.top_ids],
+        top_logprobs=[values for part in parts for values in part.top_logprobs],
+    )
