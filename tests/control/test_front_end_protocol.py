@@ -48,7 +48,7 @@ from eventlm.control.metrics_components import (
     FrontEndMetrics,
     RecorderMetrics,
 )
-from eventlm.control.rate_limits import BucketState, RateLimitError, RateLimitState
+from eventlm.control.rate_limits import BucketState, RateLimitError, RateLimits, RateLimitState
 from eventlm.control.request import (
     ClosingOutput,
     ContextLengthError,
@@ -125,7 +125,7 @@ def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
         Call(1, Submit([REQUEST, REQUEST])),
         Call(2, ReadMetrics()),
         Call(3, Submit([REQUEST], SUBMISSION)),
-        Call(4, Resume("cmpl-1", "somebody")),
+        Call(4, Resume("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),
         Call(5, CancelReply("cmpl-1", "somebody")),
         Call(6, AskStatus("cmpl-1", "somebody")),
         Call(7, AskExplanation("cmpl-1", "somebody")),
