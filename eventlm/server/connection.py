@@ -109,12 +109,17 @@ class Connection(web.RequestHandler):
         is_of_body = self._body is not None and not self._body.is_eof()
         super().data_received(data)
         if self._request_count != self._num_heads:
-            self._num_heads = self._request_count
-            self._body = self._messages[-1][1]
-            self._stop_timer()
-        elif self._num_replies == self._num_heads and not is_of_body and self._head_timer is None:
-            # Every request has been answered, so this is a part of the next one's head.
+            self._note_heads()
+        elif data and self._num_replies == self._num_heads and not is_of_body and self._head_timer is None:
+            # Every request has been answered, so this is a part of the next one's head. aiohttp passes no bytes where
+            # it goes on with those that it has kept.
             self._await_head()
+
+    def _note_heads(self) -> None:
+        """Of requests that wait to be taken up."""
+        self._num_heads = self._request_count
+        self._body = self._messages[-1][1]
+        self._stop_timer()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -123,6 +128,9 @@ class Connection(web.RequestHandler):
             return await super().finish_response(request, resp, start_time)
         finally:
             self._num_replies += 1
+            if self._request_count != self._num_heads:
+                # They lay behind a request to upgrade, which has been declined by now.
+                self._note_heads()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._gate.num_open -= 1

@@ -214,6 +214,10 @@ class Generation:
                 portion = self._ahead[-1]
                 self._read(portion, self._outputs.take(MAX_OUTPUTS_TAKEN - portion.num_outputs))
             await waiting
+        except Exception:
+            # Who tells of it must wait for the same, and so it may not be broken off.
+            await waiting
+            raise
         finally:
             waiting.cancel()
 

@@ -107,6 +107,41 @@ def test_a_body_that_comes_after_the_reply_is_not_taken_for_a_slow_head(start_se
     assert b" 200 " in connection.recv(65536)
 
 
+def test_a_large_body_that_is_thrown_away_is_not_taken_for_a_slow_head(start_server: Start) -> None:
+    server = start_server(header_timeout_seconds=1)
+    size = 1_000_000
+    connection = server.raw(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size + b"1" * size)
+    assert b" 404 " in connection.recv(65536)
+    connection.settimeout(1.3)
+    with pytest.raises(TimeoutError):
+        connection.recv(65536)
+    connection.settimeout(10)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 200 " in connection.recv(65536)
+
+
+def test_requests_behind_an_upgrade_that_is_declined(start_server: Start) -> None:
+    server = start_server()
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    connection = server.raw(head + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + head + b"\r\n")
+    data = b""
+    while data.count(b" 200 ") < 2:
+        received = connection.recv(65536)
+        assert received, data
+        data += received
+    # The next comes in two packets.
+    connection.sendall(head)
+    wait_until(lambda: [each._head_timer is not None for each in connections_of(server)] == [True])
+    connection.sendall(b"\r\n")
+    assert b" 200 " in connection.recv(65536)
+
+
+def connections_of(server: RunningServer) -> list[Connection]:
+    manager = server._server._runner.server
+    assert manager is not None
+    return [each for each in manager.connections if isinstance(each, Connection)]
+
+
 def test_a_connection_that_idles_is_closed(start_server: Start) -> None:
     server = start_server(idle_timeout_seconds=1)
     connection = server.raw(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")

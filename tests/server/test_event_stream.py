@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from eventlm.control.request import EngineUnavailableError
+from eventlm.server.detokenizer import SequenceText
 
-from .conftest import RunningServer, wait_until
+from .conftest import RunningServer, capture_logs, wait_until
 from .engine_double import spell
 
 TEXT = "".join(f"{number} wörds, " for number in range(500))
@@ -113,6 +114,31 @@ def test_an_error_comes_behind_what_was_read_for_a_client_that_does_not_read(ser
     assert len(text) > 15_000
     for each in (client, stalled):
         each.close()
+
+
+def test_a_failure_while_a_client_does_not_read_ends_its_stream_by_an_error(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = SequenceText.push
+    failures: list[int] = []
+
+    def fail_late(self: SequenceText, token_ids: list[int]) -> str:
+        if self.num_tokens > 30_000:
+            failures.append(self.num_tokens)
+            raise ZeroDivisionError
+        return push(self, token_ids)
+
+    monkeypatch.setattr(SequenceText, "push", fail_late)
+    server.engine.script_end = None
+    with capture_logs() as logs:
+        stalled = connect(server)
+        wait_until(lambda: failures)
+        *_, error = chunks_of(read_reply(stalled))
+        wait_until(lambda: logs[-1]["event"] == "request")
+    assert error["error"]["type"] == "server_error"
+    assert [line["event"] for line in logs] == ["a stream failed", "request"]
+    assert (logs[-1]["outcome"], logs[-1]["error_status"]) == ("cut", 500)
+    stalled.close()
 
 
 def test_the_connection_serves_on_behind_a_slow_stream(server: RunningServer) -> None:
