@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Union
 
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.config.options import did_you_mean
+from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.request import BY_OPERATOR
 from eventlm.control.request_registry import RequestRegistry
@@ -60,7 +62,7 @@ class UnknownRequestError(EventLMError):
 
 
 class AmbiguousRequestError(EventLMError):
-    """Several requests under way go by the same id."""
+    """Several replies under way go by the same id."""
 
 
 class FlushedCache(Struct, frozen=True, kw_only=True):
@@ -98,11 +100,24 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     flushed: FlushedCache | UnsetType = UNSET
 
 
-def facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry: RequestRegistry) -> list[Fact]:
-    """What the core must be told.
+def carry_out(
+    action: AdminAction, driver: Driver, registry: RequestRegistry, drain: Callable[[], None]
+) -> FlushedCache | UnsetType:
+    """Queue what the core must be told; returns what a flush will take out. drain: applies what is queued as a tick.
 
     Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError.
     """
+    flushed: FlushedCache | UnsetType = UNSET
+    if isinstance(action, FlushCache):
+        # In a tick of its own, so that nothing else happens to what is counted.
+        drain()
+        flushed = _flushable(driver.core.state)
+    for fact in _facts_of(action, driver.core.state, driver.live, registry):
+        driver.put_fact(fact)
+    return flushed
+
+
+def _facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry: RequestRegistry) -> list[Fact]:
     match action:
         case Pause():
             return [] if state.paused else [Paused()]
@@ -126,19 +141,20 @@ def facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry
 
 def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[int]:
     """The requests under way that an id means. Nobody but the server chooses those of replies, so they go first."""
-    named = [reply.requests for reply in registry.replies_named(request)]
+    named = {reply.submission.reply_id: reply.requests for reply in registry.replies_named(request)}
     if request.isascii() and request.isdecimal() and len(request) < 17:
-        named.append([int(request)])
-    found = [alive for requests in named if (alive := [seq for seq in requests if seq in live])]
+        seq = int(request)
+        reply = registry.reply_of(seq)
+        named.setdefault(reply.submission.reply_id if reply is not None else request, [seq])
+    found = {name: alive for name, seqs in named.items() if (alive := [seq for seq in seqs if seq in live])}
     if len(found) > 1:
-        seqs = ", ".join(str(requests[0]) for requests in found)
         raise AmbiguousRequestError(
-            f"{len(found)} requests go by the id {request!r}: give the id of a reply, or a seq of {seqs}"
+            f"{len(found)} replies go by the id {request!r}: give the reply's own: {', '.join(found)}"
         )
-    return found[0] if found else []
+    return next(iter(found.values()), [])
 
 
-def flushable(state: CoreState) -> FlushedCache:
+def _flushable(state: CoreState) -> FlushedCache:
     """What a flush at this moment takes out."""
     return FlushedCache(
         num_blocks=sum(replica.pool.num_idle for replica in state.replicas), num_replicas=len(state.replicas)

@@ -8,28 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import structlog
-from msgspec import UNSET, UnsetType
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
-from eventlm.config.sizes import memory_bytes
-from eventlm.control.admin import (
-    AdminAction,
-    Drain,
-    EngineStatus,
-    FlushCache,
-    FlushedCache,
-    Resume,
-    facts_of,
-    flushable,
-    status_of,
-)
+from eventlm.control.admin import AdminAction, Drain, EngineStatus, Resume, carry_out, status_of
 from eventlm.control.admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.control.core_timer import CoreTimer
 from eventlm.control.driver import Driver
@@ -41,7 +28,7 @@ from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.predictor_source import PredictorSource
-from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimitError, RateLimits
+from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.control.replica import ReplicaController
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
@@ -65,9 +52,6 @@ from eventlm.worker.protocol import PrepareGrammar, StepPayload, StepResult
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
 
-#: After so long a request whose grammar is not built ends with an error.
-GRAMMAR_SECONDS = 60.0
-
 log = structlog.get_logger("eventlm.engine")
 
 
@@ -88,7 +72,6 @@ class InferenceEngine:
         self._run: EngineRun | None = None
         self._rows = EndedRows()
         self._metrics = MetricsStore(sink=self._rows)
-        self._rate_limited: Counter[str] = Counter()
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
@@ -98,17 +81,18 @@ class InferenceEngine:
         self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
         self._timer = CoreTimer(self.now_ns, self.put_fact)
-        self.registry = self._make_registry()
+        self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
+        #: Grammars of live requests; the replicas tell it of their workers.
+        self.grammars = GrammarBuilds(self._send_grammar, self._grammar_ready, self._while_alive)
+        self._limiter = RateLimiter()
         self._admission_parts = AdmissionParts(
             registry=self.registry,
-            limiter=RateLimiter(),
+            limiter=self._limiter,
             end_text=self.end_text,
             cancel=self.cancel,
-            watch_grammar=self._watch_grammar,
+            watch_grammar=self.grammars.watch,
         )
         self._explanations = Explanations()
-        #: Grammars of live requests; the replicas tell it of their workers.
-        self.grammars = GrammarBuilds(self._send_grammar, self._grammar_ready)
         self._live_replicas = setup.core.num_replicas
         self._replicas = [
             ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
@@ -156,7 +140,7 @@ class InferenceEngine:
             state=self.state,
             scheduling_time=self._scheduling_time.copy(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
-            rate_limited=dict(self._rate_limited),
+            rate_limited=dict(self._limiter.refused),
         )
 
     async def read_metrics(self) -> EngineMetrics:
@@ -190,16 +174,6 @@ class InferenceEngine:
         self._drain()
         self.state = "ready"
 
-    def _make_registry(self) -> RequestRegistry:
-        config = self.setup.config.server
-        return RequestRegistry(
-            keep_ns=config.resume_seconds * 1_000_000_000,
-            max_bytes=memory_bytes(config.resume_memory),
-            now_ns=self.now_ns,
-            cancel=self.cancel,
-            wake=self._expire_later,
-        )
-
     def _expire_later(self, delay_ns: int) -> None:
         assert self._loop is not None
         self._loop.call_later(delay_ns / 1e9, self.registry.expire)
@@ -227,11 +201,7 @@ class InferenceEngine:
         check_group_size(group, self.setup.core)
         group = with_cache_rules(group, submission, self.setup.config.cache)
         driver = self._require_driver()
-        try:
-            admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
-        except RateLimitError:
-            self._rate_limited.update(request.service_class for request in group)
-            raise
+        admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
         driver.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
         self._wake()
         self._undecided.append(admission)
@@ -246,20 +216,16 @@ class InferenceEngine:
         AmbiguousRequestError or EngineUnavailableError.
         """
         driver = self._require_driver()
-        if self.state == "dead":
-            raise self._death or EngineUnavailableError("the engine is dead")
+        self._check_alive()
         if self._is_stopping and isinstance(action, Drain | Resume):
             raise EngineUnavailableError("the engine is being stopped")
-        flushed: FlushedCache | UnsetType = UNSET
-        if isinstance(action, FlushCache):
-            # In a tick of its own, so that nothing else happens to what is counted.
-            self._drain()
-            flushed = flushable(driver.core.state)
-        for fact in facts_of(action, driver.core.state, driver.live, self.registry):
-            driver.put_fact(fact)
+        flushed = carry_out(action, driver, self.registry, self._drain)
+        # A drain that went wrong is its death.
+        self._check_alive()
         if isinstance(action, Drain | Resume):
             self.state = "draining" if isinstance(action, Drain) else "ready"
         self._drain()
+        self._check_alive()
         return status_of(self.state, driver.core.state, flushed=flushed)
 
     async def resume(
@@ -269,12 +235,8 @@ class InferenceEngine:
 
         Raises UnknownReplyError, or RateLimitError.
         """
-        try:
-            self._admission_parts.limiter.count(owner, limits, self.now_ns())
-        except RateLimitError:
-            # Of no class: whether there is such a reply is not even looked up.
-            self._rate_limited[""] += 1
-            raise
+        # First: whether there is such a reply is not even looked up for who is over a limit.
+        self._limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
 
     def leave(self, reply_id: str, reader: int) -> None:
@@ -368,14 +330,14 @@ class InferenceEngine:
             self._driver.grammar_ready(request, error)
             self._wake()
 
-    def _watch_grammar(self, request: int) -> None:
-        """Nobody waits for a grammar for ever: llguidance bounds its work, and this is for the day that it does not."""
-        if self._loop is not None:
-            self._loop.call_later(GRAMMAR_SECONDS, self._expire_grammar, request)
+    def _while_alive(self, delay_seconds: float, action: Callable[[], None]) -> None:
+        assert self._loop is not None
 
-    def _expire_grammar(self, request: int) -> None:
-        if self.state != "dead" and self.grammars.expire(request):
-            self._watch_grammar(request)
+        def act() -> None:
+            if self.state != "dead":
+                action()
+
+        self._loop.call_later(delay_seconds, act)
 
     def _wake(self) -> None:
         """One drain for each tick, however many facts come in it."""
@@ -423,6 +385,10 @@ class InferenceEngine:
             admission.fail(error)
         if self._driver is not None:
             self._driver.live.fail(error)
+
+    def _check_alive(self) -> None:
+        if self.state == "dead":
+            raise self._death or EngineUnavailableError("the engine is dead")
 
     def _require_driver(self) -> Driver:
         if self._driver is None:

@@ -2,7 +2,8 @@
 
 A request with a grammar waits until every worker that is up has answered for it, or one has failed to build it. A
 worker that comes up is told all grammars of live requests before its first step, so that those who were being served
-before a loss wait as little as they can. No clock, no sockets: whoever owns this sends what it says.
+before a loss wait as little as they can. No clock, no sockets: whoever owns this sends what it says, and calls it when
+it asks for that.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ from eventlm.worker.protocol import GrammarBuilt, PrepareGrammar
 #: A grammar that so many workers died with while they built it is not given to another.
 MAX_LOSSES = 2
 
+#: After so long a request whose grammar is not built ends with an error.
+GRAMMAR_SECONDS = 60.0
+
 #: Sends a grammar to the worker of a replica.
 Send = Callable[[int, PrepareGrammar], None]
 #: Told of a request whose grammar is there, or why it will not be: for the client, who alone may read it.
 Ready = Callable[[int, GrammarError | None], None]
+#: Calls something in so many seconds, if the engine lives then.
+Later = Callable[[float, Callable[[], None]], None]
 
 
 class _Build:
@@ -39,9 +45,10 @@ class _Build:
 class GrammarBuilds:
     """All grammars of live requests."""
 
-    def __init__(self, send: Send, ready: Ready) -> None:
+    def __init__(self, send: Send, ready: Ready, later: Later) -> None:
         self._send = send
         self._ready = ready
+        self._later = later
         self._up: set[int] = set()
         self._next_key = 0
         self._by_grammar: dict[str, _Build] = {}
@@ -106,18 +113,20 @@ class GrammarBuilds:
         else:
             self._settle(build)
 
-    def expire(self, request: int) -> bool:
-        """A request has waited for long. True if it goes on waiting, because no worker is up; else it fails, if it
-        still waits.
-        """
+    def watch(self, request: int) -> None:
+        """Nobody waits for a grammar for ever: llguidance bounds its work, and this is for the day that it does not."""
+        self._later(GRAMMAR_SECONDS, lambda: self._expire(request))
+
+    def _expire(self, request: int) -> None:
+        """A request has waited for long. It fails, if it still waits; or goes on waiting, because no worker is up."""
         build = self._by_request.get(request)
         if build is None or request not in build.waiting:
-            return False
+            return
         if not self._up:
-            return True
+            self.watch(request)
+            return
         build.waiting.remove(request)
         self._ready(request, GrammarError("it was not built in time"))
-        return False
 
     def _ask(self, build: _Build, replica: int) -> None:
         build.pending.add(replica)

@@ -9,6 +9,8 @@ Pure given a clock: every call brings the time.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -132,28 +134,42 @@ class _Account:
 
 
 class RateLimiter:
-    """The accounts of all owners that have limits."""
+    """The accounts of all owners that have limits. `refused` counts requests over them by class, '' for none."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
+        self.refused: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def charge(self, owner: str, limits: RateLimits, num_tokens: int, now_ns: int) -> Charge:
-        """Take one request of at most `num_tokens`, or raise RateLimitError and take nothing."""
+    def charge(
+        self, owner: str, limits: RateLimits, num_tokens: int, now_ns: int, *, classes: Iterable[str] = ("",)
+    ) -> Charge:
+        """Take one request of at most `num_tokens`, or raise RateLimitError and take nothing.
+
+        classes: one for each prompt of the request, as it is counted if it is refused.
+        """
         account = self._account(owner, limits, now_ns)
-        self._check(account, limits, num_tokens)
+        try:
+            self._check(account, limits, num_tokens)
+        except RateLimitError:
+            self.refused.update(classes)
+            raise
         account.num_running += 1
         account.requests.take(1)
         account.tokens.take(num_tokens)
         return Charge(account, limits, num_tokens)
 
     def count(self, owner: str, limits: RateLimits, now_ns: int) -> None:
-        """Take one request that makes nothing new, or raise RateLimitError and take nothing."""
+        """Take one request that makes nothing new, or raise RateLimitError and take nothing. It is of no class."""
         if limits:
             account = self._account(owner, limits, now_ns)
-            self._check_buckets(account, limits, 0)
+            try:
+                self._check_buckets(account, limits, 0)
+            except RateLimitError:
+                self.refused[""] += 1
+                raise
             account.requests.take(1)
 
     def _account(self, owner: str, limits: RateLimits, now_ns: int) -> _Account:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import structs
 
+from eventlm.config.server import ServerConfig
+from eventlm.config.sizes import memory_bytes
 from eventlm.control.request import (
     EngineRequest,
     FinishedOutput,
@@ -31,6 +33,7 @@ from eventlm.control.request import (
     UnknownReplyError,
 )
 from eventlm.errors import EventLMError
+from eventlm.types import NANOSECONDS_PER_SECOND
 
 #: Replies that can be looked up, resumable or not.
 MAX_REPLIES = 16_384
@@ -131,6 +134,23 @@ class RequestRegistry:
         self._due_ns: dict[str, int] = {}
         self.num_bytes = 0
 
+    @classmethod
+    def of(
+        cls,
+        config: ServerConfig,
+        now_ns: Callable[[], int],
+        cancel: Callable[[int], None],
+        wake: Callable[[int], None],
+    ) -> RequestRegistry:
+        """One that keeps what a server is told to keep."""
+        return cls(
+            keep_ns=config.resume_seconds * NANOSECONDS_PER_SECOND,
+            max_bytes=memory_bytes(config.resume_memory),
+            now_ns=now_ns,
+            cancel=cancel,
+            wake=wake,
+        )
+
     def sinks(self, reply: Reply) -> list[Put]:
         """Where the engine's outputs of each request must go: to the edge, and to what is kept."""
         edge = list(reply.edge)
@@ -167,6 +187,10 @@ class RequestRegistry:
         return [
             self._replies[reply_id] for (_, request_id), reply_id in self._by_request_id.items() if request_id == name
         ]
+
+    def reply_of(self, request: int) -> Reply | None:
+        """The reply that a request is a part of, whoever it belongs to."""
+        return next((reply for reply in self._replies.values() if request in reply.requests), None)
 
     def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept.

@@ -25,6 +25,7 @@ from eventlm.control.admin import (
     UnknownPolicyError,
     UnknownRequestError,
 )
+from eventlm.control.driver import Driver
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.rate_limits import BucketState, RateLimitError, RateLimits
 from eventlm.control.request import EngineRequest, EngineUnavailableError, QueueFullError, Submission
@@ -139,16 +140,42 @@ async def test_aborts_by_the_id_that_a_client_chose() -> None:
         mine, others = await begin("cmpl-1", "a", "job-2"), await begin("cmpl-2", "b", "job-2")
         # Who takes the id of another's reply, or its seq, gets nobody ended by it.
         await begin("cmpl-3", "b", "cmpl-1")
-        seqs = f"{mine.handle.request}, {others.handle.request}"
-        with pytest.raises(AmbiguousRequestError, match=f"2 requests go by the id 'job-2': .* a seq of {seqs}"):
+        with pytest.raises(AmbiguousRequestError, match=r"2 replies go by the id 'job-2': .*: cmpl-1, cmpl-2$"):
             await engine.administer(Abort(request="job-2"))
         await is_aborted("cmpl-1", mine)
         await is_aborted("job-2", others)
         last = await begin("cmpl-4", "a", "")
         await begin("cmpl-5", "b", str(last.handle.request))
-        with pytest.raises(AmbiguousRequestError):
+        # Its seq, which would be as ambiguous again, is not proposed.
+        with pytest.raises(AmbiguousRequestError, match=r": cmpl-5, cmpl-4$"):
             await engine.administer(Abort(request=str(last.handle.request)))
         await is_aborted("cmpl-4", last)
+
+
+async def test_an_id_that_is_the_seq_of_the_same_request_is_not_ambiguous() -> None:
+    async with running(fake=SLOW) as engine:
+        await engine.administer(Pause())
+        seq = engine.bus.next_s
+        reader = await submit(engine, request(4), submission("cmpl-0", "a", str(seq)))
+        assert reader.handle.request == seq
+        await engine.administer(Abort(request=str(seq)))
+        assert (await reader.done()).reasons == ["cancelled"]
+
+
+@pytest.mark.parametrize("action", [FlushCache(), SwapPolicy(name="fcfs"), Drain()])
+async def test_an_engine_that_dies_of_an_action_does_not_answer_as_if_it_had_done_it(
+    monkeypatch: pytest.MonkeyPatch, action: AdminAction
+) -> None:
+    async with running() as engine:
+        await generate(engine, request(2, prompt=range(40)))
+
+        def fail(driver: Driver, now_ns: int) -> None:
+            raise RuntimeError
+
+        monkeypatch.setattr(Driver, "drain", fail)
+        with pytest.raises(EngineUnavailableError, match="the engine has died: a defect in it, RuntimeError"):
+            await engine.administer(action)
+        assert engine.state == "dead"
 
 
 async def test_an_end_says_who_asked_for_it() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.control import engine as engines
+from eventlm.control import grammar_builds
 from eventlm.control.request import EngineRequest
 from eventlm.events import GrammarReady, Launched, WorkerLost
 from eventlm.sampler_params import SamplerParams
@@ -108,7 +108,7 @@ async def test_others_are_served_while_a_grammar_is_built(tmp_path: Path, monkey
 
 
 async def test_a_grammar_that_never_comes_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "GRAMMAR_SECONDS", 0.01)
+    monkeypatch.setattr(grammar_builds, "GRAMMAR_SECONDS", 0.01)
     async with running() as engine:
         monkeypatch.setattr(engine.grammars, "built", lambda *answer: None)
         [handle] = await engine.submit([asking()])

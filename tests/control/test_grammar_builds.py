@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eventlm.control.grammar_builds import MAX_LOSSES, GrammarBuilds
+from collections.abc import Callable
+
+from eventlm.control.grammar_builds import GRAMMAR_SECONDS, MAX_LOSSES, GrammarBuilds
 from eventlm.worker.protocol import GrammarBuilt, PrepareGrammar
 
 
@@ -13,13 +15,25 @@ class Board:
         self.sent: list[tuple[int, str]] = []
         self.keys: dict[str, int] = {}
         self.ready: list[tuple[int, str]] = []
-        self.builds = GrammarBuilds(self._send, lambda request, error: self.ready.append((request, str(error or ""))))
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.builds = GrammarBuilds(
+            self._send,
+            lambda request, error: self.ready.append((request, str(error or ""))),
+            lambda seconds, action: self.timers.append((seconds, action)),
+        )
         for replica in up:
             self.builds.worker_up(replica)
 
     def _send(self, replica: int, message: PrepareGrammar) -> None:
         self.sent.append((replica, message.grammar))
         self.keys[message.grammar] = message.key
+
+    def pass_time(self) -> None:
+        """All timers that there are go off."""
+        timers, self.timers = self.timers, []
+        for seconds, action in timers:
+            assert seconds == GRAMMAR_SECONDS
+            action()
 
     def answer(self, replica: int, grammar: str, error: str = "") -> None:
         self.builds.built(replica, GrammarBuilt(key=self.keys[grammar], error=error))
@@ -64,8 +78,10 @@ def test_nothing_is_kept_of_grammars_that_nobody_needs() -> None:
 def test_without_a_worker_it_waits_for_one() -> None:
     board = Board()
     board.builds.want(1, "g")
-    assert (board.sent, board.ready) == ([], [])
-    assert board.builds.expire(1)
+    board.builds.watch(1)
+    for _ in range(3):
+        board.pass_time()
+    assert (board.sent, board.ready, len(board.timers)) == ([], [], 1)
     board.builds.worker_up(0)
     board.answer(0, "g")
     assert board.ready == [(1, "")]
@@ -120,8 +136,9 @@ def test_workers_do_not_die_of_one_grammar_for_ever() -> None:
 def test_nobody_waits_for_ever() -> None:
     board = Board(0)
     board.builds.want(1, "g")
-    assert not board.builds.expire(1)
-    assert board.ready == [(1, "it was not built in time")]
+    board.builds.watch(1)
+    board.builds.watch(1)
+    board.pass_time()
     board.answer(0, "g")
-    assert not board.builds.expire(1)
-    assert len(board.ready) == 1
+    board.pass_time()
+    assert (board.ready, board.timers) == ([(1, "it was not built in time")], [])

@@ -204,7 +204,7 @@ class ScriptedWorker:
 class NoEngine:
     """In the engine's place."""
 
-    grammars = GrammarBuilds(lambda replica, message: None, lambda request, error: None)
+    grammars = GrammarBuilds(lambda replica, message: None, lambda request, error: None, lambda seconds, action: None)
 
     def put_fact(self, fact: Fact) -> None:
         pass
