@@ -10,10 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from msgspec import UNSET
+
 from eventlm.control.admin import (
     Abort,
     AdminAction,
+    AmbiguousRequestError,
     EngineStatus,
+    FlushCache,
+    FlushedCache,
     SwapPolicy,
     UnknownPolicyError,
     UnknownRequestError,
@@ -154,6 +159,8 @@ class EngineDouble:
         self.actions.append(action)
         if isinstance(action, SwapPolicy) and action.name != "edf":
             raise UnknownPolicyError(f"unknown policy '{action.name}'; installed at start: fcfs, edf")
+        if isinstance(action, Abort) and action.request == "job-1":
+            raise AmbiguousRequestError("2 replies go by the id 'job-1': give the reply's own: cmpl-1, cmpl-2")
         if isinstance(action, Abort) and action.request != "cmpl-1":
             raise UnknownRequestError(f"no request '{action.request}' is under way")
         return EngineStatus(
@@ -164,6 +171,7 @@ class EngineDouble:
             num_requests=0,
             num_waiting=0,
             replicas=[],
+            flushed=FlushedCache(num_blocks=7, num_replicas=2) if isinstance(action, FlushCache) else UNSET,
         )
 
     def leave(self, reply_id: str, reader: int) -> None:

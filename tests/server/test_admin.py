@@ -44,6 +44,12 @@ def test_actions(guarded: RunningServer) -> None:
     assert [line["event"] for line in logs] == ["request"]
 
 
+def test_a_flush_says_how_much_it_was(guarded: RunningServer) -> None:
+    flushed = guarded.request("POST", "/admin/cache/flush", headers=OPS).json()
+    assert flushed["flushed"] == {"num_blocks": 7, "num_replicas": 2}
+    assert "flushed" not in guarded.request("GET", "/admin/status", headers=OPS).json()
+
+
 def test_swapping_the_policy(guarded: RunningServer) -> None:
     assert guarded.post("/admin/policy", {"policy": "edf"}, OPS).status == 200
     assert guarded.engine.actions == [SwapPolicy(name="edf")]
@@ -62,6 +68,8 @@ def test_swapping_the_policy(guarded: RunningServer) -> None:
 def test_what_is_not_there(guarded: RunningServer) -> None:
     refused = guarded.request("POST", "/admin/requests/cmpl-2/abort", headers=OPS)
     assert_error(refused, 404, INVALID, "id", "request_not_found", message="No request 'cmpl-2' is under way.")
+    refused = guarded.request("POST", "/admin/requests/job-1/abort", headers=OPS)
+    assert_error(refused, 409, INVALID, "id", "ambiguous_request", message="give the reply's own: cmpl-1, cmpl-2.")
     assert_error(guarded.request("GET", "/admin/drain", headers=OPS), 403, INVALID, None, "missing_scope")
 
 

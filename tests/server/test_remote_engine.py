@@ -7,8 +7,18 @@ import inspect
 from typing import Any, get_args
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
+from eventlm.control.admin import (
+    Abort,
+    AmbiguousRequestError,
+    FlushCache,
+    FlushedCache,
+    ReadStatus,
+    SwapPolicy,
+    UnknownPolicyError,
+    UnknownRequestError,
+)
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.front_end_calls import FrontEndCalls
 from eventlm.control.front_end_protocol import Question, StateChanged, Word
@@ -55,6 +65,25 @@ async def test_outputs_can_go_elsewhere_than_to_the_handles() -> None:
         await over.wait()
         assert {(place, output.index) for place, output in found} == {(0, 0), (1, 0), (1, 1)}
         assert len(found) == 3 * 13
+        assert_tidy(pair)
+
+
+async def test_what_an_operator_asks_comes_through() -> None:
+    async with connected() as pair:
+        flushed = await pair.engine.administer(FlushCache())
+        assert flushed == await pair.double.administer(FlushCache())
+        assert flushed.flushed == FlushedCache(num_blocks=7, num_replicas=2)
+        assert (await pair.engine.administer(ReadStatus())).flushed is UNSET
+        for action, error in [
+            (Abort(request="job-1"), AmbiguousRequestError),
+            (Abort(request="job-2"), UnknownRequestError),
+            (SwapPolicy(name="lpm"), UnknownPolicyError),
+        ]:
+            with pytest.raises(error) as far:
+                await pair.engine.administer(action)
+            with pytest.raises(error) as near:
+                await pair.double.administer(action)
+            assert str(far.value) == str(near.value)
         assert_tidy(pair)
 
 
