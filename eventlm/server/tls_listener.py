@@ -26,14 +26,14 @@ class TlsListener:
         for each in sockets:
             each.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._tasks = {loop.create_task(self._accept(each), name="TLS listener") for each in sockets}
+        self._acceptors = [loop.create_task(self._accept(each), name="TLS listener") for each in sockets]
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Nobody is accepted any more; those in a handshake lose their connection."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(self._acceptors)
+        # By now those that were accepted last have begun theirs, and so it has an end.
+        await _end(list(self._handshakes))
         for each in self._sockets:
             each.close()
 
@@ -54,8 +54,8 @@ class TlsListener:
                 continue
             gate.num_handshakes += 1
             task = loop.create_task(self._secure(accepted), name="TLS handshake")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
     async def _secure(self, accepted: socket.socket) -> None:
         try:
@@ -70,3 +70,9 @@ class TlsListener:
                 )
         finally:
             self._gate.num_handshakes -= 1
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

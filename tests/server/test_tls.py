@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -191,6 +192,24 @@ def test_a_server_stops_amid_handshakes(start_server: Callable[..., RunningServe
     assert ends_within(silent, 5)
     assert server._server.num_connections == 0
     silent.close()
+
+
+def test_a_server_stops_while_it_accepts(start_server: Callable[..., RunningServer], files: tuple[Path, Path]) -> None:
+    """Of those that have just been accepted some have not begun their handshake."""
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]))
+
+    async def connect_and_close() -> list[socket.socket]:
+        clients = [socket.create_connection((server.host, server.port)) for _ in range(20)]
+        while server._server.num_connections < 5:
+            await asyncio.sleep(0)
+        await server._server.close()
+        return clients
+
+    clients = server.call(connect_and_close())
+    assert server._server.num_connections == 0
+    assert all(ends_within(client, 5) for client in clients)
+    for client in clients:
+        client.close()
 
 
 def test_a_request_that_comes_with_the_last_of_the_handshake(
