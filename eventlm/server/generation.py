@@ -26,6 +26,7 @@ from eventlm.control.request import (
     Submission,
     TokensOutput,
 )
+from eventlm.errors import EventLMError
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.choice_output import ChoiceOutput, Portion
 from eventlm.server.detokenizer import SequenceText
@@ -154,8 +155,8 @@ class Generation:
         self._sequences = [_sequences(tokenizer, request, formats) for request in group]
         self._unfinished = [request.n for request in group]
         self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
-        #: What was read before anybody took it.
-        self._ahead: deque[Portion] = deque()
+        #: What was read before anybody took it, and the errors between.
+        self._ahead: deque[Portion | EventLMError] = deque()
         self._completion_tokens = 0
         self._cached_tokens = 0
         self.num_choices = self._first_choice[-1]
@@ -177,9 +178,11 @@ class Generation:
         There is one item for each choice that something came of. Raises TakenOverError, and what the engine raises.
         """
         if self._ahead:
-            portion = self._ahead.popleft()
-            self.num_outputs += portion.num_outputs
-            return portion.joined()
+            ahead = self._ahead.popleft()
+            if isinstance(ahead, EventLMError):
+                raise ahead
+            self.num_outputs += ahead.num_outputs
+            return ahead.joined()
         if len(self._outputs) < least:
             await self._outputs.wait(least)
         elif len(self._outputs) > most:
@@ -201,18 +204,14 @@ class Generation:
         """
         waiting = asyncio.ensure_future(done)
         try:
-            while any(self._unfinished) and not self._outputs.has_error_next:
+            while any(self._unfinished) and not waiting.done():
                 arriving = asyncio.ensure_future(self._outputs.wait(1))
                 try:
                     await asyncio.wait({waiting, arriving}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     arriving.cancel()
-                if waiting.done() or self._outputs.has_error_next:
-                    break
-                if not self._ahead or self._ahead[-1].num_outputs >= MAX_OUTPUTS_TAKEN:
-                    self._ahead.append(Portion())
-                portion = self._ahead[-1]
-                self._read(portion, self._outputs.take(MAX_OUTPUTS_TAKEN - portion.num_outputs))
+                if not waiting.done():
+                    self._read_ahead()
             await waiting
         except Exception:
             # Who tells of it must wait for the same, and so it may not be broken off.
@@ -220,6 +219,20 @@ class Generation:
             raise
         finally:
             waiting.cancel()
+
+    def _read_ahead(self) -> None:
+        """What has come, as far as it makes a portion, or an error if that is next."""
+        last = self._ahead[-1] if self._ahead else None
+        portion = last if isinstance(last, Portion) and last.num_outputs < MAX_OUTPUTS_TAKEN else Portion()
+        try:
+            taken = self._outputs.take(MAX_OUTPUTS_TAKEN - portion.num_outputs)
+        except EventLMError as error:
+            # Of a stream that is taken over the text goes on behind it.
+            self._ahead.append(error)
+            return
+        if portion is not last:
+            self._ahead.append(portion)
+        self._read(portion, taken)
 
     def _read(self, portion: Portion, taken: list[tuple[int, RequestOutput]]) -> None:
         portion.num_outputs += len(taken)

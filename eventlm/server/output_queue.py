@@ -38,11 +38,6 @@ class OutputQueue:
             if not waiter.done():
                 waiter.set_result(None)
 
-    @property
-    def has_error_next(self) -> bool:
-        """Whether the next `take` raises."""
-        return bool(self._num_errors) and isinstance(self._outputs[0][1], EventLMError | TakenOver)
-
     async def wait(self, least: int) -> None:
         """Until there are so many outputs, or an error."""
         while len(self._outputs) < least and not self._num_errors:

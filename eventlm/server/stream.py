@@ -133,5 +133,6 @@ async def send_events(
             raise error
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
-    await stream.end(tail)
+    # Somebody else may read the text that goes on behind an error.
+    await generation.read_until(stream.end(tail))
     return stream.response

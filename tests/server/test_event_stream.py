@@ -158,7 +158,7 @@ def test_a_client_that_reads_nothing_is_disconnected(impatient: RunningServer, i
     else:
         # What is left fits into what may wait: the end of the stream waits for it nevertheless.
         impatient.engine.script = spell("x" * 20_000, width=2_000)
-    client = connect(impatient)
+    client = connect(impatient, max_tokens=900_000)
     other = impatient.chat(max_tokens=5).json()
     assert other["usage"]["completion_tokens"] == 5
     started = time.monotonic()

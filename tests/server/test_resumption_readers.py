@@ -82,6 +82,32 @@ def test_the_newer_reader_takes_over(server: RunningServer) -> None:
     assert json.loads(parse(resume(server, reply_id).data)[-2].data)["error"] == error
 
 
+def test_a_stop_string_is_found_although_the_reader_before_does_not_read(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    """Who stalls and comes back must not wait until the connection that it has lost is given up."""
+    server = start_server(resume_seconds=30, max_stream_buffer="4KiB")
+    server.engine.script = spell("".join(f"{number} words, " for number in range(6_000)), width=3)
+    server.engine.script_end = None
+    server.engine.max_model_len = 200_000
+    body = request_body("chat", {"max_tokens": 150_000, "stop": ["5990 w"]})
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    stalled = socket.socket()
+    stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    stalled.connect((server.host, server.port))
+    stalled.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    data = b""
+    while not parse(dechunked(data)):
+        data += stalled.recv(1000)
+    wait_until(lambda: server.engine.num_said > 30_000)
+    assert not server.engine.text_ends
+    again = open_stream(server, reply_id_of(dechunked(data)))
+    choice = json.loads(read_to_end(again)[-2].data)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "5990 w")
+    for event in read_to_end(stalled)[-2:-1]:
+        assert json.loads(event.data)["error"]["code"] == "taken_over"
+
+
 def test_a_stop_string_is_found_without_a_reader(server: RunningServer) -> None:
     server.engine.script = spell("Héllo, wörld 🙂🙃 — say more: 日本語.", width=2)
     connection, reply_id = start_endless(server, stop=["more"])

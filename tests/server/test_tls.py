@@ -200,7 +200,7 @@ def test_a_server_stops_while_it_accepts(start_server: Callable[..., RunningServ
 
     async def connect_and_close() -> list[socket.socket]:
         clients = [socket.create_connection((server.host, server.port)) for _ in range(20)]
-        while server._server.num_connections < 5:
+        while server._server.num_connections < 5:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await server._server.close()
         return clients
