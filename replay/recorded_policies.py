@@ -67,7 +67,7 @@ def simulation_note(spans: Sequence[PolicySpan]) -> str:
         return ""
     return (
         f"the run's policy was swapped at run time ({describe(spans)}), which is not repeated here: one policy runs "
-        "from the start to the end (`eventlm replay` with changes repeats it)"
+        "from the start to the end (`eventlm replay` with another batcher, router or setting repeats it)"
     )
 
 

@@ -180,13 +180,11 @@ class RequestRegistry:
         return reply
 
     def replies_named(self, name: str) -> list[Reply]:
-        """The reply of this id, else of each owner the newest of a request with it, whoever that is."""
+        """The reply of this id, else all of requests with it, whoever they belong to."""
         reply = self._replies.get(name)
         if reply is not None:
             return [reply]
-        return [
-            self._replies[reply_id] for (_, request_id), reply_id in self._by_request_id.items() if request_id == name
-        ]
+        return [each for each in self._replies.values() if name and each.submission.request_id == name]
 
     def reply_of(self, request: int) -> Reply | None:
         """The reply that a request is a part of, whoever it belongs to."""

@@ -90,7 +90,7 @@ async def flush_cache(request: web.Request) -> web.Response:
 async def abort(request: web.Request) -> web.Response:
     """End a request: by the id of its reply, by its `x-request-id`, or by the seq of its arrival in the trace.
 
-    A 409 if keys have chosen the same `x-request-id` for several that are under way.
+    A 409 if several that are under way have the same `x-request-id`; it names their replies.
     """
     return await _act(request, Abort(request=request.match_info["id"]))
 

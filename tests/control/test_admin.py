@@ -152,6 +152,19 @@ async def test_aborts_by_the_id_that_a_client_chose() -> None:
         await is_aborted("cmpl-4", last)
 
 
+async def test_aborts_all_requests_of_one_key_with_the_same_id_one_by_one() -> None:
+    async with running(fake=SLOW) as engine:
+        older, newer = [await submit(engine, request(400), submission(f"cmpl-{n}", "a", "job")) for n in range(2)]
+        with pytest.raises(AmbiguousRequestError, match=r": cmpl-0, cmpl-1$"):
+            await engine.administer(Abort(request="job"))
+        await engine.administer(Abort(request="cmpl-1"))
+        assert (await newer.done()).reasons == ["cancelled"]
+        await engine.administer(Abort(request="job"))
+        assert (await older.done()).reasons == ["cancelled"]
+        with pytest.raises(UnknownRequestError):
+            await engine.administer(Abort(request="job"))
+
+
 async def test_an_id_that_is_the_seq_of_the_same_request_is_not_ambiguous() -> None:
     async with running(fake=SLOW) as engine:
         await engine.administer(Pause())
