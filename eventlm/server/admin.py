@@ -110,5 +110,5 @@ ADMIN_ENDPOINTS = (
         scope="admin",
     ),
     Endpoint("POST", "/admin/cache/flush", flush_cache, reply=EngineStatus, errors=(503,), scope="admin"),
-    Endpoint("POST", "/admin/requests/{id}/abort", abort, reply=EngineStatus, errors=(409, 503), scope="admin"),
+    Endpoint("POST", "/admin/requests/{id:.+}/abort", abort, reply=EngineStatus, errors=(409, 503), scope="admin"),
 )

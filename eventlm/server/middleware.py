@@ -164,10 +164,13 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say who asks, and refuse those who have no key of the right scope. A path that does not exist needs one too."""
-    keys = request.app[CONTEXT].keys
-    scope = request.app[SCOPES].get(request.match_info.handler, "inference")
-    request[PRINCIPAL] = principal = ANYBODY if scope is None else _find_principal(request, keys)
+    """Say who asks, and refuse those who have no key of the right scope.
+
+    That a path does not exist, or has no such method, is told to whoever has any key.
+    """
+    keys, scopes, called = request.app[CONTEXT].keys, request.app[SCOPES], request.match_info.handler
+    scope = scopes.get(called)
+    request[PRINCIPAL] = principal = ANYBODY if called in scopes and scope is None else _find_principal(request, keys)
     if scope is not None and scope not in principal.scopes:
         raise _lacks_scope(scope, keys, sent_one="Authorization" in request.headers)
     return await handler(request)

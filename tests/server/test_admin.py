@@ -66,11 +66,14 @@ def test_swapping_the_policy(guarded: RunningServer) -> None:
 
 
 def test_what_is_not_there(guarded: RunningServer) -> None:
-    refused = guarded.request("POST", "/admin/requests/cmpl-2/abort", headers=OPS)
-    assert_error(refused, 404, INVALID, "id", "request_not_found", message="No request 'cmpl-2' is under way.")
+    for quoted, name in [("cmpl-2", "cmpl-2"), ("jobs/7", "jobs/7"), ("jobs%2F7", "jobs/7")]:
+        refused = guarded.request("POST", f"/admin/requests/{quoted}/abort", headers=OPS)
+        assert_error(refused, 404, INVALID, "id", "request_not_found", message=f"No request '{name}' is under way.")
     refused = guarded.request("POST", "/admin/requests/job-1/abort", headers=OPS)
     assert_error(refused, 409, INVALID, "id", "ambiguous_request", message="give the reply's own: cmpl-1, cmpl-2.")
-    assert_error(guarded.request("GET", "/admin/drain", headers=OPS), 403, INVALID, None, "missing_scope")
+    assert_error(guarded.request("GET", "/admin/drain", headers=OPS), 405, INVALID, None, "method_not_supported")
+    assert_error(guarded.request("GET", "/admin/nothing", headers=OPS), 404, INVALID, None, "unknown_url")
+    assert guarded.request("GET", "/admin/nothing").status == 401
 
 
 def test_an_engine_that_is_not_there(guarded: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
