@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Union
+from typing import TYPE_CHECKING, Literal, Union
 
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.config.options import did_you_mean
-from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.request import BY_OPERATOR
 from eventlm.control.request_registry import RequestRegistry
@@ -16,6 +15,9 @@ from eventlm.core.replica import Replica
 from eventlm.core.state import CoreState
 from eventlm.errors import EventLMError
 from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, Resumed
+
+if TYPE_CHECKING:
+    from eventlm.control.driver import Driver
 
 
 class Drain(Struct, frozen=True, tag="drain"):
