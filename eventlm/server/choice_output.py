@@ -16,6 +16,8 @@ class ChoiceOutput(Struct, frozen=True):
     text: safe to show. token_ids, logprobs: of the tokens that belong to the output, which may be ahead of the text.
     prompt_logprobs: of prompt tokens from the second on, in the order of the prompt and each once. embedding:
     little-endian float32. stop_reason: the stop string or the stop token that ended the output, if it was one.
+    num_tokens: of the choice so far, with these. num_reasoning_tokens: those of them that are reasoning, None where
+    none may be.
     """
 
     choice: int
@@ -26,6 +28,8 @@ class ChoiceOutput(Struct, frozen=True):
     embedding: bytes = b""
     finished: FinishedOutput | None = None
     stop_reason: str | int | None = None
+    num_tokens: int = 0
+    num_reasoning_tokens: int | None = None
 
 
 def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
@@ -41,6 +45,20 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
         next((output.embedding for output in reversed(outputs) if output.embedding), b""),
         last.finished,
         last.stop_reason,
+        last.num_tokens,
+        last.num_reasoning_tokens,
+    )
+
+
+def part_of(logprobs: TokenLogprobs | None, start: int, end: int | None) -> TokenLogprobs | None:
+    """Those from one place to another; to the end without an `end`."""
+    if logprobs is None or (start == 0 and end in (None, len(logprobs.logprobs))):
+        return logprobs
+    return TokenLogprobs(
+        logprobs=logprobs.logprobs[start:end],
+        ranks=logprobs.ranks[start:end],
+        top_ids=logprobs.top_ids[start:end],
+        top_logprobs=logprobs.top_logprobs[start:end],
     )
 
 

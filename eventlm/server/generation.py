@@ -9,6 +9,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -28,7 +29,7 @@ from eventlm.control.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.sampler_params import TokenLogprobs
-from eventlm.server.choice_output import ChoiceOutput, Portion
+from eventlm.server.choice_output import ChoiceOutput, Portion, part_of
 from eventlm.server.detokenizer import SequenceText
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.output_queue import OutputQueue
@@ -126,6 +127,16 @@ class _Sequence:
         self.last_token_id: int | None = None
         #: Nothing predicts the first token of a prompt.
         self.next_prompt_place = 1
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        return None if self.reasoning is None else self.reasoning.count
+
+    def said(self, choice: int, text: str = "", **more: Any) -> ChoiceOutput:
+        """An output, with what all until now come to."""
+        return ChoiceOutput(
+            choice, text, num_tokens=self.num_tokens, num_reasoning_tokens=self.num_reasoning_tokens, **more
+        )
 
 
 class Generation:
@@ -255,22 +266,29 @@ class Generation:
             completion_tokens=self._completion_tokens,
             total_tokens=prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
-            completion_tokens_details=_output_details(list(itertools.chain.from_iterable(self._sequences))),
+            completion_tokens_details=_output_details(
+                [sequence.num_reasoning_tokens for sequence in itertools.chain.from_iterable(self._sequences)]
+            ),
         )
 
-    def usage_of(self, choice: int) -> Usage:
-        """Token counts of one choice so far; what of prompts was cached is counted at their ends."""
-        place = bisect.bisect_right(self._first_choice, choice) - 1
-        prompt_tokens = len(self.group[place].prompt_token_ids)
-        sequence = self._sequences[place][choice - self._first_choice[place]]
-        completion_tokens = sequence.num_tokens
+    def usage_of(self, output: ChoiceOutput) -> Usage:
+        """Token counts of one choice up to this output; what of prompts was cached is counted at their ends."""
+        prompt_tokens = len(self.group[self._place_of(output.choice)].prompt_token_ids)
         return Usage(
             prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
+            completion_tokens=output.num_tokens,
+            total_tokens=prompt_tokens + output.num_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
-            completion_tokens_details=_output_details([sequence]),
+            completion_tokens_details=_output_details([output.num_reasoning_tokens]),
         )
+
+    def beginning(self, choice: int) -> ChoiceOutput:
+        """Nothing yet of a choice."""
+        place = self._place_of(choice)
+        return self._sequences[place][choice - self._first_choice[place]].said(choice)
+
+    def _place_of(self, choice: int) -> int:
+        return bisect.bisect_right(self._first_choice, choice) - 1
 
     def _take(self, place: int, output: RequestOutput) -> ChoiceOutput | None:
         """What an output adds to its choice, if anything."""
@@ -282,11 +300,11 @@ class Generation:
             return self._finish(place, choice, sequence, output)
         if isinstance(output, ClosingOutput):
             text = self._close(place, sequence, output)
-            return ChoiceOutput(choice, text) if text else None
+            return sequence.said(choice, text) if text else None
         if isinstance(output, PromptLogprobsOutput):
             logprobs = _new_prompt_logprobs(sequence, output)
-            return ChoiceOutput(choice, prompt_logprobs=logprobs) if logprobs is not None else None
-        return ChoiceOutput(choice, embedding=output.embedding)
+            return sequence.said(choice, prompt_logprobs=logprobs) if logprobs is not None else None
+        return sequence.said(choice, embedding=output.embedding)
 
     def _take_tokens(self, place: int, choice: int, sequence: _Sequence, output: TokensOutput) -> ChoiceOutput | None:
         """Tokens behind an end of the text do not belong to the output. Tells the engine of such an end."""
@@ -305,7 +323,7 @@ class Generation:
             sequence.reasoning.push(token_ids)
         if sequence.text.stop_position is not None:
             self.handles[place].text_ended(output.index, sequence.text.stop_position, sequence.text.end_reason)
-        return ChoiceOutput(choice, text, token_ids, _part(output.logprobs, 0, num_kept))
+        return sequence.said(choice, text, token_ids=token_ids, logprobs=part_of(output.logprobs, 0, num_kept))
 
     def _close(self, place: int, sequence: _Sequence, output: ClosingOutput) -> str:
         """The rest of the text. Tells the engine whether it ends there, unless an end has been told."""
@@ -329,12 +347,12 @@ class Generation:
             self._cached_tokens += output.cached_tokens
         text = sequence.text.close()
         stop_reason = sequence.last_token_id if output.reason == "stop_token" else sequence.text.stop_string
-        return ChoiceOutput(choice, text, finished=output, stop_reason=stop_reason)
+        return sequence.said(choice, text, finished=output, stop_reason=stop_reason)
 
 
-def _output_details(sequences: Sequence[_Sequence]) -> CompletionTokensDetails | UnsetType:
-    """Of all of them together; unset where none may reason."""
-    counts = [each.reasoning.count for each in sequences if each.reasoning is not None]
+def _output_details(num_reasoning_tokens: Sequence[int | None]) -> CompletionTokensDetails | UnsetType:
+    """Of several choices together; unset where none may reason."""
+    counts = [number for number in num_reasoning_tokens if number is not None]
     return CompletionTokensDetails(sum(counts)) if counts else UNSET
 
 
@@ -374,18 +392,7 @@ def _token_bytes(tokenizer: Tokenizer, request: EngineRequest) -> Callable[[int]
 def _new_prompt_logprobs(sequence: _Sequence, output: PromptLogprobsOutput) -> TokenLogprobs | None:
     """Those among an output's that have not come before: a recomputed prompt repeats some."""
     num_known = sequence.next_prompt_place - output.start
-    new = _part(output.logprobs, num_known, None)
+    new = part_of(output.logprobs, num_known, None)
     assert new is not None
     sequence.next_prompt_place += len(new.logprobs)
     return new if new.logprobs else None
-
-
-def _part(logprobs: TokenLogprobs | None, start: int, end: int | None) -> TokenLogprobs | None:
-    if logprobs is None or (start == 0 and end in (None, len(logprobs.logprobs))):
-        return logprobs
-    return TokenLogprobs(
-        logprobs=logprobs.logprobs[start:end],
-        ranks=logprobs.ranks[start:end],
-        top_ids=logprobs.top_ids[start:end],
-        top_logprobs=logprobs.top_logprobs[start:end],
-    )

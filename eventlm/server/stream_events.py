@@ -112,12 +112,12 @@ class StreamEvents:
         for output in outputs:
             chunk = self._replies.delta(output)
             if chunk is not None:
-                payloads.append(self._payload(chunk, output.choice))
+                payloads.append(self._payload(chunk, output))
             if output.finished is not None:
                 self.error = from_finish_reason(output.finished.reason, output.finished.detail)
                 if self.error is not None:
                     break
-                payloads.append(self._payload(self._replies.finish(output), output.choice))
+                payloads.append(self._payload(self._replies.finish(output), output))
         if payloads and self._openings:
             payloads = self._openings + payloads
             self._openings = []
@@ -148,11 +148,13 @@ class StreamEvents:
 
     def _make_openings(self) -> list[bytes]:
         chunks = [(self._replies.opening(choice), choice) for choice in range(self._generation.num_choices)]
-        return [self._payload(chunk, choice) for chunk, choice in chunks if chunk is not None]
+        return [
+            self._payload(chunk, self._generation.beginning(choice)) for chunk, choice in chunks if chunk is not None
+        ]
 
-    def _payload(self, chunk: Any, choice: int) -> bytes:
+    def _payload(self, chunk: Any, output: ChoiceOutput) -> bytes:
         if self._has_usage_so_far:
-            chunk = msgspec.structs.replace(chunk, usage=self._generation.usage_of(choice))
+            chunk = msgspec.structs.replace(chunk, usage=self._generation.usage_of(output))
         return _encode(chunk)
 
     def _framed(self, payloads: list[bytes], *, is_whole: bool) -> bytes:

@@ -100,6 +100,23 @@ def test_a_stop_string_is_found_while_a_client_does_not_read(server: RunningServ
     client.close()
 
 
+def test_the_usage_so_far_is_that_of_what_is_shown(server: RunningServer) -> None:
+    """Not of what was read ahead for a client that does not read."""
+    num_tokens = len(TEXT.encode())
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    client = connect(server, n=2, return_token_ids=True, stream_options=options)
+    wait_until(lambda: server.engine.num_said == 2 * num_tokens)
+    *chunks, last = chunks_of(read_reply(client))
+    counts = [0, 0]
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        counts[choice["index"]] += len(choice.get("token_ids") or [])
+        assert chunk["usage"]["completion_tokens"] == counts[choice["index"]]
+    assert counts == [num_tokens, num_tokens]
+    assert last["usage"]["completion_tokens"] == 2 * num_tokens
+    client.close()
+
+
 def test_an_error_comes_behind_what_was_read_for_a_client_that_does_not_read(server: RunningServer) -> None:
     client = connect(server)
     wait_until(lambda: server.engine.num_said == len(TEXT.encode()))
