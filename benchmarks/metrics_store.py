@@ -15,12 +15,17 @@ import asyncio
 import gc
 import platform
 import statistics
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
-from core_throughput import PROMPT_TOKENS, Run, completion, make_header
 from msgspec import structs
 
+# As a script this has its own folder on the path, and not the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.core_throughput import PROMPT_TOKENS, Run, completion, make_header
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics

@@ -17,10 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+
+# As a script this has its own folder on the path, and not the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
 from eventlm.replay.rebuild import Changes

@@ -1,0 +1,42 @@
+"""Every benchmark starts as README names it, `python benchmarks/NAME.py`, from the repository's root."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+#: Runs each script with --help as the interpreter would, its folder and not the root in front of the path. It is one
+#: process, since each would load the same libraries again.
+PROGRAM = """
+import pathlib, runpy, sys
+import eventlm
+root, *scripts = sys.argv[1:]
+path = [entry for entry in sys.path if entry and pathlib.Path(entry).resolve() != pathlib.Path(root)]
+for script in scripts:
+    sys.path[:] = [root + "/benchmarks", *path]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "benchmarks")]:
+        del sys.modules[name]
+    sys.argv = [script, "--help"]
+    try:
+        runpy.run_path(script, run_name="__main__")
+        print("no --help:", script, file=sys.stderr)
+    except SystemExit as end:
+        print(script, end.code)
+    except Exception as error:
+        print(script, repr(error), file=sys.stderr)
+"""
+
+
+def test_every_benchmark_starts() -> None:
+    scripts = [
+        f"benchmarks/{path.name}"
+        for path in sorted((ROOT / "benchmarks").glob("*.py"))
+        if '__name__ == "__main__"' in path.read_text()
+    ]
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROOT), *scripts], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.stderr == ""
+    assert [line for script in scripts if (line := f"{script} 0") not in run.stdout.splitlines()] == []
