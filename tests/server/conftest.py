@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+import openai
 import pytest
 import structlog
 import uvloop
@@ -170,3 +171,21 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
 @pytest.fixture
 def server(start_server: Callable[..., RunningServer]) -> RunningServer:
     return start_server(max_body_bytes=64 * 1024)
+
+
+@pytest.fixture
+def start_with_client(
+    start_server: Callable[..., RunningServer],
+) -> Iterator[Callable[..., tuple[RunningServer, openai.OpenAI]]]:
+    """Start servers that each have a client of the openai package."""
+    clients: list[openai.OpenAI] = []
+
+    def start(**settings: Any) -> tuple[RunningServer, openai.OpenAI]:
+        server = start_server(**settings)
+        server.engine.max_model_len = 4096
+        clients.append(openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0))
+        return server, clients[-1]
+
+    yield start
+    for client in clients:
+        client.close()
