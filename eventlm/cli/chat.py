@@ -11,7 +11,13 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eventlm.cli.config_flags import add_config_flags, config_from_arguments, given_options, print_config
+from eventlm.cli.config_flags import (
+    add_config_flags,
+    add_model_argument,
+    config_from_arguments,
+    given_options,
+    print_config,
+)
 from eventlm.cli.engine_command import compose_and_warn, run_in_loop
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
@@ -36,18 +42,19 @@ def configure(parser: Parser) -> None:
         "OpenAI's API answers. Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.\n"
         "Where input or output is no terminal, each line is a message and only the answers are printed."
     )
-    parser.usage = "eventlm chat [--model MODEL | --url URL] [--system TEXT] [flags]"
+    parser.usage = "eventlm chat [MODEL] [--url URL] [--system TEXT] [flags]"
     parser.epilog = f"""\
 examples:
   eventlm chat --set temperature=0.2 --system "Answer in one sentence."
-  eventlm chat --model Qwen/Qwen3-0.6B
+  eventlm chat Qwen/Qwen3-0.6B
   eventlm chat --url http://127.0.0.1:8000
   printf '%s\\n' "Name a colour." "Another one." | eventlm chat
 
 What was typed is kept in {HISTORY_NAME} in the state folder ($XDG_STATE_HOME/eventlm, else
 ~/.local/state/eventlm), readable to you alone; --no-history keeps nothing."""
+    add_model_argument(parser)
     group = parser.add_argument_group("chat")
-    group.add_argument("--url", metavar="URL", help="talk to this server; --model then names one of its models")
+    group.add_argument("--url", metavar="URL", help="talk to this server; MODEL then names one of its models")
     group.add_argument(
         "--api-key", metavar="KEY", help=f"key for --url; better set {API_KEY_VARIABLE} or {OPENAI_KEY_VARIABLE}"
     )

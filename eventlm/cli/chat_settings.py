@@ -58,8 +58,7 @@ def check_settings(values: dict[str, Any]) -> dict[str, Any]:
 def check_name(name: str) -> None:
     """Raise UsageError for what is no parameter."""
     if name not in settings():
-        hint = did_you_mean(name, settings()) or f"; known: {', '.join(sorted(settings()))}"
-        raise UsageError(f"unknown parameter {name!r}{hint}")
+        raise UsageError(f"unknown parameter {name!r}{did_you_mean(name, sorted(settings()), listed_as='known')}")
 
 
 def shown(value: Any) -> str:

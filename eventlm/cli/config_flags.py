@@ -5,19 +5,29 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.config.classes import ServiceClass
 from eventlm.config.load import load_config
 from eventlm.config.options import CLASSES, Option, options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
 from eventlm.config.toml_text import to_toml
+from eventlm.errors import UsageError
 
 #: Before an option's name in the parsed arguments, so that it meets no argument of the command's own.
 _PREFIX = "config."
+#: The name of the model that was given without --model.
+_MODEL = "model_argument"
 
 
-def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the model as an argument without a flag, which `given_options` takes for --model."""
+    parser.add_argument(_MODEL, nargs="?", metavar="MODEL", help="the same as --model MODEL")
+
+
+def add_config_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
     """Add `--config`, `--print-config` and a flag for each option but those of the sections `without`."""
+    parser.has_options = True
     group = parser.add_argument_group("configuration")
     group.add_argument("--config", metavar="FILE", help="TOML file with the options below; flags beat it")
     group.add_argument("--print-config", action="store_true", help="print the resulting configuration as TOML and exit")
@@ -74,8 +84,12 @@ def config_from_arguments(arguments: argparse.Namespace) -> Config:
 
 
 def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values of the configuration's flags that were given, by the options' names."""
-    return {name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)}
+    """Values of the configuration's flags that were given, by the options' names. Raises UsageError for two models."""
+    given = {name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)}
+    model = getattr(arguments, _MODEL, None)
+    if model is not None and given.setdefault("model", model) != model:
+        raise UsageError(f"{model} and --model {given['model']} are two models; name one")
+    return given
 
 
 def print_config(config: Config) -> int:

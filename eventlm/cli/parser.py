@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from eventlm.config.options import did_you_mean
+from eventlm.config.options import did_you_mean, options
+from eventlm.config.other_engines import name_elsewhere
 from eventlm.errors import UsageError
 
 
@@ -21,7 +22,12 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags are never abbreviated, help keeps its examples as they stand, and nothing but `--help` exits."""
+    """Flags are never abbreviated, help keeps its examples as they stand, and nothing but `--help` exits.
+
+    `has_options`: the configuration's options are among its flags.
+    """
+
+    has_options = False
 
     def __init__(self, **keywords: Any) -> None:
         keywords.setdefault("formatter_class", HelpFormatter)
@@ -35,10 +41,13 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             kind = "flag" if word.startswith("-") else "argument"
-            self.error(
-                f"unknown {kind} {word}" + did_you_mean(word, self._option_string_actions if kind == "flag" else ())
-            )
+            self.error(f"unknown {kind} {word}{self._hint(word) if kind == 'flag' else ''}")
         return parsed, unknown
+
+    def _hint(self, flag: str) -> str:
+        """What is meant by a flag that is not known: where the command runs an engine, maybe one of another engine."""
+        elsewhere = name_elsewhere(flag, lambda name: options()[name].flag) if self.has_options else ""
+        return elsewhere or did_you_mean(flag, self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says where help is."""

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from eventlm._version import __version__
-from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
+from eventlm.cli.config_flags import add_config_flags, add_model_argument, config_from_arguments, print_config
 from eventlm.cli.parser import Parser
 from eventlm.config import Config, ServerConfig
 from eventlm.config.load import API_KEY_VARIABLE
@@ -42,17 +42,17 @@ def configure(parser: Parser) -> None:
         "describes them.\n"
         "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
         "key of the scope admin.\n"
-        "Without --model it is the default model, fetched at its first use.\n\n"
+        "Without MODEL it is the default model, fetched at its first use.\n\n"
         "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them.\n"
         "SIGHUP reads the API keys and the TLS certificate again."
     )
-    parser.usage = "eventlm serve [--model MODEL] [--record DIR | --no-record] [flags]"
+    parser.usage = "eventlm serve [MODEL] [--record DIR | --no-record] [flags]"
     parser.epilog = """\
 examples:
   eventlm serve                       the default model on 127.0.0.1:8000
-  eventlm serve --model ~/models/Qwen3-0.6B --record runs
+  eventlm serve ~/models/Qwen3-0.6B --record runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
   eventlm serve --service-class gold:priority=-10,deadline_ms=500
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes
@@ -74,6 +74,7 @@ keys.toml, which only you may read:
 
 exit codes: 0 ended by a signal, 1 it failed, 2 usage: what was given, a folder
   or an address too, cannot be used"""
+    add_model_argument(parser)
     add_config_flags(parser)
     parser.set_defaults(run=run)
 

@@ -17,6 +17,7 @@ import xxhash
 
 from eventlm.config.classes import AUTO_CLASS, CLASS_NAME, ServiceClass
 from eventlm.config.options import CLASSES, Option, did_you_mean, nearest, options, sections
+from eventlm.config.other_engines import name_elsewhere
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.config.structs import Config
 from eventlm.errors import UsageError
@@ -36,12 +37,14 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     *,
     environment: Mapping[str, str] | None = None,
+    are_flags: bool = True,
 ) -> Config:
     """The configuration of the file under the overrides.
 
     `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
     line; those of `classes` are specs of whole classes such as `gold:priority=-10`. `environment` is `os.environ` if
-    not given. Raises UsageError that names file, section, key, value and what is allowed.
+    not given. Unless the overrides `are_flags` they are keywords, and messages call them so. Raises UsageError that
+    names file, section, key, value and what is allowed.
     """
     values: dict[str, Any] = {}
     if toml_path is not None:
@@ -56,8 +59,9 @@ def load_config(
             continue
         option = options().get(name)
         if option is None:
-            raise UsageError(f"unknown option {name!r}{did_you_mean(name, options())}")
-        values[name] = _flag_value(option, value)
+            hint = name_elsewhere(name, str) or did_you_mean(name, options())
+            raise UsageError(f"unknown option {name!r}{hint}")
+        values[name] = _given_value(option, value, is_flag=are_flags)
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
         by_section[options()[name].section][name] = value
@@ -144,8 +148,7 @@ def _service_class(name: str, table: object, where: str) -> ServiceClass:
         raise UsageError(f"{where}: must be a table of {', '.join(known)}")
     for key in table:
         if key not in known:
-            hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
-            raise UsageError(f"{where}: unknown key {key!r}{hint}")
+            raise UsageError(f"{where}: unknown key {key!r}{did_you_mean(key, known, listed_as='known')}")
     try:
         found = msgspec.convert(table, ServiceClass)
     except msgspec.ValidationError as error:
@@ -157,7 +160,7 @@ def _service_class(name: str, table: object, where: str) -> ServiceClass:
     return found
 
 
-def _flag_value(option: Option, value: object) -> object:
+def _given_value(option: Option, value: object, *, is_flag: bool) -> object:
     try:
         if not isinstance(value, str) or option.bare_type is str or option.choices:
             return _checked(option, value)
@@ -169,14 +172,17 @@ def _flag_value(option: Option, value: object) -> object:
             return _checked(option, value.split(",") if value else [], strict=False)
         return _checked(option, value, strict=False)
     except msgspec.ValidationError:
-        raise UsageError(f"{option.flag} {_shown(option, value)}: must be {option.allowed}") from None
+        given = f"{option.flag} " if is_flag else f"{option.name}="
+        raise UsageError(f"{given}{_shown(option, value)}: must be {option.allowed}") from None
     except UsageError as error:
-        raise UsageError(f"{option.flag}: {error}") from None
+        raise UsageError(f"{option.flag if is_flag else option.name}: {error}") from None
 
 
 def _checked(option: Option, value: object, *, strict: bool = True) -> object:
     if option.plugin_kind and not (isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"]):
         raise UsageError("`type` is missing")
+    if isinstance(value, str):
+        value = option.aliases.get(value, value)
     return msgspec.convert(value, option.type, strict=strict)
 
 
@@ -220,9 +226,16 @@ def _unknown_top_level(name: str, value: object) -> str:
 def _unknown_key(section: str, name: str) -> str:
     if name in options():
         return f"{name} belongs in the section [{options()[name].section}]"
+    elsewhere = name_elsewhere(name, _with_section)
+    if elsewhere:
+        return f"unknown key {name!r}{elsewhere}"
     guess = nearest(name, options())
     if not guess:
         known = [option.name for option in options().values() if option.section == section] or sections()
         return f"unknown key {name!r}; known: {', '.join(known)}"
-    elsewhere = "" if options()[guess].section == section else f" in the section [{options()[guess].section}]"
-    return f"unknown key {name!r}; did you mean {guess}{elsewhere}?"
+    where = guess if options()[guess].section == section else _with_section(guess)
+    return f"unknown key {name!r}; did you mean {where}?"
+
+
+def _with_section(name: str) -> str:
+    return f"{name} in the section [{options()[name].section}]"

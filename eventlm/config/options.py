@@ -65,6 +65,11 @@ class Option(NamedTuple):
         return get_args(self.bare_type) if get_origin(self.bare_type) is Literal else ()
 
     @property
+    def aliases(self) -> dict[str, str]:
+        """Other words for some of the values."""
+        return dict((self.meta.extra or {}).get("aliases", {}))
+
+    @property
     def allowed(self) -> str:
         """What the option takes, in words that end a sentence: "an integer from 0 to 65535"."""
         in_words = (self.meta.extra or {}).get("allowed")
@@ -113,10 +118,14 @@ def _sections() -> list[msgspec.structs.FieldInfo]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word most like `word`, or '' if none is."""
+    """The known word that `word` is a slip of, or '' if none is; the dashes of flags do not make them alike."""
     import difflib  # 5 ms that only a mistake costs
 
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.5)), "")
+    bare = word.lstrip("-")
+    by_bare = {each.lstrip("-"): each for each in sorted(known)}
+    # Two letters that changed places are much of a short word.
+    cutoff = 0.66 if len(bare) < 5 else 0.75
+    return next((by_bare[each] for each in difflib.get_close_matches(bare, by_bare, n=1, cutoff=cutoff)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str], *, listed_as: str = "") -> str:

@@ -82,7 +82,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ""
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Meta(description="type of weights and KV cache; auto: the checkpoint's own"),
+        Meta(
+            extra={"aliases": {"half": "float16", "float": "float32"}},
+            description="type of weights and KV cache; auto: the checkpoint's own; half and float are float16 and "
+            "float32",
+        ),
     ] = "auto"
     max_model_len: Annotated[
         int, Meta(ge=0, description="longest context (prompt and output) in tokens; 0: the model's own")

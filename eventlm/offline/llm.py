@@ -104,17 +104,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; an output for each, in their order.
 
         A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. `sampling_params` is
         one for all or one for each; None is `get_default_sampling_params()`. `priority` has an integer for each prompt,
-        lower ones go first.
+        lower ones go first. `lora_request` is there for programs that give it as None.
 
         Raises InvalidInputError before anything runs if one of the prompts is wrong or too long, and
         EngineUnavailableError if the workers are lost for good. Ctrl-C ends the call and leaves the LLM usable.
         """
+        _check_no_lora(lora_request)
         parsed = parse_prompts(prompts, self._composition.tokenizer, self._composition.vocab_size)
         return self._generate(parsed, sampling_params, use_tqdm, priority)
 
@@ -128,6 +130,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of `{"role": ..., "content": ...}`.
@@ -136,6 +139,7 @@ class LLM:
         `add_generation_prompt` the last message is not closed, so that the model goes on with it. The rest is as for
         `generate`.
         """
+        _check_no_lora(lora_request)
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs or {})
         prompts = render_conversations(messages, self._composition.tokenizer, options)
         return self._generate(prompts, sampling_params, use_tqdm, priority)
@@ -240,6 +244,11 @@ class LLM:
                 raise
         self._thread.result(running)
         return [outputs[place] for place in range(len(group))]
+
+
+def _check_no_lora(given: object) -> None:
+    if given is not None:
+        raise InvalidInputError("lora_request must be None: adapters are not supported yet")
 
 
 def _priority_for_each(given: Sequence[int] | None, num_prompts: int) -> list[int]:

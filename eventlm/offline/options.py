@@ -37,7 +37,7 @@ def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None
         for name, value in options.items()
         if value is not None
     }
-    composition = compose(load_config(None, given))
+    composition = compose(load_config(None, given, are_flags=False))
     if tokenizer is not None:
         return _with_tokenizer(composition, os.fspath(tokenizer))
     model = composition.engine.setup.model

@@ -36,7 +36,16 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2)
         (["serve", "--max-model-length", "4"], "unknown flag --max-model-length; did you mean --max-model-len?"),
         (["serve", "--max-model", "4"], "unknown flag --max-model; did you mean --max-model-len?"),
         (["serve", "--prot=4"], "unknown flag --prot; did you mean --port?"),
-        (["serve", "extra"], "unknown argument extra"),
+        (["serve", "smollm2", "extra"], "unknown argument extra"),
+        (["serve", "smollm2", "--model", "fake"], "smollm2 and --model fake are two models; name one"),
+        (
+            ["serve", "m", "--tensor-parallel-size", "2"],
+            "--tensor-parallel-size; not there yet: a model is",
+        ),
+        (["serve", "--ssl-keyfile=k"], "unknown flag --ssl-keyfile; its name here is --tls-key"),
+        (["serve", "--enable-prefix-caching"], "it is on by itself; see --prefix-cache (see eventlm serve --help)"),
+        (["serve", "-m", "x"], "unknown flag -m; its name here is --model"),
+        (["replay", "--seed", "7"], "unknown flag --seed (see"),
         (["serve", "--port"], "argument --port: expected one argument"),
         (["serve", "--port", "x", "--print-config"], "--port 'x': must be an integer from 0 to 65535"),
         (["serve", "--config", "/nowhere.toml"], "cannot read the configuration /nowhere.toml: No such file"),
@@ -52,6 +61,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert message in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize("words", [["fake"], ["--model", "fake"], ["fake", "--model", "fake"], ["--port", "1", "fake"]])
+def test_a_model_needs_no_flag(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    for command in ("serve", "chat"):
+        if command == "serve" or "--port" not in words:
+            assert main([command, *words, "--print-config"]) == 0
+            assert 'model = "fake"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

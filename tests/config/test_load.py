@@ -63,6 +63,10 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
             "Known: model, cache, scheduler, server, worker, record, log, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
+        (
+            "[cache]\ngpu_memory_utilization = 0.9",
+            ", [cache]: unknown key 'gpu_memory_utilization'; kv_memory in the section [cache] is the memory for",
+        ),
         ("prot = 1", ": unknown key 'prot'; did you mean port in the section [server]?"),
         ("server = 3", ": server = 3: must be a table, [server]"),
         ("[server]\nport = '8'", ", [server]: port = '8': must be an integer from 0 to 65535"),
@@ -74,8 +78,8 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
         ),
         ("[server]\nhost = 2020-01-01", "host = datetime.date(2020, 1, 1): must be a string"),
         (
-            "[model]\ndtype = 'half'",
-            ", [model]: dtype = 'half': must be one of auto, bfloat16, float16, float32",
+            "[model]\ndtype = 'bf16'",
+            ", [model]: dtype = 'bf16': must be one of auto, bfloat16, float16, float32",
         ),
         (
             "[cache]\nkv_memory = '2G'",
@@ -114,17 +118,36 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
         ("port", "-1", "--port '-1': must be an integer from 0 to 65535"),
         ("port", True, "--port True: must be an integer from 0 to 65535"),
         ("max_model_len", "4k", "--max-model-len '4k': must be an integer of at least 0"),
-        ("dtype", "half", "--dtype 'half': must be one of auto, bfloat16, float16, float32"),
+        ("dtype", "bf16", "--dtype 'bf16': must be one of auto, bfloat16, float16, float32"),
         ("predictor", "1,a", "--predictor '1,a': must be a list of integers"),
         ("fake", "x", "--fake: 'x': 'x' is not of the form PARAMETER=VALUE"),
         ("policy", "", "--policy: '' names no plug-in"),
         ("prt", "1", "unknown option 'prt'; did you mean port?"),
+        ("tensor_parallel_size", 2, "'tensor_parallel_size'; not there yet: a model is not split; replicas runs whole"),
     ],
 )
 def test_an_error_in_a_flag_names_it(name: str, value: object, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(None, {name: value}, environment=NO_ENVIRONMENT)
     assert message in str(caught.value)
+
+
+def test_an_error_in_a_keyword_names_it_as_one() -> None:
+    for overrides, message in (
+        ({"port": "x"}, "port='x': must be an integer"),
+        ({"fake": "x"}, "fake: 'x': 'x' is not"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            load_config(None, overrides, environment=NO_ENVIRONMENT, are_flags=False)
+        assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("alias", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
+def test_the_short_names_of_types(tmp_path: Path, alias: str, dtype: str) -> None:
+    file = tmp_path / "eventlm.toml"
+    file.write_text(f'[model]\ndtype = "{alias}"\n')
+    assert load_config(file, environment=NO_ENVIRONMENT).model.dtype == dtype
+    assert load_config(None, {"dtype": alias}, environment=NO_ENVIRONMENT).model.dtype == dtype
 
 
 def test_flags_are_converted_by_their_type() -> None:

@@ -191,12 +191,25 @@ def test_a_bad_priority(llm: LLM, priority: Any, message: str) -> None:
         llm.generate(["a", "b"], priority=priority, use_tqdm=False)
 
 
+def test_adapters_are_not_there(llm: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=2)
+    assert len(llm.generate("a", greedy, use_tqdm=False, lora_request=None)) == 1
+    lora: Any = object()
+    for ask in (
+        lambda: llm.generate("a", greedy, lora_request=lora),
+        lambda: llm.chat([{"role": "user", "content": "a"}], greedy, lora_request=lora),
+    ):
+        with pytest.raises(InvalidInputError, match="lora_request must be None: adapters are not supported yet"):
+            ask()
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"max_num_seq": 4}, UsageError, "unknown option 'max_num_seq'; did you mean max_num_seqs?"),
         ({"policy": "edff"}, UsageError, "did you mean edf?"),
-        ({"max_num_seqs": "many"}, UsageError, "--max-num-seqs 'many': must be an integer"),
+        ({"max_num_seqs": "many"}, UsageError, "max_num_seqs='many': must be an integer"),
+        ({"gpu_memory_utilization": 0.9}, UsageError, "kv_memory is the memory for the KV cache, as a size"),
         ({"model": "no/such/folder/here"}, CheckpointError, "no/such/folder/here"),
         ({"tokenizer": "fake"}, UsageError, "the fake model's tokenizer goes with the fake model,"),
     ],
@@ -357,7 +370,7 @@ def test_it_stays_in_its_process(llm: LLM) -> None:
 #: whether vLLM takes them by name only.
 VLLM_SIGNATURES: dict[str, list[tuple[str, Any, bool]]] = {
     "generate": [("prompts", inspect.Parameter.empty, False), ("sampling_params", None, False),
-                 ("use_tqdm", True, True), ("priority", None, True)],
+                 ("use_tqdm", True, True), ("lora_request", None, True), ("priority", None, True)],
     "chat": [("messages", inspect.Parameter.empty, False), ("sampling_params", None, False), ("use_tqdm", True, False),
              ("chat_template", None, True), ("add_generation_prompt", True, True),
              ("continue_final_message", False, True), ("chat_template_kwargs", None, True)],

@@ -162,7 +162,7 @@ def _reference(kind: _Kind, name: str) -> str:
     if name in third_party:
         return third_party[name]
     known = [*kind.built_in, *sorted(third_party)]
-    hint = did_you_mean(name, [*known, AUTO, NONE], listed_as="known")
+    hint = did_you_mean(name, known, listed_as="known") + f", {AUTO}, {NONE}"
     raise UsageError(f"{_flag(kind)}: unknown parser {name!r}{hint}; a local one is written module:Class")
 
 

@@ -1,0 +1,24 @@
+"""Names that options have in other engines."""
+
+from __future__ import annotations
+
+import re
+
+from eventlm.config.options import options
+from eventlm.config.other_engines import _TABLE as TABLE
+from eventlm.config.other_engines import name_elsewhere
+
+
+def test_the_table_speaks_of_options_that_there_are_and_of_none_by_its_own_name() -> None:
+    named = {option for remark in TABLE.values() for option in re.findall(r"\{(\w+)\}", remark)}
+    assert named <= set(options())
+    assert set(TABLE) & set(options()) == set()
+
+
+def test_a_name_is_found_however_it_is_written() -> None:
+    for name in ("ssl_keyfile", "--ssl-keyfile", "--ssl_keyfile"):
+        assert name_elsewhere(name, str) == "; its name here is tls_key"
+    assert name_elsewhere("--gpu-memory-utilization", lambda name: options()[name].flag) == (
+        "; --kv-memory is the memory for the KV cache, as a size"
+    )
+    assert name_elsewhere("prt", str) == ""
