@@ -16,6 +16,7 @@ test: install check
 check: $(STAMP)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -25,7 +26,7 @@ soak: install
 install: $(STAMP)
 	$(BIN)/eventlm pull smollm2
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'Installing into $(VENV); the first time this takes some minutes.'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

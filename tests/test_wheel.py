@@ -8,16 +8,19 @@ install of eventlm over there stays invisible.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from eventlm.kernels.cpu.native import BUILDS
 from tests.serving import PATIENCE_SECONDS, Server, fake_text
 
 REPOSITORY = Path(__file__).parent.parent
@@ -27,26 +30,86 @@ BARE = {"PYTHONPATH": ""}
 
 
 def run(*command: str | Path, cwd: Path) -> str:
+    return run_in(BARE, *command, cwd=cwd)
+
+
+def run_in(environment: dict[str, str], *command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=BARE, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
+
+
+def copied_source(folder: Path) -> Path:
+    """A build leaves its own folders in the source tree."""
+    folder.mkdir(exist_ok=True)
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in SOURCES:
+        path = REPOSITORY / name
+        if path.is_dir():
+            shutil.copytree(path, folder / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(path, folder / name)
+    return folder
+
+
+def build(kind: str, source: Path, compiler: str | Path) -> tuple[Path, str]:
+    """What was built, and what was said of it."""
+    environment = BARE | {"CC": str(compiler), "CXX": str(compiler), "PATH": os.defpath}
+    said = run_in(
+        environment, sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", "dist", cwd=source
+    )
+    [built] = (source / "dist").iterdir()
+    return built, said
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, because a build leaves its own folders in the source tree."""
-    source = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        path = REPOSITORY / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source / name)
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", cwd=source)
-    [built] = (source / "dist").glob("eventlm-*.whl")
-    return built
+    """Compiled without optimisation, which takes most of the time and has no part in what is tested here."""
+    folder = tmp_path_factory.mktemp("build")
+    compiler = folder / "c++"
+    compiler.write_text('#!/bin/sh\nexec c++ "$@" -O0\n')
+    compiler.chmod(0o700)
+    return build("wheel", copied_source(folder / "source"), compiler)[0]
+
+
+@pytest.fixture(scope="module")
+def wheel_without_compiler(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """And what its build said."""
+    return build("wheel", copied_source(tmp_path_factory.mktemp("uncompiled")), "/bin/false")
+
+
+def libraries(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if name.endswith(".so")}
+
+
+def test_it_holds_a_library_for_each_kind_of_processor(wheel: Path) -> None:
+    assert libraries(wheel) == {f"eventlm/kernels/cpu/{name}.abi3.so" for name in BUILDS}
+
+
+def test_without_a_compiler_it_is_built_all_the_same(wheel_without_compiler: tuple[Path, str], tmp_path: Path) -> None:
+    built, said = wheel_without_compiler
+    assert libraries(built) == set()
+    for name in BUILDS:
+        assert f'building extension "eventlm.kernels.cpu.{name}" failed' in said
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(tmp_path)
+    program = "from eventlm.kernels.cpu.native import choose_build; print(repr(choose_build('auto')))"
+    environment = {"PYTHONPATH": str(tmp_path)}
+    assert run_in(environment, sys.executable, "-c", program, cwd=tmp_path) == "''\n"
+
+
+def test_the_source_distribution_can_be_compiled(tmp_path: Path) -> None:
+    """It needs no compiler to be made."""
+    built, _ = build("sdist", copied_source(tmp_path / "source"), "/bin/false")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {f"kernels/cpu/{path.name}" for path in (REPOSITORY / "kernels" / "cpu").iterdir()}
+    assert {name for name in sources if name.endswith((".cpp", ".h"))} <= names
+    assert "eventlm/kernels/cpu/native.py" in names
+    assert not [name for name in names if name.endswith(".so")]
 
 
 def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:

@@ -1,0 +1,346 @@
+#include "decoder.h"
+
+#include <chrono>
+
+#include "pointwise.h"
+#include "sampling.h"
+
+namespace eventlm {
+
+namespace {
+
+constexpr int kTicketsPerLayer = 9;
+// Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so that
+// a result does not depend on who else is in the step.
+constexpr int kContextPerPass = 1024;
+constexpr std::size_t kRowsPerTicket = 8;
+constexpr std::int32_t kIdsPerTicket = 8192;
+constexpr float kLog2E = 1.44269504f;
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <class T>
+void grow(std::vector<T>& buffer, std::size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
+
+template <class Work>
+void share(Ticket& ticket, std::size_t count, std::size_t at_once, Work&& work) {
+  for (;;) {
+    const std::size_t begin = ticket.next() * at_once;
+    if (begin >= count) return;
+    for (std::size_t i = begin; i < std::min(begin + at_once, count); i++) work(i);
+  }
+}
+
+}  // namespace
+
+struct Decoder::Step {
+  const std::int32_t* token_ids;
+  const std::vector<StepRow>& rows;
+  std::uint32_t* kv;
+  int num_blocks, block_size;
+  std::size_t num_tokens;
+  std::vector<std::int32_t> first_token;  // of each row
+};
+
+Decoder::Decoder(const Shape& shape, const float* cosines, const float* sines, int num_threads)
+    : shape_(shape),
+      cosines_(cosines, cosines + static_cast<std::size_t>(shape.max_positions) * shape.head_dim / 2),
+      sines_(sines, sines + static_cast<std::size_t>(shape.max_positions) * shape.head_dim / 2),
+      team_(num_threads),
+      weights_(shape),
+      tickets_((shape.num_layers + 1) * kTicketsPerLayer) {
+  const std::size_t hidden = shape.hidden_size, inner = shape.intermediate_size;
+  const std::size_t heads = static_cast<std::size_t>(shape.num_heads) * shape.head_dim;
+  const std::size_t all_heads = heads + 2 * static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim;
+  hidden_stride_ = round_up(hidden, kPanel);
+  heads_stride_ = round_up(heads, kPanel);
+  qkv_stride_ = round_up(all_heads, kPanel);
+  inner_stride_ = round_up(inner, kPanel);
+}
+
+void Decoder::reserve(std::size_t num_tokens) {
+  grow(residual_, num_tokens * hidden_stride_);
+  grow(qkv_, num_tokens * qkv_stride_);
+  grow(normed_, num_tokens * hidden_stride_ / 2);
+  grow(queries_, num_tokens * heads_stride_ / 2);
+  grow(attended_, num_tokens * heads_stride_ / 2);
+  grow(inner_, num_tokens * inner_stride_ / 2);
+}
+
+// Decodes go over their context in passes of a fixed length, prompts in tiles of queries.
+void Decoder::plan_attention(const std::vector<StepRow>& rows) {
+  const int group = shape_.num_heads / shape_.num_kv_heads;
+  const int queries_at_once = std::max(1, kQueryRows / group);
+  items_.clear();
+  first_partials_.assign(rows.size(), -1);
+  std::int32_t num_partials = 0;
+  for (std::size_t number = 0; number < rows.size(); number++) {
+    const StepRow& row = rows[number];
+    const auto at = static_cast<std::int32_t>(number);
+    if (row.num_tokens == 1) {
+      const int length = row.start + 1;
+      const bool is_split = length > kContextPerPass;
+      if (is_split) first_partials_[number] = num_partials;
+      for (int begin = 0; begin < length; begin += kContextPerPass) {
+        items_.push_back({at, 0, 1, begin, std::min(begin + kContextPerPass, length), is_split ? num_partials++ : -1});
+      }
+      continue;
+    }
+    for (int first = 0; first < row.num_tokens; first += queries_at_once) {
+      const int count = std::min(queries_at_once, row.num_tokens - first);
+      items_.push_back({at, first, count, 0, row.start + first + count, -1});
+    }
+  }
+  grow(partials_, static_cast<std::size_t>(num_partials) * shape_.num_heads * (shape_.head_dim + 2));
+}
+
+void Decoder::lap(int member, Part part) {
+  team_.barrier();
+  if (member != 0) return;
+  const std::int64_t now = now_ns();
+  times_[static_cast<int>(part)] += now - last_ns_;
+  last_ns_ = now;
+}
+
+void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, std::uint32_t* kv,
+                      int num_blocks, int block_size, float* hidden) {
+  Step step{token_ids, rows, kv, num_blocks, block_size, 0, {}};
+  token_rows_.clear();
+  for (std::size_t row = 0; row < rows.size(); row++) {
+    step.first_token.push_back(static_cast<std::int32_t>(step.num_tokens));
+    step.num_tokens += rows[row].num_tokens;
+    token_rows_.insert(token_rows_.end(), rows[row].num_tokens, static_cast<std::int32_t>(row));
+  }
+  reserve(step.num_tokens);
+  plan_attention(rows);
+  for (Ticket& ticket : tickets_) ticket.reset();
+  last_ns_ = now_ns();
+  team_.run([&](int member) { run_layers(member, step); });
+  for (std::size_t token = 0; token < step.num_tokens; token++) {
+    std::copy_n(&residual_[token * hidden_stride_], shape_.hidden_size, hidden + token * shape_.hidden_size);
+  }
+}
+
+void Decoder::run_layers(int member, Step& step) {
+  const std::size_t size = shape_.hidden_size;
+  share(ticket(0), step.num_tokens, kRowsPerTicket, [&](std::size_t token) {
+    float* to = &residual_[token * hidden_stride_];
+    if (weights_.embedding == nullptr) return weights_.lm_head.unpack(step.token_ids[token], to);
+    const bf16* from = weights_.embedding + step.token_ids[token] * size;
+    for (std::size_t i = 0; i < size; i++) to[i] = to_float(from[i]);
+  });
+  lap(member, Part::embed);
+  for (int number = 0; number < shape_.num_layers; number++) run_layer(member, step, number);
+}
+
+void Decoder::norm_rows(Ticket& ticket, const float* from, std::size_t count, const std::vector<float>& weight) {
+  share(ticket, count, kRowsPerTicket, [&](std::size_t row) {
+    rms_norm(from + row * hidden_stride_, weight.data(), shape_.hidden_size, shape_.eps,
+             reinterpret_cast<bf16*>(&normed_[row * hidden_stride_ / 2]));
+  });
+}
+
+void Decoder::run_layer(int member, Step& step, int number) {
+  Layer& layer = weights_.layers[number];
+  const std::size_t tickets = (number + 1) * kTicketsPerLayer, count = step.num_tokens;
+  const int num_rows = static_cast<int>(count);
+  const int group = shape_.num_heads / shape_.num_kv_heads;
+  const std::size_t cache_words =
+      static_cast<std::size_t>(step.num_blocks) * shape_.num_kv_heads * step.block_size * shape_.head_dim / 2;
+  const KVCache cache{step.kv + 2 * number * cache_words, step.kv + (2 * number + 1) * cache_words, shape_.num_kv_heads,
+                      step.block_size, shape_.head_dim};
+  const Rows normed{normed_.data(), hidden_stride_ / 2, num_rows};
+  auto add_to_residual = [&](const std::vector<float>& bias) {
+    return [this, add = bias.empty() ? nullptr : bias.data()](int row, std::size_t panel, f32x16 left, f32x16 right) {
+      float* to = &residual_[row * hidden_stride_ + panel * kPanel];
+      if (add != nullptr)
+        left += load<f32x16>(add + panel * kPanel), right += load<f32x16>(add + panel * kPanel + kLanes);
+      store(to, load<f32x16>(to) + left);
+      store(to + kLanes, load<f32x16>(to + kLanes) + right);
+    };
+  };
+
+  norm_rows(ticket(tickets), residual_.data(), count, layer.input_norm);
+  lap(member, Part::norm);
+  const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
+  multiply_shared(
+      team_, ticket(tickets + 1), layer.qkv, normed, [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+        float* to = &qkv_[row * qkv_stride_ + panel * kPanel];
+        if (bias != nullptr)
+          left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
+        store(to, left);
+        store(to + kLanes, right);
+      });
+  lap(member, Part::qkv_proj);
+  share(ticket(tickets + 2), count, 4, [&](std::size_t token) { prepare_heads(step, layer, cache, token); });
+  lap(member, Part::rotary);
+  {
+    thread_local AttentionState state;
+    const std::size_t num_kv_heads = shape_.num_kv_heads;
+    share(ticket(tickets + 3), items_.size() * num_kv_heads, 1, [&](std::size_t i) {
+      attend_item(step, cache, items_[i / num_kv_heads], static_cast<int>(i % num_kv_heads), state);
+    });
+  }
+  if (std::any_of(first_partials_.begin(), first_partials_.end(), [](std::int32_t first) { return first >= 0; })) {
+    team_.barrier();
+    share(ticket(tickets + 4), step.rows.size() * shape_.num_heads, group,
+          [&](std::size_t i) { combine(step, i / shape_.num_heads, static_cast<int>(i % shape_.num_heads)); });
+  }
+  lap(member, Part::attention);
+  multiply_shared(team_, ticket(tickets + 5), layer.output, {attended_.data(), heads_stride_ / 2, num_rows},
+                  add_to_residual(layer.output_bias));
+  lap(member, Part::o_proj);
+  norm_rows(ticket(tickets + 6), residual_.data(), count, layer.post_attention_norm);
+  lap(member, Part::norm);
+  const float* both = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data();
+  multiply_shared(team_, ticket(tickets + 7), layer.gate_up, normed,
+                  [&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
+                    if (both != nullptr)
+                      gate += load<f32x16>(both + panel * kPanel), up += load<f32x16>(both + panel * kPanel + kLanes);
+                    bf16* to = reinterpret_cast<bf16*>(&inner_[row * inner_stride_ / 2]) + panel * kLanes;
+                    store_bf16(to, silu(gate) * up);
+                  });
+  lap(member, Part::gate_up_proj);
+  multiply_shared(team_, ticket(tickets + 8), layer.down, {inner_.data(), inner_stride_ / 2, num_rows},
+                  add_to_residual(layer.down_bias));
+  lap(member, Part::down_proj);
+}
+
+void Decoder::prepare_heads(Step& step, const Layer& layer, const KVCache& cache, std::size_t token) {
+  const int dim = shape_.head_dim, row = token_rows_[token];
+  const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
+  const float* cosines = &cosines_[static_cast<std::size_t>(position) * dim / 2];
+  const float* sines = &sines_[static_cast<std::size_t>(position) * dim / 2];
+  const float* query_norm = layer.query_norm.empty() ? nullptr : layer.query_norm.data();
+  const float* key_norm = layer.key_norm.empty() ? nullptr : layer.key_norm.data();
+  const float scale = kLog2E / std::sqrt(static_cast<float>(dim));
+  float* heads = &qkv_[token * qkv_stride_];
+  bf16* queries = reinterpret_cast<bf16*>(&queries_[token * heads_stride_ / 2]);
+  for (int head = 0; head < shape_.num_heads; head++, heads += dim, queries += dim) {
+    turn_head(heads, dim, query_norm, shape_.eps, cosines, sines);
+    for (int d = 0; d < dim; d += kLanes) store_bf16(queries + d, load<f32x16>(heads + d) * scale);
+  }
+  const int block = step.rows[row].blocks[position / cache.block_size], place = position % cache.block_size;
+  for (int head = 0; head < shape_.num_kv_heads; head++, heads += dim) {
+    turn_head(heads, dim, key_norm, shape_.eps, cosines, sines);
+    cache.put(block, head, place, heads, heads + shape_.num_kv_heads * dim);
+  }
+}
+
+void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state) {
+  const int group = shape_.num_heads / shape_.num_kv_heads, dim = shape_.head_dim;
+  const StepRow& row = step.rows[item.row];
+  AttentionTile tile;
+  tile.num_rows = item.num_queries * group;
+  tile.blocks = row.blocks;
+  tile.head = head;
+  tile.begin = item.begin;
+  tile.end = item.end;
+  const std::size_t first_token = step.first_token[item.row] + item.first_query;
+  for (int i = 0; i < tile.num_rows; i++) {
+    const std::size_t token = first_token + i / group;
+    tile.queries[i] = &queries_[token * heads_stride_ / 2 + (head * group + i % group) * dim / 2];
+    tile.limit[i] = row.start + item.first_query + i / group + 1;
+  }
+  attend(cache, tile, state);
+  for (int i = 0; i < tile.num_rows; i++) {
+    const float* from = state.output + i * dim;
+    const int query_head = head * group + i % group;
+    if (item.partial >= 0) {
+      float* to = &partials_[(static_cast<std::size_t>(item.partial) * shape_.num_heads + query_head) * (dim + 2)];
+      to[0] = state.maximum[i];
+      to[1] = state.sum[i];
+      std::copy_n(from, dim, to + 2);
+      continue;
+    }
+    bf16* to = reinterpret_cast<bf16*>(&attended_[(first_token + i / group) * heads_stride_ / 2]) + query_head * dim;
+    for (int d = 0; d < dim; d += kLanes) store_bf16(to + d, load<f32x16>(from + d) / state.sum[i]);
+  }
+}
+
+// Passes over parts of one context, put together in their order.
+void Decoder::combine(const Step& step, std::size_t row, int head) {
+  if (first_partials_[row] < 0) return;
+  const int dim = shape_.head_dim, num_parts = (step.rows[row].start + kContextPerPass) / kContextPerPass;
+  auto part = [&](int number) {
+    return &partials_[(static_cast<std::size_t>(first_partials_[row] + number) * shape_.num_heads + head) * (dim + 2)];
+  };
+  float maximum = -INFINITY, sum = 0;
+  for (int number = 0; number < num_parts; number++) maximum = std::max(maximum, part(number)[0]);
+  alignas(64) float output[kMaxHeadDim] = {};
+  for (int number = 0; number < num_parts; number++) {
+    const float scale = exp2_of(splat(part(number)[0] - maximum))[0];
+    sum += part(number)[1] * scale;
+    for (int d = 0; d < dim; d++) output[d] += part(number)[2 + d] * scale;
+  }
+  bf16* to = reinterpret_cast<bf16*>(&attended_[step.first_token[row] * heads_stride_ / 2]) + head * dim;
+  for (int d = 0; d < dim; d += kLanes) store_bf16(to + d, load<f32x16>(output + d) / sum);
+}
+
+void Decoder::norm(const float* hidden, int num_rows, float* out) const {
+  for (int row = 0; row < num_rows; row++, hidden += shape_.hidden_size, out += shape_.hidden_size) {
+    const float scale = inverse_rms(hidden, shape_.hidden_size, shape_.eps);
+    for (int i = 0; i < shape_.hidden_size; i++) out[i] = hidden[i] * scale * weights_.final_norm[i];
+  }
+}
+
+void Decoder::logits(const float* hidden, int num_rows, float* out) {
+  // The products below have one row at least.
+  if (num_rows == 0) return;
+  const std::size_t size = shape_.hidden_size, vocab = shape_.vocab_size;
+  reserve(num_rows);
+  Ticket norms, products;
+  last_ns_ = now_ns();
+  team_.run([&](int member) {
+    share(norms, num_rows, kRowsPerTicket, [&](std::size_t row) {
+      rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps,
+               reinterpret_cast<bf16*>(&normed_[row * hidden_stride_ / 2]));
+    });
+    team_.barrier();
+    const Rows rows{normed_.data(), hidden_stride_ / 2, num_rows};
+    multiply_shared(team_, products, weights_.lm_head, rows,
+                    [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+                      const std::size_t first = panel * kPanel;
+                      float* to = out + row * vocab + first;
+                      if (first + kPanel <= vocab) {
+                        store(to, left);
+                        store(to + kLanes, right);
+                        return;
+                      }
+                      for (std::size_t i = 0; first + i < vocab; i++) to[i] = i < kLanes ? left[i] : right[i - kLanes];
+                    });
+    lap(member, Part::lm_head);
+  });
+}
+
+void Decoder::draw(const float* logits, int num_rows, const float* temperatures, const std::uint32_t* keys,
+                   std::int32_t* ids) {
+  const std::int32_t vocab = shape_.vocab_size;
+  const std::size_t num_parts = (vocab + kIdsPerTicket - 1) / kIdsPerTicket;
+  std::vector<Best> parts(num_rows * num_parts);
+  Ticket ticket;
+  last_ns_ = now_ns();
+  team_.run([&](int member) {
+    share(ticket, parts.size(), 1, [&](std::size_t item) {
+      const std::size_t row = item / num_parts;
+      const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerTicket;
+      parts[item] = eventlm::draw(logits + row * vocab, begin, std::min(begin + kIdsPerTicket, vocab),
+                                  temperatures[row], keys[2 * row], keys[2 * row + 1]);
+    });
+    lap(member, Part::sample);
+  });
+  for (int row = 0; row < num_rows; row++) {
+    const auto first = parts.begin() + static_cast<std::ptrdiff_t>(row * num_parts);
+    ids[row] =
+        std::max_element(first, first + static_cast<std::ptrdiff_t>(num_parts), [](const Best& a, const Best& b) {
+          return a.score < b.score;
+        })->id;
+  }
+}
+
+}  // namespace eventlm

@@ -1,0 +1,96 @@
+// The forward pass of a Llama or Qwen3 decoder over the tokens of one step: the same operations as
+// eventlm/models/decoder.py and kernels/paged_attention.py, each shared out among a team of threads.
+//
+// Weights are bf16 and packed, the residual stream and everything between the products is float32.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "team.h"
+#include "weights.h"
+
+namespace eventlm {
+
+// What a step's time goes to.
+enum class Part : std::int32_t {
+  embed,
+  norm,
+  qkv_proj,
+  rotary,
+  attention,
+  o_proj,
+  gate_up_proj,
+  down_proj,
+  lm_head,
+  sample,
+  count
+};
+
+// One row of a step: num_tokens tokens behind `start` others.
+struct StepRow {
+  std::int32_t start, num_tokens;
+  const std::int32_t* blocks;
+};
+
+class Decoder {
+ public:
+  Decoder(const Shape& shape, const float* cosines, const float* sines, int num_threads);
+
+  // See Weights.
+  void load_matrix(Weight weight, int layer, const bf16* source) { weights_.load_matrix(team_, weight, layer, source); }
+  void load_vector(Weight weight, int layer, const float* source) { weights_.load_vector(weight, layer, source); }
+
+  // The residual stream behind the last layer, [tokens, hidden_size], of rows that lie one after the other.
+  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, std::uint32_t* kv, int num_blocks,
+               int block_size, float* hidden);
+  // The last norm of what `forward` gave, [rows, hidden_size].
+  void norm(const float* hidden, int num_rows, float* out) const;
+  // Logits [rows, vocab_size] of what `forward` gave.
+  void logits(const float* hidden, int num_rows, float* out);
+
+  // One token id a row of logits [rows, vocab_size]: greedily at temperature 0, else by the noise of the row's two
+  // keys.
+  void draw(const float* logits, int num_rows, const float* temperatures, const std::uint32_t* keys, std::int32_t* ids);
+
+  // Nanoseconds since the start, by part.
+  const std::int64_t* times() const { return times_; }
+
+ private:
+  // A pass over part of the context by rows of the step that share a head.
+  struct Item {
+    std::int32_t row, first_query, num_queries, begin, end, partial;
+  };
+  struct Step;
+
+  void reserve(std::size_t num_tokens);
+  void plan_attention(const std::vector<StepRow>& rows);
+  void run_layers(int member, Step& step);
+  void run_layer(int member, Step& step, int number);
+  void prepare_heads(Step& step, const Layer& layer, const KVCache& cache, std::size_t token);
+  void attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state);
+  void combine(const Step& step, std::size_t row, int head);
+  void norm_rows(Ticket& ticket, const float* from, std::size_t count, const std::vector<float>& weight);
+  void lap(int member, Part part);
+  Ticket& ticket(std::size_t number) { return tickets_[number]; }
+
+  const Shape shape_;
+  const std::vector<float> cosines_, sines_;
+  Team team_;
+  Weights weights_;
+
+  // Of one step; rows are padded to whole panels.
+  std::size_t hidden_stride_, qkv_stride_, heads_stride_, inner_stride_;
+  std::vector<float> residual_, qkv_, partials_;
+  std::vector<std::uint32_t> normed_, queries_, attended_, inner_;
+  std::vector<Item> items_;
+  std::vector<std::int32_t> token_rows_, first_partials_;
+  std::vector<Ticket> tickets_;
+  std::int64_t times_[static_cast<int>(Part::count)] = {};
+  std::int64_t last_ns_ = 0;
+};
+
+}  // namespace eventlm
