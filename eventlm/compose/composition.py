@@ -14,6 +14,7 @@ from eventlm.control.engine import InferenceEngine
 from eventlm.control.setup import make_setup, resolve_plugins
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
+from eventlm.kernels.cpu.native import choose_build
 from eventlm.models.config import read_config
 from eventlm.models.safetensors_header import find_shards, read_header
 from eventlm.server.fake_tokenizer import FakeTokenizer
@@ -47,6 +48,7 @@ def compose(config: Config) -> Composition:
     _check_record(config.record)
     # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
     resolve_plugins(config.scheduler)
+    choose_build(config.worker.cpu_kernels)
     source = find_model(config.model)
     plan = plan_cache(config, source.folder)
     setup = make_setup(

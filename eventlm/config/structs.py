@@ -196,6 +196,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     threads: Annotated[
         int, Meta(ge=0, le=MAX_THREADS, description="compute threads of a worker; 0: cores divided by replicas")
     ] = 0
+    cpu_kernels: Annotated[
+        Literal["auto", "amx", "avx512", "avx2", "baseline", "torch"],
+        Meta(
+            description="how models in bfloat16 are computed: auto: the fastest that was compiled and that this "
+            "processor can run, else torch's operations"
+        ),
+    ] = "auto"
     heartbeat_timeout_seconds: Annotated[
         int, Meta(ge=1, description="silence after which a worker or a front end counts as lost and is killed")
     ] = 20

@@ -22,6 +22,7 @@ from msgspec import Struct
 import eventlm
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
+from eventlm.kernels.cpu.native import choose_build
 from eventlm.models.config import model_fingerprint, read_config, resolve_dtype
 from eventlm.models.pull import cache_folder
 from eventlm.worker.protocol import WorkerSetup
@@ -50,6 +51,8 @@ class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: The only one that a worker computes on.
     device: str = "cpu"
     threads: int
+    #: The compiled forward pass that a model in bfloat16 gets; empty: torch's.
+    cpu_kernels: str
     block_size: int
     profile_ops: bool
     #: Steps that a warm-up measures within the worker's limits.
@@ -122,6 +125,7 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
         model=model_fingerprint(worker.model),
         dtype=resolve_dtype(read_config(worker.model), worker.dtype),
         threads=worker.threads,
+        cpu_kernels=choose_build(worker.cpu_kernels),
         block_size=worker.block_size,
         profile_ops=worker.profile_ops,
         shapes=fitting_shapes(worker),

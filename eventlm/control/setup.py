@@ -131,6 +131,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
             threads=threads,
+            cpu_kernels=config.worker.cpu_kernels,
             heartbeat_ns=heartbeat_ns,
             warm_up=False,
             profile_ops=config.worker.profile_ops,

@@ -1,7 +1,7 @@
 """Fills a decoder from safetensors files.
 
 Every tensor of the checkpoint is checked by its header before anything is read, then copied once, from the
-mapped file into its place in a fused weight, converted to the decoder's dtype on the way.
+mapped file into its place in a fused or packed weight, converted to the decoder's dtype on the way.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eventlm.errors import CheckpointError
+from eventlm.kernels.cpu.decoder import CpuDecoder
+from eventlm.kernels.cpu.native import NativeShape
 from eventlm.models.config import DecoderConfig, read_config, resolve_dtype
 from eventlm.models.decoder import Decoder, DecoderLayer, Linear
+from eventlm.models.rope import angles
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -26,6 +29,23 @@ from eventlm.models.safetensors_header import (
     tensors_by_offset,
 )
 
+#: What a CpuDecoder calls the last but one word of a tensor's name.
+_NATIVE_PARTS = {
+    "embed_tokens": "embedding",
+    "lm_head": "lm_head",
+    "norm": "final_norm",
+    "input_layernorm": "input_norm",
+    "post_attention_layernorm": "post_attention_norm",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "output",
+    "q_norm": "query_norm",
+    "k_norm": "key_norm",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+}
 _STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 
 
@@ -42,18 +62,73 @@ def load_decoder(folder: str | Path, *, dtype: str = "auto", device: str = "cpu"
     """
     folder = Path(folder)
     config = read_config(folder)
-    shards = find_shards(folder)
-    headers = [read_header(path) for path in shards]
     decoder = _empty_decoder(config, torch_dtype(resolve_dtype(config, dtype)), device)
     targets = dict(_targets(decoder))
-    expected = dict(targets)
-    for path, header in zip(shards, headers, strict=True):
-        _check(path, header, expected, config)
-    if expected:
-        raise CheckpointError(f"{_where(folder, expected)}: tensor {min(expected)} is missing")
-    for path, header in zip(shards, headers, strict=True):
-        _copy(path, header, targets)
+    for name, tensor in checked_tensors(folder, config, targets):
+        targets[name].copy_(tensor)
     return decoder
+
+
+def load_cpu_decoder(folder: str | Path, build: str, *, max_positions: int, num_threads: int) -> CpuDecoder:
+    """The decoder of the checkpoint in `folder`, its weights packed for a build of `eventlm.kernels.cpu`.
+
+    Raises CheckpointError like `load_decoder`.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    expected = dict(_targets(_empty_decoder(config, torch.bfloat16, "meta")))
+    cosines, sines = angles(config, max_positions)
+    try:
+        decoder = CpuDecoder(build, native_shape(config, max_positions), cosines, sines, num_threads=num_threads)
+    except MemoryError as error:
+        raise CheckpointError(
+            f"{folder}: this machine gives neither its weights nor {num_threads} threads their memory; lower --threads "
+            "or take a smaller model"
+        ) from error
+    for name, tensor in checked_tensors(folder, config, expected):
+        part, layer = _native_name(name)
+        decoder.load(part, layer, tensor)
+    return decoder
+
+
+def native_shape(config: DecoderConfig, max_positions: int) -> NativeShape:
+    """What the compiled decoder must know of a model."""
+    return NativeShape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_positions=max_positions,
+        is_tied=config.tie_word_embeddings,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _native_name(name: str) -> tuple[str, int]:
+    """The part and the layer of a tensor of a checkpoint, as CpuDecoder calls them."""
+    layer = int(name.split(".")[2]) if name.startswith("model.layers.") else 0
+    stem, kind = name.split(".")[-2:]
+    part = _NATIVE_PARTS[stem]
+    return (f"{part}_bias" if kind == "bias" else part), layer
+
+
+def checked_tensors(folder: Path, config: DecoderConfig, expected: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a checkpoint by name, mapped from its files, once all are known to be there and as `expected`.
+
+    Raises CheckpointError naming the file and the tensor.
+    """
+    shards = find_shards(folder)
+    headers = [read_header(path) for path in shards]
+    missing = dict(expected)
+    for path, header in zip(shards, headers, strict=True):
+        _check(path, header, missing, config)
+    if missing:
+        raise CheckpointError(f"{_where(folder, missing)}: tensor {min(missing)} is missing")
+    for path, header in zip(shards, headers, strict=True):
+        yield from _tensors(path, [name for name, _ in tensors_by_offset(header) if name in expected])
 
 
 def _empty_decoder(config: DecoderConfig, dtype: torch.dtype, device: str) -> Decoder:
@@ -130,11 +205,11 @@ def _where(folder: Path, missing: dict[str, Tensor]) -> Path:
     return folder / (file_name or INDEX_FILE)
 
 
-def _copy(path: Path, header: Header, targets: dict[str, Tensor]) -> None:
+def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            for name, _ in tensors_by_offset(header):
-                if name in targets:
-                    targets[name].copy_(file.get_tensor(name))
+        for name in names:
+            # A mapping of its own, so that the pages of one that has been copied do not count to this process any more.
+            with safe_open(path, framework="pt") as file:
+                yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: {error}") from error

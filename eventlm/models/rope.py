@@ -14,17 +14,20 @@ class RopeTable:
     """Cosines and signed sines of every position below `max_positions`, computed once."""
 
     def __init__(self, config: DecoderConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        angles = torch.outer(
-            torch.arange(max_positions, dtype=torch.float32),
-            inverse_frequencies(config.rope, config.head_dim),
-        )
-        sin = angles.sin()
-        self._cos = torch.cat((angles.cos(), angles.cos()), dim=-1).to(device, dtype)
+        cos, sin = angles(config, max_positions)
+        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
 
     def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of these positions for `rotary_embedding`, each [tokens, 1, head_dim]."""
         return self._cos[positions_T].unsqueeze(1), self._sin[positions_T].unsqueeze(1)
+
+
+def angles(config: DecoderConfig, max_positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position below `max_positions`, float32 [max_positions, head_dim / 2]."""
+    positions = torch.arange(max_positions, dtype=torch.float32)
+    turned = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
+    return turned.cos(), turned.sin()
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

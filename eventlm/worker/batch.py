@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,23 +14,20 @@ from eventlm.worker.sequence_table import Row
 
 
 class Batch(NamedTuple):
-    """A step's inputs: T tokens, row after row, S of them sampled behind.
+    """A step's inputs: T tokens, row after row.
 
-    token_ids_T, positions_T (in their sequences), slots_T (in the cache) and sampled_S (places of the last
-    tokens of the rows that sample, among the step's) are int64. `sampled_rows` are the numbers of those rows.
+    token_ids_T, positions_T (in their sequences) and slots_T (in the cache) are int64.
     tails_R: slots behind the last tokens of rows that enter their last block in this step, up to that block's end.
     """
 
     token_ids_T: Tensor
     positions_T: Tensor
     slots_T: Tensor
-    sampled_S: Tensor
-    sampled_rows: list[int]
     tails_R: Tensor
     attention_rows: list[AttentionRow]
 
 
-def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Batch:
+def build_batch(rows: Sequence[Row], *, block_size: int, device: torch.device) -> Batch:
     """The arrays of a step. Every row's block table must cover its tokens."""
     counts = np.array([row.num_tokens for row in rows])
     ends = np.cumsum(counts)
@@ -49,7 +47,6 @@ def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Ba
         if length % block_size and row.start <= length - length % block_size:
             first = table[length // block_size] * block_size
             tails.append(np.arange(first + length % block_size, first + block_size))
-    sampled_rows = [number for number, row in enumerate(rows) if row.samples]
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -58,8 +55,6 @@ def build_batch(rows: list[Row], *, block_size: int, device: torch.device) -> Ba
         token_ids_T=tensor(token_ids),
         positions_T=tensor(positions),
         slots_T=tensor(blocks * block_size + positions % block_size),
-        sampled_S=tensor(ends[sampled_rows] - 1),
-        sampled_rows=sampled_rows,
         tails_R=tensor(np.concatenate(tails)),
         attention_rows=attention_rows,
     )

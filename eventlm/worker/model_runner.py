@@ -10,12 +10,9 @@ import torch
 
 from eventlm.events.decisions import Launched
 from eventlm.models.config import read_config, resolve_dtype
-from eventlm.models.decoder import Lap, no_lap
-from eventlm.models.loader import load_decoder, torch_dtype
-from eventlm.models.rope import RopeTable
+from eventlm.models.decoder import no_lap
 from eventlm.types import SequenceId, WorkerEnd
-from eventlm.worker.batch import build_batch
-from eventlm.worker.cache_engine import CacheEngine
+from eventlm.worker.forward import make_forward
 from eventlm.worker.grammar_compiler import GrammarCompiler
 from eventlm.worker.grammar_table import GrammarTable
 from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
@@ -34,19 +31,10 @@ class ModelRunner:
             torch.set_num_threads(setup.threads)
         self.setup = setup
         self.config = read_config(setup.model)
-        self._device = torch.device("cpu")
-        self._dtype = torch_dtype(resolve_dtype(self.config, setup.dtype))
-        self._decoder = load_decoder(setup.model, dtype=setup.dtype, device=self._device.type)
-        self._rope = RopeTable(self.config, setup.max_model_len, dtype=self._dtype, device=self._device)
-        self.cache = CacheEngine(
-            self.config,
-            block_size=setup.block_size,
-            num_blocks=setup.num_blocks,
-            dtype=self._dtype,
-            device=self._device,
-        )
+        self._forward = make_forward(setup, self.config)
+        self.cache = self._forward.cache
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
-        self._sampler = Sampler(self.config.vocab_size, self._device)
+        self._sampler = Sampler(self.config.vocab_size, torch.device("cpu"), self._forward.draw)
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
         self._grammars = GrammarTable(
             self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
@@ -59,7 +47,6 @@ class ModelRunner:
         Raises DesyncError, with nothing computed, if the launch disagrees with what the runner holds.
         """
         timer = OpTimer() if self.setup.profile_ops else None
-        lap = timer.lap if timer is not None else no_lap
         rows = self._table.apply(launch, payload)
         for request, index in launch.forget:
             self._sampler.table.remove(SequenceId(request, index))
@@ -70,10 +57,11 @@ class ModelRunner:
         tokens: list[list[int]] = [[] for _ in rows]
         extras: list[RowExtras] = []
         if rows:
-            tokens, extras = self._compute(rows, payload.forced, lap)
+            tokens, extras = self._compute(rows, payload.forced, timer)
         ends = self._ends(rows, tokens, payload.forced)
         self._table.record(rows, payload.forced or tokens)
-        lap("record")
+        if timer:
+            timer.lap("record")
         return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})
 
     def _add(self, sequence: Sequence) -> None:
@@ -96,29 +84,30 @@ class ModelRunner:
                 ends.append((number, end))
         return ends
 
-    def _compute(self, rows: list[Row], forced: list[list[int]], lap: Lap) -> tuple[list[list[int]], list[RowExtras]]:
+    def _compute(
+        self, rows: list[Row], forced: list[list[int]], timer: OpTimer | None
+    ) -> tuple[list[list[int]], list[RowExtras]]:
         """Tokens and extras. Stores the keys and values of all rows."""
-        batch = build_batch(rows, block_size=self.setup.block_size, device=self._device)
-        self.cache.clear_slots(batch.tails_R)
-        attention = self.cache.attention(batch.slots_T, batch.attention_rows)
-        sampled = [rows[number].sequence for number in batch.sampled_rows]
+        lap = timer.lap if timer else no_lap
+        sampled_rows = [number for number, row in enumerate(rows) if row.samples]
+        sampled = [rows[number].sequence for number in sampled_rows]
         # While the model runs.
         masks = self._grammars.start(sampled)
-        lap("prepare")
-        hidden_TH = self._decoder(batch.token_ids_T, batch.positions_T, self._rope, attention, lap)
-        logits_SV = self._decoder.logits(hidden_TH[batch.sampled_S])
+        hidden_TH = self._forward.run(rows, timer)
+        ends_R = np.cumsum([row.num_tokens for row in rows])
+        logits_SV = self._forward.logits(hidden_TH[torch.from_numpy(ends_R[sampled_rows] - 1)])
         lap("lm_head")
         found = None
         if masks is not None:
             found = masks.result()
             lap("grammar")
-        forced_S = np.array([forced[number][0] for number in batch.sampled_rows]) if forced else None
+        forced_S = np.array([forced[number][0] for number in sampled_rows]) if forced else None
         drawn_S = self._sampler.sample(logits_SV, sampled, forced_S=forced_S, masks=found)
         tokens: list[list[int]] = [[] for _ in rows]
-        for number, token in zip(batch.sampled_rows, drawn_S.tolist(), strict=True):
+        for number, token in zip(sampled_rows, drawn_S.tolist(), strict=True):
             tokens[number] = [token]
         lap("sample")
-        extras = row_extras(rows, batch, self._decoder, hidden_TH, logits_SV, drawn_S)
+        extras = row_extras(rows, sampled_rows, self._forward, hidden_TH, logits_SV, drawn_S)
         lap("extras")
         return tokens, extras
 
@@ -129,7 +118,7 @@ class ModelRunner:
             "threads": torch.get_num_threads(),
             "isa": torch.backends.cpu.get_cpu_capability(),
             "machine": platform.machine(),
-            "device": str(self._device),
-            "dtype": str(self._dtype).removeprefix("torch."),
-            "attention_backend": "torch_sdpa_gather",
+            "device": "cpu",
+            "dtype": resolve_dtype(self.config, self.setup.dtype),
+            "attention_backend": self._forward.name,
         }

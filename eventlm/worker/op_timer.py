@@ -17,3 +17,10 @@ class OpTimer:
         now_ns = time.perf_counter_ns()
         self.times_ns[name] = self.times_ns.get(name, 0) + now_ns - self._last_ns
         self._last_ns = now_ns
+
+    def share(self, times_ns: dict[str, int], *, rest: str) -> None:
+        """The lap that ends here went to these operations, and what they leave of it to `rest`."""
+        for name, time_ns in times_ns.items():
+            self.times_ns[name] = self.times_ns.get(name, 0) + time_ns
+            self._last_ns += time_ns
+        self.lap(rest)

@@ -18,6 +18,13 @@ from eventlm.types import RequestKind, WorkerEnd
 
 #: `WorkerSetup.model` of a worker without one.
 FAKE_MODEL = "fake"
+#: `attention_backend` of a worker's host that computes in torch's operations.
+TORCH_BACKEND = "torch_sdpa_gather"
+
+
+def backend_name(build: str) -> str:
+    """`attention_backend` of a worker's host with this build of `eventlm.kernels.cpu`."""
+    return f"cpu_{build}"
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
@@ -33,6 +40,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     max_num_batched_tokens: int
     max_num_seqs: int
     threads: int = 0
+    #: As the option of that name.
+    cpu_kernels: str = "auto"
     #: The worker sends a heartbeat this often, from a thread of its own.
     heartbeat_ns: int = 1_000_000_000
     #: Measure steps of several shapes before being ready, so that the engine can fit its predictor.

@@ -9,38 +9,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.models.decoder import Decoder
-from eventlm.worker.batch import Batch
+from eventlm.worker.forward import Forward
 from eventlm.worker.logprobs import one_of, token_logprobs
 from eventlm.worker.protocol import RowExtras
 from eventlm.worker.sequence_table import Row
 
 
 def row_extras(
-    rows: Seq[Row], batch: Batch, decoder: Decoder, hidden_TH: Tensor, logits_SV: Tensor, drawn_S: np.ndarray
+    rows: Seq[Row],
+    sampled_rows: list[int],
+    forward: Forward,
+    hidden_TH: Tensor,
+    logits_SV: Tensor,
+    drawn_S: np.ndarray,
 ) -> list[RowExtras]:
-    """Of each row that asked for any. `hidden_TH` is what the decoder gave for the step's tokens."""
+    """Of each row that asked for any.
+
+    `hidden_TH` is what the forward pass gave for the step's tokens, `sampled_rows` the numbers of the rows of
+    `logits_SV`.
+    """
     asking = [number for number, row in enumerate(rows) if row.sequence.wants_extras]
     if not asking:
         return []
     found: dict[int, dict[str, Any]] = {number: {} for number in asking}
-    _add_logprobs(found, rows, batch, logits_SV, drawn_S)
+    _add_logprobs(found, rows, sampled_rows, logits_SV, drawn_S)
     offsets = np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()
     for number in asking:
         row = rows[number]
         own_TH = hidden_TH[offsets[number] : offsets[number + 1]]
-        _add_prompt_logprobs(found[number], row, decoder, own_TH)
-        if row.sequence.kind == "pool" and (pooled_H := _pool(row, decoder, own_TH)) is not None:
+        _add_prompt_logprobs(found[number], row, forward, own_TH)
+        if row.sequence.kind == "pool" and (pooled_H := _pool(row, forward, own_TH)) is not None:
             found[number]["embedding"] = pooled_H.cpu().numpy().astype("<f4").tobytes()
     return [RowExtras(row=number, **fields) for number, fields in found.items() if fields]
 
 
 def _add_logprobs(
-    found: dict[int, dict[str, Any]], rows: Seq[Row], batch: Batch, logits_SV: Tensor, drawn_S: np.ndarray
+    found: dict[int, dict[str, Any]], rows: Seq[Row], sampled_rows: list[int], logits_SV: Tensor, drawn_S: np.ndarray
 ) -> None:
     """Of the tokens just drawn, all rows that asked at once."""
-    wanted = {number: rows[number].sequence.params.logprobs for number in batch.sampled_rows if number in found}
-    places = [place for place, number in enumerate(batch.sampled_rows) if wanted.get(number) is not None]
+    wanted = {number: rows[number].sequence.params.logprobs for number in sampled_rows if number in found}
+    places = [place for place, number in enumerate(sampled_rows) if wanted.get(number) is not None]
     if not places:
         return
     counts = [count for count in wanted.values() if count is not None]
@@ -48,10 +56,10 @@ def _add_logprobs(
     drawn = torch.from_numpy(drawn_S[places]).to(logits_SV.device)
     logprobs = token_logprobs(lambda span: logits_SV[places[span]], drawn, logits_SV.shape[1], num_top)
     for place, (at, count) in enumerate(zip(places, counts, strict=True)):
-        found[batch.sampled_rows[at]]["logprobs"] = one_of(logprobs, place, count)
+        found[sampled_rows[at]]["logprobs"] = one_of(logprobs, place, count)
 
 
-def _add_prompt_logprobs(fields: dict[str, Any], row: Row, decoder: Decoder, own_TH: Tensor) -> None:
+def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: Forward, own_TH: Tensor) -> None:
     """Of the prompt tokens that follow those of the row; the last one's follower is output, or in the next chunk."""
     sequence = row.sequence
     num_top = sequence.params.prompt_logprobs
@@ -64,20 +72,19 @@ def _add_prompt_logprobs(fields: dict[str, Any], row: Row, decoder: Decoder, own
     if start >= end:
         return
     token_ids = torch.tensor(sequence.token_ids[start:end], device=own_TH.device)
-    vocab_size = decoder.config.vocab_size
     fields["prompt_start"] = start
     fields["prompt_logprobs"] = token_logprobs(
-        lambda span: decoder.logits(own_TH[span]), token_ids, vocab_size, num_top
+        lambda span: forward.logits(own_TH[span]), token_ids, forward.vocab_size, num_top
     )
 
 
-def _pool(row: Row, decoder: Decoder, own_TH: Tensor) -> Tensor | None:
+def _pool(row: Row, forward: Forward, own_TH: Tensor) -> Tensor | None:
     """The embedding behind the last chunk of a prompt, [H]. Chunks before it add to the sum of a mean."""
     sequence = row.sequence
     is_complete = row.start + row.num_tokens == sequence.num_prompt_tokens
     if sequence.params.pooling == "last":
-        return decoder.norm(own_TH[-1]).float() if is_complete else None
-    sum_H = decoder.norm(own_TH).double().sum(dim=0)
+        return forward.norm(own_TH[-1:])[0].float() if is_complete else None
+    sum_H = forward.norm(own_TH).double().sum(dim=0)
     # A prompt that is computed again starts anew.
     before_H = sequence.hidden_sum_H if row.start else None
     sequence.hidden_sum_H = sum_H = sum_H if before_H is None else before_H + sum_H

@@ -8,7 +8,7 @@ Shapes: S rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -30,12 +30,18 @@ SLICE_ENTRIES = 1 << 22
 _NOISE_ENTRIES = 1 << 17
 
 
-class Sampler:
-    """Draws for the sequences in its table."""
+#: One token id a row from the whole vocabulary: logits float32 [S, V], temperatures float32 [S] (0: greedily), keys of
+#: the noise int32 [S, 2]. For equal scores the lowest id.
+Draw = Callable[[Tensor, np.ndarray, Tensor], Tensor]
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+
+class Sampler:
+    """Draws for the sequences in its table; `draw` in place of torch's operations."""
+
+    def __init__(self, vocab_size: int, device: torch.device, draw: Draw | None = None) -> None:
         self.table = SamplingTable(vocab_size)
         self._device = device
+        self._draw_whole = draw
         self._hashed_ids_V = hash_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
 
     def sample(
@@ -62,10 +68,12 @@ class Sampler:
     def _draw(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
         """Of rows that draw alike; token ids int64 [S]."""
         needs = int(rows.params["needs"][0])
-        if needs & GREEDY:
-            draw = _draw_greedy
-        elif needs & MASKED:
+        if needs & MASKED:
             draw = self._draw_masked
+        elif self._draw_whole is not None:
+            draw = self._draw_compiled
+        elif needs & GREEDY:
+            draw = _draw_greedy
         else:
             draw = self._draw_free
         if not needs & (PROCESSED | MASKED):
@@ -79,6 +87,11 @@ class Sampler:
                 process_logits(logits, part, self.table)
             drawn.append(draw(logits, part))
         return torch.cat(drawn)
+
+    def _draw_compiled(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
+        assert self._draw_whole is not None
+        is_greedy = rows.params["needs"] & GREEDY != 0
+        return self._draw_whole(logits_SV, np.where(is_greedy, 0.0, rows.params["temperature"]), self._keys(rows))
 
     def _draw_free(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
         """From the whole vocabulary."""
