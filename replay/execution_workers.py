@@ -12,9 +12,11 @@ from eventlm.control.setup import describe_host
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import CheckpointError, EventLMError, UsageError
 from eventlm.events import Header, Launched
+from eventlm.kernels.cpu.native import AUTO, TORCH, available_builds
 from eventlm.models.config import model_fingerprint
 from eventlm.worker.protocol import (
     FAKE_MODEL,
+    TORCH_BACKEND,
     FromWorker,
     StepPayload,
     StepResult,
@@ -22,6 +24,7 @@ from eventlm.worker.protocol import (
     WorkerFailed,
     WorkerReady,
     WorkerSetup,
+    backend_name,
 )
 
 #: What of the header's host has a say in the tokens.
@@ -70,9 +73,19 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         max_num_batched_tokens=core.max_num_batched_tokens,
         max_num_seqs=core.max_num_seqs,
         threads=threads or header.host.get("threads", 0),
+        cpu_kernels=_cpu_kernels(header),
         warm_up=False,
         fake=fake,
     )
+
+
+def _cpu_kernels(header: Header) -> str:
+    """What the run computed with, if this machine has it; another one is told among the host's differences."""
+    backend = str(header.host.get("attention_backend", ""))
+    for build in available_builds():
+        if backend == backend_name(build):
+            return build
+    return TORCH if backend == TORCH_BACKEND else AUTO
 
 
 class WorkerProcesses:

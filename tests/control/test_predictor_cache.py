@@ -63,7 +63,14 @@ def test_what_was_written_is_read_and_private(setup: WorkerSetup, tmp_path: Path
 
 @pytest.mark.parametrize(
     "change",
-    [{"threads": 1}, {"block_size": 32}, {"dtype": "bfloat16"}, {"profile_ops": True}, {"max_num_batched_tokens": 256}],
+    [
+        {"threads": 1},
+        {"block_size": 32},
+        {"dtype": "bfloat16"},
+        {"cpu_kernels": "torch"},
+        {"profile_ops": True},
+        {"max_num_batched_tokens": 256},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_what_a_step_s_time_depends_on_is_a_key_of_its_own(setup: WorkerSetup, change: dict[str, Any]) -> None:

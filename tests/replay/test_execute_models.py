@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from eventlm.errors import UsageError
+from eventlm.kernels.cpu.native import choose_build
 from eventlm.models.pull import cached
 from eventlm.offline import LLM, SamplingParams
+from eventlm.replay.executable import check_executable
 from eventlm.replay.execute import execute
 from eventlm.replay.verify import verify
 from tests.checkpoints import make_checkpoint
@@ -58,6 +60,22 @@ def test_a_checkpoint_gives_the_same_tokens_again(tiny: Path, checkpoint: Path) 
     assert result.num_requests == 20
     assert result.num_tokens > 250
     assert verify(tiny).exit_code == 0
+
+
+@pytest.mark.parametrize("kernels", ["auto", "baseline"])
+def test_compiled_kernels_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, kernels: str) -> None:
+    """With the kernels of the run, whichever are the fastest here."""
+    sizes = {"max_model_len": 160, "num_blocks": 24, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    run = record(
+        tmp_path, checkpoint, num_requests=10, max_tokens=24, predictor=[1000] * 5, cpu_kernels=kernels, **sizes
+    )
+    assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
+    header = check_executable(run)
+    assert header.config["worker"]["cpu_kernels"] == kernels
+    assert header.host["attention_backend"] == f"cpu_{choose_build(kernels)}"
+    result = execute(run, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 150
 
 
 def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:

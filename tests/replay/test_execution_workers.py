@@ -12,6 +12,7 @@ from eventlm._version import __version__
 from eventlm.control.setup import describe_host
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Header
+from eventlm.replay import execution_workers
 from eventlm.replay.executable import check_executable
 from eventlm.replay.execute import ExecuteResult, execute
 from eventlm.replay.execution_workers import WorkerProcesses, worker_setup
@@ -75,8 +76,22 @@ def test_workers_are_those_of_the_run(run: Path) -> None:
     setup = worker_setup(check_executable(run), "folder")
     assert (setup.dtype, setup.threads) == ("bfloat16", 3)
     assert worker_setup(header, "folder", threads=5).threads == 5
+    assert setup.cpu_kernels == "auto"
     # Nobody needs to wait as long as the steps took.
     assert worker_setup(header, FAKE_MODEL).fake["base_ns"] == 0
+
+
+def test_kernels_are_those_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what the option said: `auto` may be others here, and what is not here is told as a difference of the host."""
+    monkeypatch.setattr(execution_workers, "available_builds", lambda: ["avx512", "avx2", "baseline"])
+    for backend, kernels in (
+        ("cpu_avx2", "avx2"),
+        ("cpu_baseline", "baseline"),
+        ("cpu_amx", "auto"),
+        ("torch_sdpa_gather", "torch"),
+    ):
+        change_header(run, host={"attention_backend": backend})
+        assert worker_setup(check_executable(run), "folder").cpu_kernels == kernels
 
 
 def test_another_model_is_refused(run: Path) -> None:

@@ -1,0 +1,199 @@
+"""Which forward pass a worker gets, what is said of it, and what becomes of its weights."""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+
+from eventlm.errors import CheckpointError, UsageError
+from eventlm.kernels.cpu import native
+from eventlm.kernels.cpu.decoder import PARTS
+from eventlm.worker import forward as module
+from eventlm.worker.model_runner import ModelRunner
+from tests.checkpoints import VOCAB_SIZE, edit_json, make_checkpoint
+from tests.kernels.cpu.decoders import Shape, write_checkpoint
+from tests.worker.launches import launched, new_sequence, payload
+from tests.worker.reference import Schedule, make_runner
+
+BUILDS_HERE = native.available_builds()
+pytestmark = pytest.mark.skipif(not BUILDS_HERE, reason="no build of the forward pass is compiled")
+NOT_USED = "the compiled forward pass is not used; torch's is several times slower"
+
+#: Prints by how many bytes the peak of resident memory grew.
+LOAD = """
+import re, sys
+from pathlib import Path
+from eventlm.kernels.cpu.native import available_builds
+from eventlm.models.loader import load_cpu_decoder, load_decoder
+
+def peak_bytes():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+def load():
+    if sys.argv[2] == "torch":
+        return load_decoder(sys.argv[1])
+    return load_cpu_decoder(sys.argv[1], available_builds()[0], max_positions=256, num_threads=1)
+
+before = peak_bytes()
+decoder = load()
+print(peak_bytes() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), dtype="bfloat16")
+
+
+def runner_with(folder: Path, **changes: Any) -> ModelRunner:
+    return make_runner(folder, **{"dtype": "auto", "block_size": 16, "num_blocks": 64} | changes)
+
+
+def backend(folder: Path, **changes: Any) -> tuple[str, list[str]]:
+    """The one that is chosen, and why it is not the compiled one, if that is said."""
+    with capture_logs() as logs:
+        host = runner_with(folder, **changes).host_info()
+    assert {entry["event"] for entry in logs} <= {NOT_USED}
+    return host["attention_backend"], [entry["reason"] for entry in logs]
+
+
+def test_the_fastest_build_is_chosen(checkpoint: Path) -> None:
+    assert backend(checkpoint) == (f"cpu_{BUILDS_HERE[0]}", [])
+
+
+@pytest.mark.parametrize("build", BUILDS_HERE)
+def test_the_one_that_is_wanted(checkpoint: Path, build: str) -> None:
+    assert backend(checkpoint, cpu_kernels=build) == (f"cpu_{build}", [])
+
+
+def test_torch_s_if_that_is_wanted(checkpoint: Path) -> None:
+    assert backend(checkpoint, cpu_kernels="torch") == ("torch_sdpa_gather", [])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_dtypes_are_torch_s(checkpoint: Path, dtype: str) -> None:
+    assert backend(checkpoint, dtype=dtype) == ("torch_sdpa_gather", [])
+
+
+def test_a_block_size_that_it_cannot(checkpoint: Path) -> None:
+    reason = "blocks of 4 tokens are not a multiple of 16"
+    assert backend(checkpoint, block_size=4) == ("torch_sdpa_gather", [reason])
+
+
+def test_heads_that_it_cannot(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, Shape(head_dim=24))
+    assert backend(folder) == ("torch_sdpa_gather", ["heads of 24 are not a multiple of 16 up to 256"])
+
+
+def test_no_build(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available_builds", list)
+    assert backend(checkpoint) == ("torch_sdpa_gather", ["it was not compiled, or not for this processor"])
+
+
+def test_one_that_is_wanted_and_cannot_be_had(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"--cpu-kernels baseline cannot run .*: it computes in bfloat16, not float32"):
+        runner_with(checkpoint, cpu_kernels="baseline", dtype="float32")
+    with pytest.raises(UsageError, match=r"blocks of 4 tokens are not a multiple of 16; use auto or torch$"):
+        runner_with(checkpoint, cpu_kernels="baseline", block_size=4)
+    monkeypatch.setattr(native, "available_builds", lambda: ["avx2", "baseline"])
+    with pytest.raises(UsageError, match=r"--cpu-kernels avx512: not on .*; available: auto, avx2, baseline, torch$"):
+        runner_with(checkpoint, cpu_kernels="avx512")
+
+
+def test_more_threads_than_the_system_gives(checkpoint: Path) -> None:
+    """In a process of its own, for the limit stays."""
+    program = (
+        "import resource, sys;"
+        "from eventlm.models.loader import load_cpu_decoder;"
+        "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30));"
+        "load_cpu_decoder(sys.argv[1], 'baseline', max_positions=64, num_threads=1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, checkpoint], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "this machine gives neither its weights nor 1024 threads their memory" in done.stderr.splitlines()[-1]
+
+
+def test_a_checkpoint_that_is_damaged(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, Shape())
+    edit_json(tmp_path / "config.json", hidden_size=128)
+    with pytest.raises(CheckpointError, match=r"has shape \[.*\], config.json says"):
+        runner_with(tmp_path)
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_are_rounded_once_and_vectors_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, tied: bool
+) -> None:
+    folder = make_checkpoint(tmp_path / "stored", dtype=stored, bias=True, tied=tied)
+    rounded = make_checkpoint(tmp_path / "rounded", dtype="bfloat16", bias=True, tied=tied)
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: values.bfloat16() if values.dim() == 2 else values for name, values in tensors.items()}
+    save_file(tensors, rounded / "model.safetensors")
+    logits = []
+    for path, options in ((folder, {"dtype": "bfloat16"}), (rounded, {})):
+        schedule = run_some(runner_with(path, **options), monkeypatch)
+        assert schedule.runner.host_info()["attention_backend"] == f"cpu_{BUILDS_HERE[0]}"
+        logits.append(torch.stack(schedule.logits[1, 0]))
+    assert torch.equal(*logits)
+
+
+def run_some(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> Schedule:
+    """A prompt in two chunks, of which the first samples nothing, and decodes into a third block."""
+    schedule = Schedule(runner, monkeypatch)
+    rng = random.Random(1)
+    prompt = [rng.randrange(VOCAB_SIZE) for _ in range(30)]
+    schedule.step(new=[new_sequence(1, prompt)], chunks=[(1, 0, 0, 13, 0)], blocks=[(0, 0, [5])])
+    schedule.step(chunks=[(1, 0, 13, 17, 1)], blocks=[(0, 1, [3, 9])])
+    schedule.decode({(1, 0): prompt}, 5)
+    assert len(schedule.outputs[1, 0]) == 6
+    return schedule
+
+
+def test_the_file_may_go_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding that is not the output matrix is read where it is mapped, as long as the worker lives."""
+    folder = make_checkpoint(tmp_path, dtype="bfloat16")
+    expected = run_some(runner_with(folder), monkeypatch).logits[1, 0]
+    runner = runner_with(folder)
+    (folder / "model.safetensors").unlink()
+    gc.collect()
+    # What would take the place of memory that was given back.
+    others = [torch.full((VOCAB_SIZE, 64), torch.nan, dtype=torch.bfloat16) for _ in range(64)]
+    assert torch.equal(torch.stack(run_some(runner, monkeypatch).logits[1, 0]), torch.stack(expected))
+    assert len(others) == 64
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_loading_takes_little_more_than_the_weights(tmp_path: Path, kernels: str) -> None:
+    shape = Shape(1024, 3072, 8192, num_heads=16, num_kv_heads=4, head_dim=64, num_layers=8)
+    folder = write_checkpoint(tmp_path, shape, max_positions=256)
+    file_bytes = (folder / "model.safetensors").stat().st_size
+    assert file_bytes > 200e6
+    done = subprocess.run([sys.executable, "-c", LOAD, folder, kernels], capture_output=True, text=True, timeout=120)
+    assert re.fullmatch(r"\d+\n", done.stdout), done.stderr
+    assert int(done.stdout) < 1.1 * file_bytes + (16 << 20)
+
+
+def test_a_forward_pass_without_a_row_that_samples(checkpoint: Path) -> None:
+    for build in BUILDS_HERE:
+        runner = runner_with(checkpoint, cpu_kernels=build)
+        assert isinstance(runner._forward, module.CpuForward)
+        assert runner._forward.logits(torch.empty(0, 64)).shape == (0, VOCAB_SIZE)
+
+
+def test_the_parts_of_a_compiled_step_are_timed(checkpoint: Path) -> None:
+    runner = runner_with(checkpoint, profile_ops=True)
+    step = launched(0, chunks=[(1, 0, 0, 9, 1)], blocks=[(0, 0, [0])])
+    ops = runner.execute(step, payload(new_sequence(1, list(range(5, 14))))).ops
+    assert {"qkv_proj", "attention", "gate_up_proj", "down_proj"} < set(ops)
+    assert set(ops) <= {*PARTS, "prepare", "extras", "record"}
