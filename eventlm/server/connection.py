@@ -76,6 +76,8 @@ class Connection(web.RequestHandler):
             logger=_quiet,
             keepalive_timeout=gate.config.idle_timeout_seconds,
             lingering_time=LINGER_SECONDS,
+            # It would name what could be installed, and never say which encodings it takes.
+            auto_decompress=False,
         )
         self._gate = gate
         self._refused = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -19,8 +19,9 @@ from eventlm.control.request import AT_SHUTDOWN, EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
 from eventlm.server.api_keys import ApiKeys
+from eventlm.server.content_encoding import body_decoder
 from eventlm.server.engine_protocol import Engine
-from eventlm.server.errors import ApiError, body_too_large, from_engine_error, invalid_json, timed_out, unavailable
+from eventlm.server.errors import ApiError, body_too_large, from_engine_error, timed_out, unavailable
 from eventlm.server.generation import Generation
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.grammar_checker import GrammarChecker
@@ -201,9 +202,11 @@ BODY_BYTES = web.RequestKey("body_bytes", int)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The JSON body's bytes. Raises ApiError for another content type, a body over the limit, and one that is slow.
+    """The body as it comes, less its Content-Encoding. Raises ApiError for one that is not known, and what is broken."""
+    slow.
 
-    A body that is too large is refused by its announced length, else as soon as the limit is passed. What is read of
+    A body that is too large is refused by its announced length, else as soon as the limit is passed, which holds for
+    what a compressed one becomes. What is read of
     all bodies together has a limit too; each counts until `release_body`.
     """
     context = request.app[CONTEXT]
@@ -218,7 +221,7 @@ async def read_body(request: web.Request) -> bytes:
     seconds = context.config.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
-            async for chunk in request.content.iter_any():
+            async for chunk in _decoded_body(request):
                 if len(body) + len(chunk) > limit:
                     raise body_too_large(limit)
                 body += chunk
@@ -229,9 +232,24 @@ async def read_body(request: web.Request) -> bytes:
     except TimeoutError as error:
         raise timed_out(f"The request's body did not come within {seconds} s.") from error
     except web.RequestPayloadError as error:
-        raise invalid_json("its transfer or content encoding is broken") from error
+        raise ApiError(400, "The request body is broken: it does not follow its Transfer-Encoding.") from error
     request[BODY] = data = bytes(body)
     return data
+
+
+async def _decoded_body(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it comes, without its Content-Encoding. Raises ApiError for one that is unknown or broken."""
+    decoder = body_decoder(request.headers.getall("Content-Encoding", []))
+    async for chunk in request.content.iter_any():
+        if decoder is None:
+            yield chunk
+            continue
+        for piece in decoder.feed(chunk):
+            yield piece
+            # A few bytes can make many pieces, and others wait meanwhile.
+            await asyncio.sleep(0)
+    if decoder is not None:
+        decoder.end()
 
 
 def release_body(request: web.Request) -> None:

@@ -93,18 +93,6 @@ def test_a_large_body_without_a_length(server: RunningServer) -> None:
     assert_serves(server)
 
 
-def test_a_compressed_body(server: RunningServer) -> None:
-    import gzip
-
-    headers = {"Content-Encoding": "gzip"}
-    body = gzip.compress(b'{"model": "test", "prompt": "x"}')
-    assert server.post("/v1/completions", body, headers).status == 200
-    assert_error(server.post("/v1/completions", b"not gzip", headers), 400, INVALID)
-    bomb = gzip.compress(b" " * 50_000_000)
-    assert_error(server.post("/v1/completions", bomb, headers), 413, INVALID)
-    assert_serves(server)
-
-
 def test_permission_to_send_a_body(server: RunningServer) -> None:
     head, body = chat_bytes().split(b"\r\n\r\n")
     connection = server.raw(head + b"\r\nExpect: 100-continue\r\n\r\n")
