@@ -41,6 +41,7 @@ from eventlm.control.request import (
     RequestHandle,
     ResumedReply,
     Submission,
+    UnknownReplyError,
 )
 from eventlm.control.request_check import check_group_size, check_request
 from eventlm.control.request_registry import RequestRegistry
@@ -243,10 +244,20 @@ class InferenceEngine:
         """A reader of a resumable reply (0: who submitted it) is gone. Without one it ends after a while."""
         self.registry.leave(reply_id, reader)
 
-    async def cancel_reply(self, reply_id: str, owner: str) -> None:
-        """End the requests of a reply. Raises UnknownReplyError."""
-        for request in self.registry.find(reply_id, owner).requests:
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
+        """End the requests of a reply and drop what is kept of it; whether any was under way. Raises UnknownReplyError
+        where there is neither.
+        """
+        reply = self.registry.find(reply_id, owner)
+        live = self._driver.live if self._driver is not None else ()
+        running = [request for request in reply.requests if request in live]
+        for request in running:
             self.cancel(request, BY_OWNER)
+        # At once, so that whoever asks again is not told the same.
+        self._drain()
+        if not self.registry.drop(reply) and not running:
+            raise UnknownReplyError(f"the reply '{reply_id}' is over, and nothing is kept of it")
+        return bool(running)
 
     async def status(self, reply_id: str, owner: str) -> ReplyStatus:
         """Where the sequences of a reply are. Raises UnknownReplyError."""

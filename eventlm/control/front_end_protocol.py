@@ -156,7 +156,7 @@ class Resume(Struct, frozen=True, tag="resume"):
 
 
 class CancelReply(Struct, frozen=True, tag="cancel_reply"):
-    """`Engine.cancel_reply`. The answer is nothing."""
+    """`Engine.cancel_reply`. The answer is whether anything was under way."""
 
     reply_id: str
     owner: str

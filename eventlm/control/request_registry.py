@@ -207,6 +207,12 @@ class RequestRegistry:
             num_outputs=len(reply.outputs),
         )
 
+    def drop(self, reply: Reply) -> bool:
+        """Keep nothing of a reply that can be resumed any more; False if nothing was kept."""
+        was_kept = reply.outputs is not None
+        self._drop_outputs(reply.submission.reply_id)
+        return was_kept
+
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader reads no longer; nothing if another one has taken over."""
         reply = self._replies.get(reply_id)

@@ -202,12 +202,12 @@ BODY_BYTES = web.RequestKey("body_bytes", int)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body as it comes, less its Content-Encoding. Raises ApiError for one that is not known, and what is broken."""
-    slow.
+    """The JSON body's bytes, decoded. Raises ApiError for another content type or encoding, a body over the limit, and
+    one that is slow.
 
     A body that is too large is refused by its announced length, else as soon as the limit is passed, which holds for
-    what a compressed one becomes. What is read of
-    all bodies together has a limit too; each counts until `release_body`.
+    what a compressed one becomes. What is read of all bodies together has a limit too; each counts until
+    `release_body`.
     """
     context = request.app[CONTEXT]
     limit = context.config.max_body_bytes

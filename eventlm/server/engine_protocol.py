@@ -77,8 +77,10 @@ class Engine(Protocol):
         """Where the time of a reply went. Also by its request's id. Raises UnknownReplyError, NotExplainedError."""
         ...
 
-    async def cancel_reply(self, reply_id: str, owner: str) -> None:
-        """End the requests of a reply. Raises UnknownReplyError."""
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
+        """End the requests of a reply and drop what is kept of it; whether any was under way. Raises UnknownReplyError
+        where there is neither.
+        """
         ...
 
     async def administer(self, action: AdminAction) -> EngineStatus:

@@ -177,6 +177,11 @@ class Generation:
         """Whether everything was taken."""
         return not any(self._unfinished) and not self._ahead
 
+    @property
+    def knows_cached_tokens(self) -> bool:
+        """Whether every end has come: only then it is told how much of the prompts was cached."""
+        return not any(self._unfinished)
+
     async def outputs(self) -> AsyncGenerator[ChoiceOutput]:
         """The outputs of all choices as they come, to be iterated over once."""
         while not self.is_over:

@@ -128,9 +128,10 @@ def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
     usage = generation.usage()
     fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         "output_tokens": generation.num_tokens,
     }
+    if generation.knows_cached_tokens:
+        fields["cached_tokens"] = usage.prompt_tokens_details.cached_tokens
     if generation.first_token_ns:
         fields["ttft_ms"] = (generation.first_token_ns - started_ns) // 1_000_000
     if generation.finish_reasons:

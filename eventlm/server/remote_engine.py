@@ -157,9 +157,9 @@ class RemoteEngine:
             self._streams = {number: each for number, each in self._streams.items() if each is not stream}
         self._send(Leave(reply_id, reader))
 
-    async def cancel_reply(self, reply_id: str, owner: str) -> None:
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
         """As the engine's own."""
-        await self._call(CancelReply(reply_id, owner), partial(decode_result, result_type=type(None)))
+        return await self._call(CancelReply(reply_id, owner), partial(decode_result, result_type=bool))
 
     async def administer(self, action: AdminAction) -> EngineStatus:
         """As the engine's own."""

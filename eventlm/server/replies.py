@@ -248,11 +248,11 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 
 class CancelledReply(Struct, frozen=True, kw_only=True):
-    """A reply that was ended by its owner, if it was not over."""
+    """A reply of which nothing is kept any more. cancelled: its owner has ended it; else it was over."""
 
     id: str
     object: str = "stream"
-    cancelled: bool = True
+    cancelled: bool
 
 
 class Model(Struct, frozen=True, kw_only=True):

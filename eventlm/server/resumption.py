@@ -58,13 +58,17 @@ async def resume_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_stream(request: web.Request) -> web.Response:
-    """End a reply that is being generated. Whoever reads it is told so by an error with the code `cancelled`."""
+    """End a reply, and keep nothing of it: it cannot be resumed any more.
+
+    `cancelled` says whether it was being generated; whoever reads it then is told so by an error with the code
+    `cancelled`. A reply that is over and of which nothing is kept is not found.
+    """
     reply_id = request.match_info["id"]
     try:
-        await request.app[CONTEXT].engine.cancel_reply(reply_id, request[PRINCIPAL].owner)
+        was_running = await request.app[CONTEXT].engine.cancel_reply(reply_id, request[PRINCIPAL].owner)
     except UnknownReplyError as error:
         raise reply_not_found(reply_id) from error
-    return json_response(CancelledReply(id=reply_id))
+    return json_response(CancelledReply(id=reply_id, cancelled=was_running))
 
 
 async def _resume(request: web.Request, position: StreamPosition) -> web.StreamResponse:

@@ -28,7 +28,7 @@ from eventlm.control.admin import (
 from eventlm.control.driver import Driver
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.rate_limits import BucketState, RateLimitError, RateLimits
-from eventlm.control.request import EngineRequest, EngineUnavailableError, QueueFullError, Submission
+from eventlm.control.request import EngineRequest, EngineUnavailableError, QueueFullError, Submission, UnknownReplyError
 from eventlm.errors import UsageError
 from eventlm.events import CacheFlushed, Cancelled, Paused, PolicySwapped, Resumed
 from tests.control.engines import SLOW, Reader, fake_setup, generate, recorded, request, running, verified
@@ -194,7 +194,9 @@ async def test_an_engine_that_dies_of_an_action_does_not_answer_as_if_it_had_don
 async def test_an_end_says_who_asked_for_it() -> None:
     async with running(fake=SLOW) as engine:
         readers = [await submit(engine, request(400), submission(f"cmpl-{number}")) for number in range(3)]
-        await engine.cancel_reply("cmpl-0", "a")
+        assert await engine.cancel_reply("cmpl-0", "a")
+        with pytest.raises(UnknownReplyError):
+            await engine.cancel_reply("cmpl-0", "a")
         readers[1].handle.cancel()
         for reader in readers[:2]:
             await reader.done()

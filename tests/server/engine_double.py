@@ -43,6 +43,7 @@ from eventlm.control.request import (
     ResumedReply,
     Submission,
     TokensOutput,
+    UnknownReplyError,
 )
 from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.errors import EventLMError
@@ -187,9 +188,14 @@ class EngineDouble:
             raise self.explain_error
         return ExplainAnswer(explanations=[f'{{"request":{request}}}' for request in reply.requests], text="a story")
 
-    async def cancel_reply(self, reply_id: str, owner: str) -> None:
-        for request in self.registry.find(reply_id, owner).requests:
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
+        reply = self.registry.find(reply_id, owner)
+        running = {number for (number, _), end in self._ends.items() if not end.done()} & set(reply.requests)
+        for request in sorted(running):
             self.cancel(request, "owner")
+        if not self.registry.drop(reply) and not running:
+            raise UnknownReplyError(f"nothing is kept of '{reply_id}'")
+        return bool(running)
 
     def keep(self, *, seconds: int, max_bytes: int = 1 << 20) -> None:
         """Keep what is said of resumable replies from now on."""

@@ -41,8 +41,12 @@ def test_a_client_that_leaves_is_cancelled_at_once(server: RunningServer, stream
     if stream:
         assert b"chat.completion.chunk" in connection.recv(65536)
     wait_until(lambda: bool(server.engine.requests))
-    connection.close()
-    wait_until(lambda: server.engine.cancelled == [(0, "client")], seconds=1)
+    with capture_logs() as logs:
+        connection.close()
+        wait_until(lambda: server.engine.cancelled == [(0, "client")], seconds=1)
+        wait_until(lambda: bool(logs))
+    # How much of the prompt was cached is told at the end, for which nobody has waited.
+    assert (logs[0]["status"], "cached_tokens" in logs[0]) == (499, False)
     server.engine.script_end = "eos"
     assert_serves(server)
 

@@ -145,6 +145,24 @@ def test_unknown_replies(server: RunningServer) -> None:
     assert_error(server.request("POST", "/v1/stream/x"), 405, INVALID, code="method_not_supported")
 
 
+def test_a_stream_that_is_over_is_ended_for_good(server: RunningServer) -> None:
+    reply_id = reply_id_of(whole_stream(server, "chat", {}))
+    assert resume(server, reply_id).status == 200
+    ended = server.request("DELETE", f"/v1/stream/{reply_id}")
+    assert ended.json() == {"id": reply_id, "object": "stream", "cancelled": False}
+    assert server.engine.registry.num_bytes == 0
+    assert_error(resume(server, reply_id), 404, INVALID)
+    assert_error(server.request("DELETE", f"/v1/stream/{reply_id}"), 404, INVALID)
+
+
+def test_what_is_over_and_not_kept_cannot_be_ended(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server()
+    for reply_id in (reply_id_of(whole_stream(server, "chat", {})), server.chat().json()["id"]):
+        assert_error(resume(server, reply_id), 404, INVALID)
+        assert_error(server.request("DELETE", f"/v1/stream/{reply_id}"), 404, INVALID)
+    assert server.engine.cancelled == []
+
+
 def test_memory_is_bounded(start_server: Callable[..., RunningServer]) -> None:
     server = start_server(resume_seconds=30, resume_memory="8KiB")
     streams = [whole_stream(server, "chat", {}) for _ in range(20)]
