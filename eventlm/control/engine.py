@@ -156,7 +156,7 @@ class InferenceEngine:
         try:
             if folder:
                 LogWriter.check_folder(folder)
-            predictor = PredictorSource(self.setup.config.scheduler, worker_setups(self.setup)[0])
+            predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
             # All are alike: if anybody must measure, the first does.
             warm_ups = [predictor.must_measure and replica.index == 0 for replica in self._replicas]
             starts = [replica.start(warm_up=yes) for replica, yes in zip(self._replicas, warm_ups, strict=True)]

@@ -7,7 +7,7 @@ from typing import Literal
 
 import structlog
 
-from eventlm.config import SchedulerConfig
+from eventlm.config import Config
 from eventlm.control.predictor_cache import PredictorCache, predictor_cache
 from eventlm.control.predictor_fit import fit
 from eventlm.core.predictor import NUM_COEFFICIENTS
@@ -15,6 +15,9 @@ from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
 
 #: `scaled`: the defaults, made as slow as the few steps that a warm-up had time for.
 Origin = Literal["config", "cache", "warm-up", "scaled", "default"]
+
+#: The built-in policies and batchers that do not look at them.
+_WITHOUT_TIMES = ("fcfs", "lpm", "fixed")
 
 log = structlog.get_logger("eventlm.predictor")
 
@@ -25,12 +28,13 @@ class PredictorSource:
     `worker` is the setup of the worker that would measure. Raises CheckpointError.
     """
 
-    def __init__(self, config: SchedulerConfig, worker: WorkerSetup) -> None:
+    def __init__(self, config: Config, worker: WorkerSetup) -> None:
+        self._config = config
         self.origin: Origin = "config"
-        self._known = config.predictor
+        self._known = config.scheduler.predictor
         self._cache: PredictorCache | None = None
         # The fake model has a formula in a measurement's place.
-        if not self._known and config.predictor_cache and worker.model != FAKE_MODEL:
+        if not self._known and config.scheduler.predictor_cache and worker.model != FAKE_MODEL:
             self._cache = predictor_cache(worker)
             self.origin, self._known = "cache", self._cache.read()
 
@@ -45,7 +49,7 @@ class PredictorSource:
             self._known = fit(samples)
             self.origin = "warm-up" if len(samples) >= NUM_COEFFICIENTS else "scaled" if samples else "default"
             if self.origin != "warm-up":
-                _warn_of_guess(len(samples), self._known)
+                _tell_of_guess(len(samples), flags_that_predict(self._config))
                 return self._known
             if self._cache is not None:
                 self._cache.write(self._known)
@@ -55,14 +59,25 @@ class PredictorSource:
         return self._known
 
 
-def _warn_of_guess(num_samples: int, coefficients: list[int]) -> None:
+def flags_that_predict(config: Config) -> list[str]:
+    """What of the configuration goes by predicted times, as it is given on the command line."""
+    scheduler = config.scheduler
+    policy, batcher = scheduler.policy["type"], scheduler.batcher["type"]
+    flags = [f"--policy {policy}"] * (policy not in _WITHOUT_TIMES)
+    flags += [
+        f"--extra-policy {spec}" for spec in scheduler.extra_policy if spec.partition(":")[0] not in _WITHOUT_TIMES
+    ]
+    flags += [f"--batcher {batcher}"] * (batcher not in _WITHOUT_TIMES)
+    return flags + [f"--service-class {name}" for name, each in config.classes.items() if each.drop_if_late]
+
+
+def _tell_of_guess(num_samples: int, flags: list[str]) -> None:
+    if not flags:
+        log.info("step times estimated", num_measured_steps=num_samples)
+        return
     log.warning(
-        f"the step times are a guess: only {num_samples} of at least {NUM_COEFFICIENTS} steps could be "
-        "measured at the start",
-        coefficients=coefficients,
-        affected="requests that are dropped if late may be dropped too early or too late, and what goes by predicted "
-        "times is only roughly right: deadlines by default, the policies edf and lrs, the batchers dynamic and "
-        "space-sharing",
-        remedy="start on a machine that is not busy, with room for steps of several sizes (max_num_batched_tokens, "
-        "max_num_seqs, max_model_len, num_blocks), or give --predictor the coefficients of a good start",
+        f"{flags[0]} goes by predicted step times, which are roughly estimated: {num_samples} of at least "
+        f"{NUM_COEFFICIENTS} steps could be measured",
+        remedy="make room for steps of several sizes (--max-num-batched-tokens, --max-num-seqs, --max-model-len, "
+        "--num-blocks), or give --predictor the coefficients of another start",
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from eventlm.core.predictor import NUM_COEFFICIENTS
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import ceil_div
@@ -30,7 +31,8 @@ class Shape(NamedTuple):
     context: int
 
 
-#: From cheap to dear, decodes and prompts in turn; the dear ones are left out where time is short.
+#: From cheap to dear, decodes and prompts in turn; the dear ones are left out where time is short, but never so many
+#: that the predictor could not be fitted.
 _SHAPES = (
     Shape(1, 1, 32),
     Shape(1, 16, 0),
@@ -50,7 +52,7 @@ _SHAPES = (
 
 
 def warm_up(runner: ModelRunner) -> list[StepSample]:
-    """Times of the steps that fit into the worker's limits and two seconds.
+    """Times of the steps that fit into the worker's limits and two seconds, or of the first five that fit its limits.
 
     The runner is afterwards as before.
     """
@@ -60,11 +62,13 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
     dearest_ns = 0
     for shape in fitting_shapes(runner.setup):
         spent_ns = time.perf_counter_ns() - started_ns
-        if spent_ns + _GROWTH * dearest_ns > _BUDGET_NS:
+        is_late = spent_ns + _GROWTH * dearest_ns > _BUDGET_NS
+        if is_late and len(samples) >= NUM_COEFFICIENTS:
             break
         num_blocks = max(num_blocks, _num_blocks(shape, runner.setup))
-        # The first of a shape pays for memory and for kernels that are built on demand.
-        _measure(runner, shape)
+        if not is_late:
+            # The first of a shape pays for memory and for kernels that are built on demand.
+            _measure(runner, shape)
         samples.append(_measure(runner, shape))
         dearest_ns = max(dearest_ns, samples[-1].duration_ns)
     runner.cache.clear(num_blocks)

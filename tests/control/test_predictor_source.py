@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from eventlm.config import SchedulerConfig
+from eventlm.config import Config, SchedulerConfig, ServiceClass
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.predictor_fit import fit
-from eventlm.control.predictor_source import PredictorSource
+from eventlm.control.predictor_source import PredictorSource, flags_that_predict
 from eventlm.control.replica import ReplicaController
 from eventlm.control.setup import EngineSetup, make_setup, worker_setups
 from eventlm.events import Header
@@ -40,7 +40,7 @@ def setup(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def source(setup: EngineSetup, **scheduler: Any) -> PredictorSource:
-    return PredictorSource(SchedulerConfig(**scheduler), worker_setups(setup)[0])
+    return PredictorSource(Config(scheduler=SchedulerConfig(**scheduler)), worker_setups(setup)[0])
 
 
 def cached(folder: Path) -> list[Path]:
@@ -72,15 +72,33 @@ def test_without_the_cache_nothing_is_read_or_written(setup: EngineSetup, tmp_pa
 def test_a_guess_is_no_measurement_and_says_so(
     setup: EngineSetup, tmp_path: Path, samples: list[StepSample], origin: str, has_cache: bool
 ) -> None:
-    found = source(setup, predictor_cache=has_cache)
+    found = source(setup, predictor_cache=has_cache, policy={"type": "edf"})
     with capture_logs() as logs:
         assert (found.coefficients(samples), found.origin) == (fit(samples), origin)
     assert cached(tmp_path) == []
     [line] = logs
     assert line["log_level"] == "warning"
-    assert f"only {len(samples)} of at least 5 steps" in line["event"]
-    assert "dropped if late" in line["affected"]
+    assert line["event"].startswith("--policy edf goes by predicted step times, which are roughly estimated: ")
+    assert f": {len(samples)} of at least 5 steps" in line["event"]
     assert "--predictor" in line["remedy"]
+    assert "coefficients" not in line
+
+
+def test_a_guess_that_nothing_goes_by_is_nothing_to_warn_of(setup: EngineSetup) -> None:
+    with capture_logs() as logs:
+        source(setup).coefficients(SAMPLES[:3])
+    assert logs == [{"event": "step times estimated", "log_level": "info", "num_measured_steps": 3}]
+
+
+def test_what_goes_by_predicted_times() -> None:
+    assert flags_that_predict(Config()) == []
+    scheduler = SchedulerConfig(policy={"type": "lpm"}, extra_policy=["fcfs", "lrs:x=1"], batcher={"type": "dynamic"})
+    classes = {"slow": ServiceClass(priority=9), "late": ServiceClass(deadline_ms=9, drop_if_late=True)}
+    assert flags_that_predict(Config(scheduler=scheduler, classes=classes)) == [
+        "--extra-policy lrs:x=1",
+        "--batcher dynamic",
+        "--service-class late",
+    ]
 
 
 def test_a_measurement_is_nothing_to_warn_of(setup: EngineSetup) -> None:
