@@ -7,6 +7,7 @@ threads whose stacks hold the longest chain that fits into it.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,10 @@ def make_tokenizer(
     return LLTokenizer(TokenizerWrapper(_Vocabulary(token_bytes, special_bytes, tokenize)))
 
 
+#: A grammar that is nothing but a regex, as `LLMatcher.grammar_from_regex` writes it.
+_LONE_REGEX = re.compile(r"at 1\(8\): invalid regex .* \(in regex\): (.*)\n +1 \| start: /.*", re.DOTALL)
+
+
 class GrammarError(EventLMError):
     """A grammar that cannot be used. The message may quote it, so it is for its client and for no log."""
 
@@ -82,8 +87,10 @@ def build_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def matcher_error(matcher: LLMatcher) -> str:
-    """What is wrong with a matcher, without llguidance's picture of its state."""
+    """What is wrong with a matcher, without llguidance's picture of its state, nor the grammar around a lone regex."""
     text = matcher.get_error().partition("\n<")[0].strip()
+    if lone := _LONE_REGEX.fullmatch(text):
+        text = lone[1]
     return "nothing can match it" if text.startswith("NoExtension") else text
 
 

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 
 from eventlm.errors import EventLMError
 from eventlm.types import ceil_div
+from eventlm.wording import counted
 
 MINUTE_NS = 60_000_000_000
 #: How long who has too many requests at once should wait: nobody knows when one of them ends.
@@ -200,7 +201,7 @@ class RateLimiter:
             )
         if limits.concurrent_requests and account.num_running >= limits.concurrent_requests:
             raise RateLimitError(
-                f"The key's limit of {limits.concurrent_requests} requests at once is reached.",
+                f"The key's limit of {counted(limits.concurrent_requests, 'request')} at once is reached.",
                 kind="requests",
                 retry_ns=CONCURRENCY_RETRY_NS,
                 state=account.state(limits),
@@ -216,7 +217,7 @@ class RateLimiter:
         wait_ns, kind, limit = max(waits, default=(0, "requests", 0))
         if wait_ns:
             raise RateLimitError(
-                f"The key's limit of {limit} {kind} per minute is reached.",
+                f"The key's limit of {counted(limit, kind[:-1])} per minute is reached.",
                 kind=kind,
                 retry_ns=wait_ns,
                 state=account.state(limits),

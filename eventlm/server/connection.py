@@ -43,9 +43,9 @@ class Gate:
 
     def note_refusal(self) -> None:
         """One connection too many."""
-        if self.num_refused % _REFUSALS_PER_LINE == 0:
-            _log.warning("too many connections", max_connections=self.config.max_connections, refused=self.num_refused)
         self.num_refused += 1
+        if self.num_refused % _REFUSALS_PER_LINE == 1:
+            _log.warning("too many connections", max_connections=self.config.max_connections, refused=self.num_refused)
 
 
 class Connection(web.RequestHandler):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct, inspect
 
+from eventlm.config.options import did_you_mean
 from eventlm.server.errors import ApiError, invalid_json, invalid_type, invalid_value, missing_parameter
 from eventlm.server.whole_numbers import with_integers
 
@@ -22,6 +23,7 @@ _REASONS = {
 
 RequestT = TypeVar("RequestT", bound=Struct)
 
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
 
 
@@ -81,6 +83,8 @@ def _convert(raw: dict[str, Any], type_: type[RequestT]) -> RequestT:
 
 
 def _decode_json(body: bytes) -> Any:
+    if not body.strip():
+        raise invalid_json("it is empty")
     try:
         return msgspec.json.decode(body)
     except UnicodeDecodeError as error:
@@ -101,6 +105,8 @@ def validation_error(text: str, root: str = "", type_: type[Struct] | None = Non
     path = (root + place.strip("`").removeprefix("$")).removeprefix(".").replace("[...]", "")
     if missing := _MISSING_FIELD.match(problem):
         return missing_parameter(f"{path}.{missing[1]}" if path else missing[1])
+    if unknown := _UNKNOWN_FIELD.match(problem):
+        return _unknown_parameter(path, unknown[1], _fields_at(type_, place.strip("`")))
     param = path or None
     if ", got `" in problem:
         return invalid_type(param, f"Invalid type for '{path}': {_lower_first(problem)}.")
@@ -120,6 +126,23 @@ def _words(type_: type[Struct] | None) -> dict[str, list[str]]:
             if isinstance(each, inspect.LiteralType):
                 found[field.encode_name] = [word for word in each.values if isinstance(word, str)]
     return found
+
+
+def _unknown_parameter(path: str, name: str, known: list[str]) -> ApiError:
+    """400: an object that takes no others has this field. The code is OpenAI's."""
+    param = f"{path}.{name}"
+    hint = did_you_mean(name, known, listed_as="known")
+    return ApiError(400, f"Unknown parameter: '{param}'{hint}.", param=param, code="unknown_parameter")
+
+
+def _fields_at(type_: type[Struct] | None, place: str) -> list[str]:
+    """Names of the fields of the struct at a place such as `$.slo`."""
+    found: Any = inspect.type_info(type_)
+    for name in place.split(".")[1:]:
+        found = next(field.type for field in found.fields if field.encode_name == name)
+        if isinstance(found, inspect.UnionType):
+            found = next(each for each in found.types if isinstance(each, inspect.StructType))
+    return [field.encode_name for field in found.fields]
 
 
 def _lower_first(text: str) -> str:

@@ -25,7 +25,6 @@ from eventlm.wording import sentence
 #: Seconds after which a client should try again: a full queue empties in steps, a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1
 UNAVAILABLE_RETRY_SECONDS = 5
-NO_USE_RETRY_SECONDS = 60
 #: The status of a request that its client has ended, which nobody failed; servers log it, and Google's APIs send it.
 CANCELLED = 499
 
@@ -194,7 +193,7 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
             return invalid_value(prompt_param, f"Invalid value for '{prompt_param}': {error}.")
         case QueueFullError():
             return ApiError(
-                429, str(error), type="requests", code="rate_limit_exceeded", retry_after=QUEUE_RETRY_SECONDS
+                429, sentence(str(error)), type="requests", code="rate_limit_exceeded", retry_after=QUEUE_RETRY_SECONDS
             )
         case RateLimitError():
             return ApiError(
@@ -202,8 +201,8 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
                 str(error),
                 type=error.kind,
                 code="rate_limit_exceeded",
-                # Even where it is no use, so that every 429 says how long its client had better be quiet.
-                retry_after=ceil_div(error.retry_ns, 1_000_000_000) or NO_USE_RETRY_SECONDS,
+                # To wait is no use for what the limit never allows.
+                retry_after=ceil_div(error.retry_ns, 1_000_000_000) or None,
                 should_retry=error.retry_ns > 0,
                 headers=rate_limit_headers(error.state),
             )

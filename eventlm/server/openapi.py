@@ -186,8 +186,8 @@ def _headers(status: int) -> dict[str, Any]:
     }
     if status in _RETRY_AFTER:
         headers["Retry-After"] = {
-            "description": "Seconds after which to try again.",
-            "required": True,
+            "description": "Seconds after which to try again; of a 429 only where that is any use.",
+            "required": status != 429,
             "schema": {"type": "integer"},
         }
     return headers

@@ -1,7 +1,9 @@
 """Requests as they come in: structs for what is understood. `decoding.py` makes them of bytes.
 
-Unknown fields are ignored. Fields that would change the output but are not supported are errors unless they hold a
-value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is never silently dropped.
+Unknown fields are ignored, but for those within objects of this server's own and in `structured_outputs`, where a
+misspelt one would be all that was asked for. Fields that would change the output but are not supported are errors
+unless they hold a value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is never silently
+dropped.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
-class LatencyObjective(Struct):
+class LatencyObjective(Struct, forbid_unknown_fields=True):
     """`slo`: wished-for times to the first token and between tokens."""
 
     ttft_ms: Milliseconds | None = None
@@ -94,10 +96,10 @@ class ResponseFormat(Struct):
     schema: dict[str, Any] | bool | None = None
 
 
-class StructuredOutputs(Struct):
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
     """vLLM's `structured_outputs`: exactly one of the first five, and how JSON may be laid out.
 
-    json: a JSON schema, or its text. grammar: Lark or GBNF.
+    json: a JSON schema, or its text. grammar: Lark or GBNF. disable_fallback: there is nothing to fall back on.
     """
 
     json: dict[str, Any] | str | bool | None = None
@@ -105,13 +107,14 @@ class StructuredOutputs(Struct):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_fallback: bool | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
     disable_additional_properties: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
 
 
-class EventlmOptions(Struct):
+class EventlmOptions(Struct, forbid_unknown_fields=True):
     """`eventlm`: what only this server knows. `timings`: say in the reply where the time went."""
 
     timings: bool | None = None

@@ -17,6 +17,7 @@ from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import ApiError, from_engine_error, internal_error, invalid_value
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.timings import ChoiceTimings, choice_timings
+from eventlm.wording import sentence
 
 #: Seconds after which to ask again where too many ask.
 _RETRY_SECONDS = 5
@@ -122,12 +123,19 @@ def _from_engine(error: EventLMError, request_id: str) -> ApiError:
 def _not_explained(error: NotExplainedError) -> ApiError:
     match error.reason:
         case "too_many":
-            return ApiError(429, f"{error}.", type="requests", code="rate_limit_exceeded", retry_after=_RETRY_SECONDS)
+            return ApiError(
+                429, sentence(str(error)), type="requests", code="rate_limit_exceeded", retry_after=_RETRY_SECONDS
+            )
         case "too_long":
             return ApiError(
-                503, f"{error}.", type="server_error", code="explanation_too_long", retry_after=60, should_retry=False
+                503,
+                sentence(str(error)),
+                type="server_error",
+                code="explanation_too_long",
+                retry_after=60,
+                should_retry=False,
             )
         case "not_recorded" | "not_kept":
-            return ApiError(409, f"{error}.", param="id", code=error.reason, should_retry=False)
+            return ApiError(409, sentence(str(error)), param="id", code=error.reason, should_retry=False)
         case "failed":
             return internal_error()

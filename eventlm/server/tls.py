@@ -43,21 +43,41 @@ class Tls:
         return True
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        where = f"--tls-cert {self._certificate}, --tls-key {self._key}"
+        certificate, key = f"--tls-cert {self._certificate}", f"--tls-key {self._key}"
+        for where, path in ((certificate, self._certificate), (key, self._key)):
+            _check_readable(where, path)
         try:
             # A key that needs a password would ask the terminal for it.
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except _PasswordNeededError:
-            raise UsageError(
-                f"{where}: the key is encrypted; give it without a password, readable by you only"
-            ) from None
+            raise UsageError(f"{key}: the key is encrypted; give it without a password, readable by you only") from None
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
-                raise UsageError(f"{where}: the key is not that of the certificate") from error
-            raise UsageError(f"{where}: one of them has no certificate or no key in PEM in it") from error
+                raise UsageError(f"{key}: it is not the key of the certificate of {certificate}") from error
+            if not _has_certificate(self._certificate):
+                raise UsageError(f"{certificate}: there is no whole certificate in PEM in it") from error
+            raise UsageError(f"{key}: there is no whole private key in PEM in it") from error
         except OSError as error:
-            raise UsageError(f"{where}: {error.strerror}") from error
+            # It was there a moment ago.
+            raise UsageError(f"{certificate}, {key}: {error.strerror}") from error
         return context
+
+
+def _check_readable(where: str, path: str) -> None:
+    """Raise UsageError, which names the file, as OpenSSL's errors do not."""
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}") from error
+
+
+def _has_certificate(path: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        return False
+    return True
 
 
 def _new_context() -> ssl.SSLContext:

@@ -78,6 +78,8 @@ def test_requests_at_once() -> None:
     error = refused(limiter, limits, 9, 0)
     assert (error.kind, error.retry_ns) == ("requests", SECOND)
     assert "2 requests at once" in str(error)
+    one = RateLimits(concurrent_requests=1)
+    assert "limit of 1 request at once" in str(refused(limiter, one, 9, 0))
     first.settle(9)
     limiter.charge("a", limits, 9, 0)
 

@@ -43,7 +43,7 @@ def test_one_connection_too_many(start_server: Start) -> None:
             assert (status, error["type"], error["code"]) == (503, "server_error", None)
             assert "as many connections" in error["message"]
     # One line for all of them.
-    assert [line["event"] for line in logs] == ["too many connections"]
+    assert [(line["event"], line["refused"]) for line in logs] == [("too many connections", 1)]
     first.close()
     wait_until(lambda: server.request("GET", "/health").status == 200)
     second.close()

@@ -61,7 +61,7 @@ def test_content_type(server: RunningServer) -> None:
 def test_engine_errors(server: RunningServer) -> None:
     server.engine.submit_error = QueueFullError("the queue is full: 1024 sequences wait")
     reply = server.chat(stream=True)
-    assert_error(reply, 429, "requests", None, "rate_limit_exceeded", message="queue is full")
+    assert_error(reply, 429, "requests", None, "rate_limit_exceeded", message="The queue is full: 1024 sequences wait.")
     assert int(reply.headers["retry-after"]) >= 1
     # What never fits is not worth another try.
     server.engine.submit_error = GroupSizeError("it asks for 9 sequences at once")

@@ -84,6 +84,7 @@ def test_a_bad_regex_is_refused(checker: GrammarChecker, regex: str, message: st
     assert param == "p"
     assert message in text
     assert "\n<" not in text
+    assert "start:" not in text
 
 
 @pytest.mark.parametrize(

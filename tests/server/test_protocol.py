@@ -31,6 +31,31 @@ def test_not_json(server: RunningServer, body: bytes) -> None:
     assert_serves(server)
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body(server: RunningServer, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize"):
+        assert_error(server.post(path, body), 400, INVALID, message="not valid JSON: it is empty")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"slo": {"ttft": 1}}, "slo.ttft", "did you mean ttft_ms? Known: ttft_ms, tpot_ms."),
+        ({"eventlm": {"timing": True}}, "eventlm.timing", "did you mean timings?"),
+        ({"eventlm": {"x": 1}}, "eventlm.x", "'eventlm.x'; known: timings."),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "did you mean regex?"),
+    ],
+)
+def test_misspelt_fields_of_objects_that_take_no_others(
+    server: RunningServer, fields: dict[str, object], param: str, message: str
+) -> None:
+    for reply in (server.chat(**fields), server.complete(**fields)):
+        assert_error(reply, 400, INVALID, param, "unknown_parameter", message)
+    if "structured_outputs" not in fields:
+        reply = server.post("/v1/embeddings", {"model": "test", "input": "x", **fields})
+        assert_error(reply, 400, INVALID, param, "unknown_parameter", message)
+
+
 def test_missing_fields(server: RunningServer) -> None:
     reply = server.post("/v1/chat/completions", {"model": "test"})
     assert_error(reply, 400, INVALID, "messages", "missing_required_parameter")

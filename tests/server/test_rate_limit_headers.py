@@ -74,6 +74,7 @@ def test_what_can_never_fit_is_not_retried(limited: RunningServer) -> None:
     refused = limited.post("/v1/completions", {"model": "test", "prompt": "a" * 200, "n": 4}, bearer("sk-alice"))
     assert_error(refused, 429, "tokens", None, "rate_limit_exceeded", message="300 tokens per minute")
     assert refused.headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.headers
     with (
         openai.OpenAI(base_url=f"{limited.url}/v1", api_key="sk-alice", max_retries=2) as client,
         pytest.raises(openai.RateLimitError) as raised,

@@ -133,5 +133,6 @@ def test_why_nothing_can_be_explained(
     server.engine.explain_error = NotExplainedError(reason, "it is so")
     reply = get(server, f"{name}/explain")
     assert_error(reply, status, type_, "id" if status == 409 else None, code)
+    assert reply.json()["error"]["message"][0].isupper()
     assert ("retry-after" in reply.headers) == (status in (429, 503))
-    assert ("it is so" in reply.json()["error"]["message"]) == (status != 500)
+    assert (reply.json()["error"]["message"] == "It is so.") == (status != 500)

@@ -96,6 +96,7 @@ def test_a_certificate_is_replaced(
     with capture_logs() as logs:
         server.context.reload()
     assert [line["log_level"] for line in logs] == ["error"]
+    assert str(key) in logs[0]["error"]
     assert fetch(server, files[0]) == 200
     shutil.copy(second[1], key)
     server.context.reload()
@@ -110,13 +111,19 @@ def test_files_that_cannot_be_used(files: tuple[Path, Path], tmp_path: Path) -> 
     locked = tuple(map(str, make_certificate(tmp_path, "locked", password="secret")))
     nothing = str(tmp_path / "none.pem")
     (tmp_path / "text.pem").write_text("hello")
+    text = str(tmp_path / "text.pem")
     for given, words in [
         ((certificate, ""), "--tls-cert needs --tls-key too"),
         (("", key), "--tls-key needs --tls-cert too"),
-        ((nothing, key), "No such file"),
-        ((certificate, other_key), "the key is not that of the certificate"),
-        ((str(tmp_path / "text.pem"), key), "one of them has no certificate or no key in PEM in it"),
-        (locked, "the key is encrypted"),
+        ((nothing, key), f"--tls-cert {nothing}: No such file or directory"),
+        ((certificate, nothing), f"--tls-key {nothing}: No such file or directory"),
+        ((certificate, str(tmp_path)), f"--tls-key {tmp_path}: Is a directory"),
+        ((certificate, other_key), f"--tls-key {other_key}: it is not the key of the certificate of --tls-cert"),
+        ((text, key), f"--tls-cert {text}: there is no whole certificate in PEM in it"),
+        ((key, key), f"--tls-cert {key}: there is no whole certificate in PEM in it"),
+        ((certificate, text), f"--tls-key {text}: there is no whole private key in PEM in it"),
+        ((certificate, certificate), f"--tls-key {certificate}: there is no whole private key in PEM in it"),
+        (locked, f"--tls-key {locked[1]}: the key is encrypted"),
     ]:
         with pytest.raises(UsageError) as raised:
             Tls.of(ServerConfig(tls_cert=given[0], tls_key=given[1]))
