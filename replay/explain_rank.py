@@ -31,6 +31,7 @@ class Ranking(Struct, frozen=True, kw_only=True):
     by: Measure
     rows: list[RequestRow]
     num_ranked: int
+    num_ended: int
     num_live: int
     warnings: list[str]
 
@@ -40,12 +41,14 @@ class _Rows:
 
     def __init__(self, field: str, count: int) -> None:
         self.num_rows = 0
+        self.num_ended = 0
         self._field = field
         self._count = count
         self._heap: list[tuple[int, int, int, RequestRow]] = []
 
     def request_ended(self, row: RequestRow) -> None:
         """Ties go to the earlier request."""
+        self.num_ended += 1
         value = getattr(row, self._field)
         if value is None:
             return
@@ -83,6 +86,7 @@ def rank(
             by=by,
             rows=rows.slowest(),
             num_ranked=rows.num_rows,
+            num_ended=rows.num_ended,
             num_live=store.num_live,
             warnings=reader.warnings(),
         )

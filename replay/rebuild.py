@@ -136,8 +136,8 @@ def _chosen(
 def _recorded(record: PluginRecord, changes: Changes, drift: list[str]) -> ResolvedPlugin:
     if ":" in record.name and not changes.trust_local_plugins:
         raise UsageError(
-            f"the trace was recorded with the local {record.kind} {record.name}; to verify it, that code must be "
-            "imported: if you trust it, say so with --trust-local-plugins"
+            f"the trace was recorded with the local {record.kind} {record.name}, and its decisions cannot be "
+            "made again without importing that code: if you trust it, say so with --trust-local-plugins"
         )
     kind: Any = record.kind
     resolved = resolve(kind, {"type": record.name, **record.parameters})

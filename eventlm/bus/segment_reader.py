@@ -32,6 +32,7 @@ READ_BUFFER_BYTES = 256 * 1024
 #: Below this many bytes a search goes on line by line.
 _SEARCH_BYTES = 64 * 1024
 _HEAD_BYTES = 128
+_HEADER_START = b'{"t":"header",'
 _HEAD = re.compile(rb'\{"t":"(\w+)","s":(\d+)')
 
 
@@ -123,12 +124,15 @@ class SegmentReader:
 
     def _read_header(self) -> Header:
         line = self._file.readline(MAX_LINE_BYTES)
+        has_start = line.startswith(_HEADER_START)
+        if not has_start and line and split_line(line[:-1]) is None and not _HEADER_START.startswith(line):
+            raise UsageError(f"{self.path} is not a trace: its first line is no header")
         if not line.endswith(b"\n"):
             if self.still_being_written:
                 raise UsageError(f"{self.path} has no header yet: the run has only begun, try again")
             raise corrupt(self.path, 1, 0, "it has no complete header; nothing of it can be used")
         body = line[: -SUFFIX_BYTES - 1]
-        if split_line(line[:-1]) is None or not body.startswith(b'{"t":"header",'):
+        if split_line(line[:-1]) is None or not has_start:
             raise corrupt(self.path, 1, 0, "its first line is not the header of a trace")
         try:
             start = msgspec.json.decode(body + b"}", type=_HeaderStart)

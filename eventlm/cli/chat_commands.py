@@ -16,6 +16,7 @@ from eventlm.wording import counted
 
 #: `/usr/bin` is no command.
 _COMMAND = re.compile(r"/([A-Za-z?]+)(?:\s+(.*))?", re.DOTALL)
+_ALIASES = {"exit": "quit"}
 _KEYS = """\
 Enter sends; Alt-Enter, or a backslash at the end, begins a new line.
 Pasted text may have many lines. Tab completes, the arrows bring back what was typed.
@@ -39,7 +40,7 @@ async def run_command(session: ChatSession, line: str) -> bool:
     match = _COMMAND.fullmatch(line.rstrip())
     if match is None:
         return False
-    name, argument = match[1], (match[2] or "").strip()
+    name, argument = _ALIASES.get(match[1], match[1]), (match[2] or "").strip()
     if name not in COMMANDS:
         guess = nearest(name, COMMANDS)
         hint = f"did you mean /{guess}?" if guess else "/help lists them"
@@ -170,5 +171,5 @@ COMMANDS = {
     "history": Command(_history, "/history", "show the conversation"),
     "save": Command(_save, "/save FILE", "write the chat: .json is the body of a request, .md is to be read"),
     "load": Command(_load, "/load FILE", "go on with a chat saved as JSON"),
-    "quit": Command(_quit, "/quit", "leave"),
+    "quit": Command(_quit, "/quit", "leave; /exit does too"),
 }

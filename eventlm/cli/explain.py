@@ -176,6 +176,9 @@ def _stories(explained: Explained) -> Iterator[str]:
 
 
 def _ranks(explained: Explained, ranking: Ranking) -> Iterator[str]:
+    if not ranking.num_ended and not ranking.num_live:
+        yield "no request arrived"
+        return
     left = f", {counted(ranking.num_live, 'sequence')} had not ended" if ranking.num_live else ""
     if not ranking.rows:
         yield f"no sequence that has ended has a figure for {ranking.by}{left}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
 from eventlm.cli.engine_command import compose_and_warn, run_in_loop
 from eventlm.cli.parser import Parser
-from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, request_fields
+from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, flag_error, request_fields
 from eventlm.config import Config
 from eventlm.errors import UsageError
 
@@ -120,7 +120,7 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
             ready_ns=0,
         )
     except ApiError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(flag_error(str(error))) from error
     return structs.replace(request, offline=True)
 
 
@@ -131,6 +131,8 @@ def _body(model: str, arguments: argparse.Namespace, *, room: int) -> Completion
     from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 
     fields = request_fields(arguments)
+    if fields["max_tokens"] == 0:
+        raise UsageError("--max-tokens: must be at least 1")
     if fields["max_tokens"] is None:
         fields["max_tokens"] = max(min(DEFAULT_MAX_TOKENS, room), 1)
     # The prompt is encoded already; what stands here only has to be there. Names of fields are the flags' own.

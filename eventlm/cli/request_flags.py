@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 #: Most new tokens where --max-tokens is not given and the context has room for them.
@@ -14,6 +15,8 @@ _FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "skip_special_tokens",
 )  # fmt: skip
+_INVALID_FIELD = re.compile(r"Invalid value for '(?P<field>\w+)[^']*': (?P<what>.*?)\.?")
+_BOUND = re.compile(r"expected `\w+` (?P<sign>[<>]=) (?P<number>\S+)")
 
 
 def add_request_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,19 @@ def request_fields(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
         fields[name] = fields[name] or None
     return fields
+
+
+def flag_error(message: str) -> str:
+    """A message of the HTTP API on one of the fields, in the words of the flags."""
+    match = _INVALID_FIELD.fullmatch(message)
+    if match is None or match["field"] not in _FIELDS:
+        return message
+    flag = {"n": "-n", "bad_words": "--bad-word", "skip_special_tokens": "--show-special-tokens"}.get(
+        match["field"], "--" + match["field"].replace("_", "-")
+    )
+    bound = _BOUND.fullmatch(match["what"])
+    what = f"must be at {'most' if bound['sign'] == '<=' else 'least'} {bound['number']}" if bound else match["what"]
+    return f"{flag}: {what.replace('max_tokens', '--max-tokens')}"
 
 
 def _add_lengths(group: argparse._ActionsContainer) -> None:

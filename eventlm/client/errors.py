@@ -27,8 +27,8 @@ class ClientError(EventLMError):
         self.status = status
 
 
-def from_status(url: str, status: int, reason: str | None, body: bytes) -> ClientError:
-    """The error for a reply with an error status; `reason` is the status in words."""
+def from_status(url: str, status: int, reason: str | None, body: bytes, *, has_key: bool) -> ClientError:
+    """The error for a reply with an error status; `reason` is the status in words. `has_key`: a key was sent."""
     message = server_message(body)
     if status == 404 and message is None:
         return ClientError(
@@ -38,8 +38,10 @@ def from_status(url: str, status: int, reason: str | None, body: bytes) -> Clien
         )
     if message is None:
         message = reason or "without a reason"
-    remedy = "; is the API key right?" if status == 401 else ""
-    return ClientError(f"{url} answered HTTP {status}: {message}{remedy}", "http", status=status)
+    if status == 401:
+        remedy = "is the API key right?" if has_key else "give an API key in EVENTLM_API_KEY or with --api-key KEY"
+        message = f"{message.rstrip('.')}; {remedy}"
+    return ClientError(f"{url} answered HTTP {status}: {message}", "http", status=status)
 
 
 def from_transport(url: str, error: BaseException, *, timeout_seconds: float) -> ClientError:

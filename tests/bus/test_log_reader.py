@@ -105,8 +105,8 @@ def test_versions_stand_in_the_file_even_when_they_are_the_defaults() -> None:
     [
         (b"", "it has no complete header"),
         (b'{"t":"header"', "it has no complete header"),
-        (b"\n", "its first line is not the header of a trace"),
-        (b"hello\nworld\n", "its first line is not the header of a trace"),
+        (b'{"t":"header","s":0}\n', "its first line is not the header of a trace"),
+        (b'{"t":"Header","s":0,"h":"0123456789abcdef"}\n', "its first line is not the header of a trace"),
         (traces.lines(traces.events(3))[1], "its first line is not the header of a trace"),
         (b'{"t":"header",]' + b',"h":"0123456789abcdef"}\n', "its header cannot be read"),
         (b'{"t":"header","s":0' + b',"h":"0123456789abcdef"}\n', "the hash of its header does not match"),
@@ -115,6 +115,13 @@ def test_versions_stand_in_the_file_even_when_they_are_the_defaults() -> None:
 def test_what_does_not_begin_with_a_header_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(TraceCorruptError, match=f"line 1, byte 0: {what}"):
+        LogReader(tmp_path / "t")
+
+
+@pytest.mark.parametrize("content", [b"\n", b"hello", b"hello\nworld\n", b'{"a":1}\n', b"\x7fELF\x00" * 9])
+def test_what_is_no_trace_at_all_is_a_usage_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(UsageError, match="t is not a trace: its first line is no header"):
         LogReader(tmp_path / "t")
 
 

@@ -53,6 +53,8 @@ def test_a_failed_turn_is_told_and_the_chat_goes_on(tmp_path: Path) -> None:
         "/undo",
         "/sve x",
         "/set temperature 3",
+        "/exit",
+        "never said",
     ]
     done = chat("--model", "fake", "--max-model-len", "64", "--set", "seed=5", stdin="\n".join(lines), cwd=tmp_path)
     assert done.returncode == 1

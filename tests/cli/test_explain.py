@@ -154,7 +154,7 @@ def test_nothing_to_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         writer.flush()
         assert main(["explain", str(writer.path), "--slowest", "3"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == "no sequence that has ended has a figure for e2e\n"
+    assert captured.out == "no request arrived\n"
     assert "still being written" in captured.err
 
 

@@ -160,7 +160,13 @@ async def test_leaving_closes_the_connection() -> None:
         (400, '{"object":"error","message":"of vLLM"}', "application/json", "http", "HTTP 400: of vLLM"),
         (422, '{"detail":[{"msg":"field required"}]}', "application/json", "http", "field required"),
         (404, '{"error":"model not found"}', "application/json", "http", "model not found"),
-        (401, '{"error":{"message":"no key"}}', "application/json", "http", "is the API key right"),
+        (
+            401,
+            '{"error":{"message":"No."}}',
+            "application/json",
+            "http",
+            "401: No; give an API key in EVENTLM_API_KEY",
+        ),
         (404, "<html>no</html>", "text/html", "protocol", "is it the address of an OpenAI-compatible server"),
         (404, "", "text/plain", "protocol", "is it the address of an OpenAI-compatible server"),
         (502, "<html>no</html>", "text/html", "http", "HTTP 502: Bad Gateway"),
@@ -173,6 +179,11 @@ async def test_bad_replies(status: int, body: str, content_type: str, kind: str,
     error = await failure(replying(status, body, content_type))
     assert (error.kind, error.status) == (kind, status if status != 200 else None)
     assert words in str(error)
+
+
+async def test_a_key_that_is_refused() -> None:
+    error = await failure(replying(401, '{"error":{"message":"No."}}', "application/json"), api_key="wrong")
+    assert str(error).endswith(" answered HTTP 401: No; is the API key right?")
 
 
 async def test_an_error_within_a_stream() -> None:

