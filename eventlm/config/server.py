@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -37,12 +37,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = ""
     requests_choose_class: Annotated[
-        bool,
+        Literal["auto", "always", "never"],
         Meta(
-            description="requests may choose any service class although keys have classes; without keys that have one "
-            "they always may"
+            description="whether requests may choose any service class, and a priority before that of their own; auto: "
+            "unless a key has a class"
         ),
-    ] = False
+    ] = "auto"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
     body_memory: Annotated[
         str,

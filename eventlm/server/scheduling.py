@@ -5,7 +5,7 @@ that a request came with names its class; else the header `x-eventlm-class` or O
 the class `default`, if there is one.
 
 Where any key has a class, classes are a matter of keys: requests can choose none, nor a priority before that of their
-class, unless `requests_choose_class` says so. Elsewhere anybody may choose any.
+class. Elsewhere anybody may choose any. `requests_choose_class` decides otherwise, `always` or `never`.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ def _apply_class(request: web.Request, body: SchedulingFields) -> str:
     """Find the request's class and fill in what it gives. Its name; empty for none."""
     context, principal = request.app[CONTEXT], request[PRINCIPAL]
     classes = context.classes
-    may_choose = context.config.requests_choose_class or not context.keys.have_classes
+    choice = context.config.requests_choose_class
+    may_choose = choice == "always" or (choice == "auto" and not context.keys.have_classes)
     name = _name(request.headers.get(CLASS_HEADER, ""), body.service_tier or "", principal, classes, may_choose)
     found = classes.get(name, ServiceClass())
     if not may_choose and body.priority is not None and body.priority < found.priority:
         raise _forbidden(
-            "priority", f"Requests of this key have the priority {found.priority} at best, and lower goes first."
+            "priority", f"These requests have the priority {found.priority} at best, and lower goes first."
         )
     _fill_in(body, found)
     if body.drop_if_late and body.deadline_ms is None and (body.slo is None or body.slo.ttft_ms is None):
@@ -83,7 +84,7 @@ def _name(header: str, tier: str, principal: Principal, classes: Mapping[str, Se
     _check_known(CLASS_HEADER, header, classes, ())
     _check_known("service_tier", tier, classes, TIERS)
     if header and header != default and not may_choose:
-        raise _forbidden(CLASS_HEADER, f"This key may not choose the class '{header}'.")
+        raise _forbidden(CLASS_HEADER, f"Requests may not choose the class '{header}' here.")
     if not may_choose:
         return default
     # OpenAI's tier is a wish, and the reply says what became of it; the header is an order.

@@ -157,10 +157,20 @@ def test_a_key_does_not_get_before_its_class_by_a_priority(start_server: StartSe
 
 
 def test_keys_leave_the_choice_where_the_configuration_does(start_server: StartServer, keys_file: str) -> None:
-    server = start_server(classes=CLASSES, api_keys_file=keys_file, requests_choose_class=True)
+    server = start_server(classes=CLASSES, api_keys_file=keys_file, requests_choose_class="always")
     assert complete(server, "sk-bob", "gold").json()["service_tier"] == "gold"
     assert complete(server, "sk-bob").json()["service_tier"] == "bronze"
     assert complete(server, "sk-bob", priority=-20).status == 200
+
+
+def test_nobody_chooses_where_the_configuration_says_so(start_server: StartServer) -> None:
+    server = start_server(classes=CLASSES | {"default": ServiceClass(priority=5)}, requests_choose_class="never")
+    reply = server.complete(priority=4)
+    assert_error(reply, 403, INVALID, "priority", "service_class_not_allowed", "priority 5 at best")
+    reply = server.post("/v1/completions", {"model": "test", "prompt": "x"}, {"x-eventlm-class": "gold"})
+    assert_error(reply, 403, INVALID, "x-eventlm-class", "service_class_not_allowed", "'gold'")
+    assert server.complete(service_tier="gold", priority=6).json()["service_tier"] == "default"
+    assert [request.priority for request in server.engine.requests] == [6]
 
 
 def test_a_key_whose_class_is_not_configured_is_told_of(start_server: StartServer, keys_file: str) -> None:
