@@ -16,7 +16,7 @@ import structlog
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
-from eventlm.control.admin import AdminAction, Drain, EngineStatus, Resume, carry_out, status_of
+from eventlm.control.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, status_of
 from eventlm.control.admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.control.core_timer import CoreTimer
 from eventlm.control.driver import Driver
@@ -61,7 +61,7 @@ class InferenceEngine:
 
     def __init__(self, setup: EngineSetup) -> None:
         self.setup = setup
-        #: Called behind each change of the state.
+        #: Called behind each change of the state, and of `paused`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
         self.max_model_len = setup.core.max_model_len
@@ -109,6 +109,11 @@ class InferenceEngine:
         self._state = state
         if self.on_state is not None:
             self.on_state()
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is launched until an operator says so."""
+        return self._driver is not None and self._driver.core.state.paused
 
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
@@ -227,6 +232,8 @@ class InferenceEngine:
             self.state = "draining" if isinstance(action, Drain) else "ready"
         self._drain()
         self._check_alive()
+        if isinstance(action, Pause | Resume) and self.on_state is not None:
+            self.on_state()
         return status_of(self.state, driver.core.state, flushed=flushed)
 
     async def resume(

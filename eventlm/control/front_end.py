@@ -124,7 +124,7 @@ class FrontEnd:
         try:
             await link.open(process.end)
             process.death.add_done_callback(lambda _: link.lose(process.ending))
-            link.send(structs.replace(self._setup, state=self._engine.state))
+            link.send(structs.replace(self._setup, state=self._engine.state, paused=self._engine.paused))
             either: set[asyncio.Future[Any]] = {link.started, link.lost}
             await asyncio.wait(either, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:

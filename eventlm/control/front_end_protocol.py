@@ -57,12 +57,14 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     origin_ns: int
     created: int
     state: str = "loading"
+    paused: bool = False
 
 
 class StateChanged(Struct, frozen=True, tag="state"):
-    """The engine's state."""
+    """The engine's state, and whether it is paused."""
 
     state: str
+    paused: bool = False
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):

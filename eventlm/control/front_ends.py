@@ -116,7 +116,7 @@ class FrontEndController:
 
     def _tell_state(self) -> None:
         for front_end in self._front_ends:
-            front_end.send(StateChanged(self._engine.state))
+            front_end.send(StateChanged(self._engine.state, self._engine.paused))
 
     def _on_dead(self) -> None:
         self._num_dead += 1

@@ -103,9 +103,10 @@ def _model(context: ServerContext, name: str) -> Model:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Whether requests can be taken."""
-    request.app[CONTEXT].check_available()
-    return json_response(Health())
+    """Whether requests can be taken, and whether they wait meanwhile until an operator resumes."""
+    context = request.app[CONTEXT]
+    context.check_available()
+    return json_response(Health("paused" if context.engine.paused else "ready"))
 
 
 async def _version(request: web.Request) -> web.Response:

@@ -24,6 +24,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def paused(self) -> bool:
+        """Whether an operator has it start nothing more; requests are taken and wait."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Longest context (prompt and output) in tokens."""
         ...

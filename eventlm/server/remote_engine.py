@@ -80,6 +80,7 @@ class RemoteEngine:
 
     def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None]) -> None:
         self.state = cast(EngineState, setup.state)
+        self.paused = setup.paused
         self.max_model_len = setup.max_model_len
         self.model_names = setup.model_names
         self._vocab_size = setup.vocab_size
@@ -202,6 +203,7 @@ class RemoteEngine:
                     call.result.set_exception(error_of(message))
             case StateChanged():
                 self.state = cast(EngineState, message.state)
+                self.paused = message.paused
 
     def fail(self, reason: str) -> None:
         """The engine's process has gone: everybody who waits is told."""

@@ -273,9 +273,9 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True):
-    """Reply of `/health`: requests are taken. A server that takes none answers 503."""
+    """Reply of `/health`: requests are taken; paused: and wait. A server that takes none answers 503."""
 
-    status: Literal["ready"] = "ready"
+    status: Literal["ready", "paused"]
 
 
 class Version(Struct, frozen=True):

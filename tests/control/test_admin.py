@@ -191,6 +191,16 @@ async def test_an_engine_that_dies_of_an_action_does_not_answer_as_if_it_had_don
         assert engine.state == "dead"
 
 
+async def test_a_pause_is_told_to_whoever_watches_the_state() -> None:
+    async with running() as engine:
+        told: list[bool] = []
+        engine.on_state = lambda: told.append(engine.paused)
+        await engine.administer(Pause())
+        await engine.administer(Resume())
+        assert told[:2] == [True, True]
+        assert told[-1] is False
+
+
 async def test_an_end_says_who_asked_for_it() -> None:
     async with running(fake=SLOW) as engine:
         readers = [await submit(engine, request(400), submission(f"cmpl-{number}")) for number in range(3)]

@@ -30,6 +30,7 @@ class EngineStub:
     """As much of an engine as there is without requests."""
 
     state = "loading"
+    paused = False
 
     def __init__(self) -> None:
         self.on_state: Callable[[], None] | None = None

@@ -83,6 +83,7 @@ class EngineDouble:
 
     def __init__(self, script: Script) -> None:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
+        self.paused = False
         self.max_model_len = 256
         self.model_names = ["test", "org/test"]
         self.script = script

@@ -237,5 +237,7 @@ async def test_figures_are_the_engines_and_those_of_all_front_ends() -> None:
 async def test_the_engines_state_is_told() -> None:
     async with connected() as pair:
         assert pair.engine.state == "ready"
-        pair.link.send(StateChanged("draining"))
+        assert not pair.engine.paused
+        pair.link.send(StateChanged("draining", paused=True))
         await until(lambda: pair.engine.state == "draining")
+        assert pair.engine.paused
