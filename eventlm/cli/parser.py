@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from eventlm.config.options import did_you_mean, options
 from eventlm.config.other_engines import name_elsewhere
 from eventlm.errors import UsageError
+
+_FLAG = re.compile(r"--[a-z-]+")
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -47,7 +50,9 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, flag: str) -> str:
         """What is meant by a flag that is not known: where the command runs an engine, maybe one of another engine."""
         elsewhere = name_elsewhere(flag, lambda name: options()[name].flag) if self.has_options else ""
-        return elsewhere or did_you_mean(flag, self._option_string_actions)
+        if elsewhere and all(word in self._option_string_actions for word in _FLAG.findall(elsewhere)):
+            return elsewhere
+        return did_you_mean(flag, self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says where help is."""

@@ -45,6 +45,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2)
         (["serve", "--ssl-keyfile=k"], "unknown flag --ssl-keyfile; its name here is --tls-key"),
         (["serve", "--enable-prefix-caching"], "it is on by itself; see --prefix-cache (see eventlm serve --help)"),
         (["serve", "-m", "x"], "unknown flag -m; its name here is --model"),
+        (["generate", "x", "--ssl-certfile", "c"], "unknown flag --ssl-certfile (see"),
         (["replay", "--seed", "7"], "unknown flag --seed (see"),
         (["serve", "--port"], "argument --port: expected one argument"),
         (["serve", "--port", "x", "--print-config"], "--port 'x': must be an integer from 0 to 65535"),
