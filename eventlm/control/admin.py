@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, Union
 
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.config.options import did_you_mean
 from eventlm.control.live_requests import LiveRequests
-from eventlm.control.request import BY_OPERATOR
-from eventlm.control.request_registry import RequestRegistry
+from eventlm.control.request import BY_OPERATOR, UnknownReplyError
+from eventlm.control.request_registry import Reply, RequestRegistry
 from eventlm.core.replica import Replica
 from eventlm.core.state import CoreState
 from eventlm.errors import EventLMError
@@ -150,10 +150,28 @@ def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[
         named.setdefault(reply.submission.reply_id if reply is not None else request, [seq])
     found = {name: alive for name, seqs in named.items() if (alive := [seq for seq in seqs if seq in live])}
     if len(found) > 1:
-        raise AmbiguousRequestError(
-            f"{len(found)} replies go by the id {request!r}: give the reply's own: {', '.join(found)}"
-        )
+        raise _ambiguous(request, list(found))
     return next(iter(found.values()), [])
+
+
+def reply_named(name: str, registry: RequestRegistry) -> Reply:
+    """Anybody's reply that an id means: its own, its request's, or the seq of an arrival. Raises UnknownReplyError or
+    AmbiguousRequestError.
+    """
+    replies = registry.replies_named(name)
+    if not replies and name.isascii() and name.isdecimal() and len(name) < 17:
+        replies = [reply for reply in [registry.reply_of(int(name))] if reply is not None]
+    if not replies:
+        raise UnknownReplyError(f"there is no reply with the id '{name}', or not any more")
+    if len(replies) > 1:
+        raise _ambiguous(name, [reply.submission.reply_id for reply in replies])
+    return replies[0]
+
+
+def _ambiguous(name: str, reply_ids: Sequence[str]) -> AmbiguousRequestError:
+    return AmbiguousRequestError(
+        f"{len(reply_ids)} replies go by the id {name!r}: give the reply's own: {', '.join(reply_ids)}"
+    )
 
 
 def _flushable(state: CoreState) -> FlushedCache:

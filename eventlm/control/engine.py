@@ -16,7 +16,7 @@ import structlog
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
-from eventlm.control.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, status_of
+from eventlm.control.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
 from eventlm.control.admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.control.core_timer import CoreTimer
 from eventlm.control.driver import Driver
@@ -266,9 +266,12 @@ class InferenceEngine:
             raise UnknownReplyError(f"the reply '{reply_id}' is over, and nothing is kept of it")
         return bool(running)
 
-    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
-        """Where the sequences of a reply are. Raises UnknownReplyError."""
-        reply = self.registry.find(reply_id, owner)
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
+        """Where the sequences of a reply are; owner None: anybody's. Raises UnknownReplyError, and of anybody's
+        AmbiguousRequestError.
+        """
+        registry = self.registry
+        reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
         state = self._driver.core.state if self._driver is not None else None
         return reply_status(reply.submission.reply_id, reply.sequences, state, self._rows)
 

@@ -168,7 +168,7 @@ class AskStatus(Struct, frozen=True, tag="status"):
     """`Engine.status`. The answer is a `ReplyStatus`."""
 
     reply_id: str
-    owner: str
+    owner: str | None
 
 
 class AskExplanation(Struct, frozen=True, tag="explain"):

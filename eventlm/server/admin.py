@@ -23,9 +23,10 @@ from eventlm.control.admin import (
 from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.decoding import decode_request
-from eventlm.server.errors import ApiError, from_engine_error, invalid_value
+from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error, invalid_value
 from eventlm.server.openapi import Endpoint
 from eventlm.server.principal import PRINCIPAL
+from eventlm.server.request_info import RequestInfo, any_request_info
 from eventlm.wording import sentence
 
 _log = structlog.get_logger("eventlm.server")
@@ -46,7 +47,7 @@ async def _act(request: web.Request, action: AdminAction) -> web.Response:
     except UnknownRequestError as error:
         raise ApiError(404, sentence(str(error)), param="id", code="request_not_found") from error
     except AmbiguousRequestError as error:
-        raise ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False) from error
+        raise ambiguous_request(error) from error
     except EventLMError as error:
         raise from_engine_error(error, prompt_param="") from error
     if not isinstance(action, ReadStatus):
@@ -110,5 +111,6 @@ ADMIN_ENDPOINTS = (
         scope="admin",
     ),
     Endpoint("POST", "/admin/cache/flush", flush_cache, reply=EngineStatus, errors=(503,), scope="admin"),
+    Endpoint("GET", "/admin/requests/{id:.+}", any_request_info, reply=RequestInfo, errors=(409, 503), scope="admin"),
     Endpoint("POST", "/admin/requests/{id:.+}/abort", abort, reply=EngineStatus, errors=(409, 503), scope="admin"),
 )

@@ -74,8 +74,10 @@ class Engine(Protocol):
         """A reader of a resumable reply (0: who submitted it) is gone; nothing if another has taken over."""
         ...
 
-    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
-        """Where the sequences of a reply are. Also by its request's id. Raises UnknownReplyError."""
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
+        """Where the sequences of a reply are. Also by its request's id. owner None: anybody's, also by the seq of an
+        arrival. Raises UnknownReplyError, and of anybody's AmbiguousRequestError.
+        """
         ...
 
     async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:

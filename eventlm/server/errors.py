@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from eventlm.control.admin import AmbiguousRequestError
 from eventlm.control.rate_limits import RateLimitError
 from eventlm.control.request import (
     BY_OPERATOR,
@@ -120,6 +121,11 @@ def model_not_found(model: str) -> ApiError:
 def reply_not_found(reply_id: str) -> ApiError:
     """404: no such reply, not any more, or somebody else's."""
     return ApiError(404, f"There is no reply with the id '{reply_id}', or it cannot be resumed, or not any more.")
+
+
+def ambiguous_request(error: AmbiguousRequestError) -> ApiError:
+    """409: several replies go by the id; the message names them."""
+    return ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False)
 
 
 def taken_over() -> ApiError:

@@ -166,7 +166,7 @@ class RemoteEngine:
         """As the engine's own."""
         return await self._call(Administer(action), partial(decode_result, result_type=EngineStatus))
 
-    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
         """As the engine's own."""
         return await self._call(AskStatus(reply_id, owner), partial(decode_result, result_type=ReplyStatus))
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import Raw, Struct
 
+from eventlm.control.admin import AmbiguousRequestError
 from eventlm.control.explanations import NotExplainedError
 from eventlm.control.reply_status import ReplyStatus, SampleState
 from eventlm.control.request import UnknownReplyError
 from eventlm.errors import EventLMError
 from eventlm.server.context import CONTEXT, json_response
-from eventlm.server.errors import ApiError, from_engine_error, internal_error, invalid_value
+from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error, internal_error, invalid_value
 from eventlm.server.principal import PRINCIPAL
 from eventlm.server.timings import ChoiceTimings, choice_timings
+from eventlm.types import FinishReason
 from eventlm.wording import sentence
 
 #: Seconds after which to ask again where too many ask.
@@ -24,10 +26,13 @@ _RETRY_SECONDS = 5
 
 
 class ChoiceState(Struct, frozen=True, kw_only=True):
-    """A choice. `timings` once it is over, for as long as they are kept."""
+    """A choice. Once it is over it has its `finish_reason`, as the log has it (such as eos, length, cancelled), and its
+    `timings`, for as long as they are kept.
+    """
 
     index: int
     state: SampleState
+    finish_reason: FinishReason | None
     output_tokens: int
     timings: ChoiceTimings | None
 
@@ -52,11 +57,23 @@ class ExplainReply(Struct, frozen=True, kw_only=True):
 
 async def request_info(request: web.Request) -> web.Response:
     """Where a request is: waiting, running, preempted, ending or finished; and where its time went if it is over."""
-    status = await _status(request)
+    return _info(await _status(request, request[PRINCIPAL].owner))
+
+
+async def any_request_info(request: web.Request) -> web.Response:
+    """The same of any key's request, for operators; also by the seq of its arrival in the trace.
+
+    A 409 if several have the same `x-request-id`; it names their replies.
+    """
+    return _info(await _status(request, None))
+
+
+def _info(status: ReplyStatus) -> web.Response:
     choices = [
         ChoiceState(
             index=choice,
             state=sample.state,
+            finish_reason=sample.row.reason if sample.row is not None else None,
             output_tokens=sample.output_tokens,
             timings=choice_timings(choice, sample.row) if sample.row is not None else None,
         )
@@ -74,7 +91,7 @@ async def explain_request(request: web.Request) -> web.Response:
     The run's trace is replayed for it, from the newest file that begins before the request.
     """
     is_text = _asks_for_text(request)
-    status = await _status(request)
+    status = await _status(request, request[PRINCIPAL].owner)
     engine, owner = request.app[CONTEXT].engine, request[PRINCIPAL].owner
     try:
         answer = await engine.explain(status.reply_id, owner)
@@ -100,10 +117,12 @@ def _asks_for_text(request: web.Request) -> bool:
     raise invalid_value("format", "Invalid value for 'format': supported values are 'json' and 'text'.")
 
 
-async def _status(request: web.Request) -> ReplyStatus:
-    """Raises ApiError (404) for a request that is not known, or somebody else's."""
+async def _status(request: web.Request, owner: str | None) -> ReplyStatus:
+    """owner: None for anybody's. Raises ApiError (404) for a request that is not known, or somebody else's."""
     try:
-        return await request.app[CONTEXT].engine.status(request.match_info["id"], request[PRINCIPAL].owner)
+        return await request.app[CONTEXT].engine.status(request.match_info["id"], owner)
+    except AmbiguousRequestError as error:
+        raise ambiguous_request(error) from error
     except EventLMError as error:
         raise _from_engine(error, request.match_info["id"]) from error
 

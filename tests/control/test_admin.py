@@ -210,6 +210,10 @@ async def test_an_end_says_who_asked_for_it() -> None:
         readers[1].handle.cancel()
         for reader in readers[:2]:
             await reader.done()
+        for name in ("cmpl-0", str(readers[0].handle.request)):
+            (sample,) = (await engine.status(name, None)).samples
+            assert sample.row is not None
+            assert (sample.state, sample.row.reason) == ("finished", "cancelled")
     await readers[2].done()
     ends = [reader.finished[0] for reader in readers]
     assert [end and end.detail for end in ends] == ["owner", "client", "shutdown"]

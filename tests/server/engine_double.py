@@ -22,6 +22,7 @@ from eventlm.control.admin import (
     SwapPolicy,
     UnknownPolicyError,
     UnknownRequestError,
+    reply_named,
 )
 from eventlm.control.ended_rows import EndedRows
 from eventlm.control.explanations import ExplainAnswer, NotExplainedError
@@ -179,8 +180,9 @@ class EngineDouble:
     def leave(self, reply_id: str, reader: int) -> None:
         self.registry.leave(reply_id, reader)
 
-    async def status(self, reply_id: str, owner: str) -> ReplyStatus:
-        reply = self.registry.find(reply_id, owner)
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
+        registry = self.registry
+        reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
         return reply_status(reply.submission.reply_id, reply.sequences, None, self.rows)
 
     async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:

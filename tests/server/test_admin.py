@@ -44,6 +44,22 @@ def test_actions(guarded: RunningServer) -> None:
     assert [line["event"] for line in logs] == ["request"]
 
 
+def test_operators_see_every_keys_requests(guarded: RunningServer) -> None:
+    body = {"model": "test", "prompt": "x"}
+    ids = [
+        guarded.post("/v1/completions", body, {**bearer("sk-alice"), "x-request-id": name}).json()["id"]
+        for name in ("jobs/7", "twice", "twice")
+    ]
+    for name in (ids[0], "jobs/7", "0"):
+        found = guarded.request("GET", f"/admin/requests/{name}", headers=OPS)
+        assert (found.status, found.json()["id"], found.json()["state"]) == (200, ids[0], "finished")
+    twice = guarded.request("GET", "/admin/requests/twice", headers=OPS)
+    assert_error(twice, 409, INVALID, "id", "ambiguous_request", f"{ids[1]}, {ids[2]}")
+    unknown = guarded.request("GET", "/admin/requests/17", headers=OPS)
+    assert_error(unknown, 404, INVALID, "id", "request_not_found")
+    assert guarded.request("GET", f"/admin/requests/{ids[0]}", headers=bearer("sk-alice")).status == 403
+
+
 def test_a_flush_says_how_much_it_was(guarded: RunningServer) -> None:
     flushed = guarded.request("POST", "/admin/cache/flush", headers=OPS).json()
     assert flushed["flushed"] == {"num_blocks": 7, "num_replicas": 2}

@@ -45,6 +45,7 @@ def test_a_request_is_found_by_its_reply_and_by_its_own_id(server: RunningServer
         found = get(server, name).json()
         assert (found["id"], found["object"], found["state"]) == (reply["id"], "eventlm.request", "finished")
         assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+        assert [choice["finish_reason"] for choice in found["choices"]] == ["eos", None, None, None]
         timings = found["choices"][0]["timings"]
         assert found["choices"][1]["timings"] is None
         assert timings == {
