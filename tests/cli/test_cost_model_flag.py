@@ -37,5 +37,5 @@ def test_a_folder_of_runs_is_not_one(runs: Path) -> None:
 
 
 def test_what_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no cost model .*built in are .*h200-llama3-8b"):
+    with pytest.raises(UsageError, match=r"no cost model .*built in: .*h200-llama3-8b"):
         read_cost_model(str(tmp_path / "nothing"))

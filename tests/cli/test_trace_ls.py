@@ -43,7 +43,7 @@ def test_json_has_paths_and_problems(runs: Path, capsys: pytest.CaptureFixture[s
     assert found["one"]["policy"].startswith("edf:multiplier=1.5,min_deadline_ms=1")
     assert found["one"]["path"] == str(runs / "one")
     assert found["two"]["end"] == "unreadable"
-    assert "is damaged at line 1" in found["two"]["problem"]
+    assert "is not a trace" in found["two"]["problem"]
     assert main(["trace", "ls"]) == 0
     assert "warning: 1 run cannot be read" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.core.plugin import Policy, SequenceView
-from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.errors import UsageError
 from eventlm.events import Arrived, Finished, Header, Launched, WorkerLost, WorkerUp
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify import verify
@@ -309,7 +309,7 @@ def test_a_run_without_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no request arrived in it"):
         what_if(tmp_path / "empty.jsonl", [policy("edf")])
     (tmp_path / "foreign.jsonl").write_text("arrival,tokens\n1,2\n")
-    with pytest.raises(TraceCorruptError):
+    with pytest.raises(UsageError, match="is not a trace"):
         what_if(tmp_path / "foreign.jsonl", [policy("edf")])
 
 
