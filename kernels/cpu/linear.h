@@ -92,9 +92,9 @@ void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, 
 
 // Pairs of input that are multiplied before the next rows have their turn: weights of that many stay in the first
 // cache.
-constexpr std::size_t kPairsAtOnce = 256;
-// Rows whose sums are kept beside: 32 columns of them are 64 KiB.
-constexpr int kSumRows = 512;
+constexpr std::size_t kPairsAtOnce = 64;
+// Rows whose sums are kept beside: 32 columns of them are 32 KiB.
+constexpr int kSumRows = 256;
 
 template <bool IS_WIDE>
 EVENTLM_INLINE void add_tiles(const std::uint32_t* weights, const Rows& rows, int row, std::size_t begin,
