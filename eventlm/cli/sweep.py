@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from eventlm.cli.simulation_flags import (
     read_workload,
 )
 from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.cores import usable_cores
 from eventlm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.sweep import Sweep
 
     plan = _plan(arguments, config, loads_ppm)
-    jobs = len(os.sched_getaffinity(0)) if arguments.jobs is None else arguments.jobs
+    jobs = usable_cores() if arguments.jobs is None else arguments.jobs
     loaded = read_workload(arguments.workload)
     sweep = Sweep(plan, loaded, arguments.output, num_jobs=jobs)
     with count_progress("sweeping", "simulation") as on_progress:

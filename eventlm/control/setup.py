@@ -22,6 +22,7 @@ from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.control.block_names import PAIRS_PER_BLOCK
 from eventlm.control.plugins import ResolvedPlugin, resolve
 from eventlm.core.state import Plugins
+from eventlm.cores import usable_cores
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
@@ -116,7 +117,7 @@ def make_setup(
 def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     """The first worker of each replica. Whether one of them measures is decided at the start."""
     config, core = setup.config, setup.core
-    threads = config.worker.threads or max(len(os.sched_getaffinity(0)) // core.num_replicas, 1)
+    threads = config.worker.threads or max(usable_cores() // core.num_replicas, 1)
     # Four in the shortest silence that counts as death, and never fewer than one a second.
     heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [

@@ -5,7 +5,6 @@ Shapes: T tokens of the step, row after row, S of them whose logits are wanted, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -14,6 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from eventlm.cores import usable_cores
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow, unsupported
 from eventlm.kernels.cpu.native import AUTO, TORCH, choose_build
@@ -84,7 +84,7 @@ class CpuForward:
     def __init__(self, setup: WorkerSetup, config: DecoderConfig, build: str) -> None:
         self.name = backend_name(build)
         self.vocab_size = config.vocab_size
-        num_threads = setup.threads or len(os.sched_getaffinity(0))
+        num_threads = setup.threads or usable_cores()
         self._decoder: CpuDecoder = load_cpu_decoder(
             setup.model, build, max_positions=setup.max_model_len, num_threads=num_threads
         )
