@@ -12,8 +12,9 @@ from eventlm.control.setup import describe_host
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import CheckpointError, EventLMError, UsageError
 from eventlm.events import Header, Launched
-from eventlm.kernels.cpu.native import AUTO, TORCH, available_builds
+from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.config import model_fingerprint
+from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.worker.protocol import (
     FAKE_MODEL,
     TORCH_BACKEND,

@@ -96,7 +96,7 @@ def test_without_a_compiler_it_is_built_all_the_same(wheel_without_compiler: tup
         assert f'building extension "eventlm.kernels.cpu.{name}" failed' in said
     with zipfile.ZipFile(built) as archive:
         archive.extractall(tmp_path)
-    program = "from eventlm.kernels.cpu.native import choose_build; print(repr(choose_build('auto')))"
+    program = "from eventlm.models.cpu_kernels import choose_build; print(repr(choose_build('auto')))"
     environment = {"PYTHONPATH": str(tmp_path)}
     assert run_in(environment, sys.executable, "-c", program, cwd=tmp_path) == "''\n"
 

@@ -14,8 +14,8 @@ from eventlm.control.engine import InferenceEngine
 from eventlm.control.setup import make_setup, resolve_plugins
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
-from eventlm.kernels.cpu.native import choose_build
 from eventlm.models.config import read_config
+from eventlm.models.cpu_kernels import choose_build
 from eventlm.models.safetensors_header import find_shards, read_header
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults

@@ -5,19 +5,19 @@ Shapes: T tokens of the step, row after row, S of them whose logits are wanted, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 
 from eventlm.cores import usable_cores
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow, unsupported
-from eventlm.kernels.cpu.native import AUTO, TORCH, choose_build
 from eventlm.models.config import DecoderConfig, resolve_dtype
+from eventlm.models.cpu_kernels import AUTO, TORCH, choose_build
 from eventlm.models.decoder import no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, native_shape, torch_dtype
 from eventlm.models.rope import RopeTable
@@ -27,8 +27,6 @@ from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
 from eventlm.worker.sampler import Draw
 from eventlm.worker.sequence_table import Row
-
-_log = structlog.get_logger("eventlm.worker")
 
 
 class Forward(Protocol):
@@ -74,7 +72,8 @@ def make_forward(setup: WorkerSetup, config: DecoderConfig) -> Forward:
     if setup.cpu_kernels != AUTO:
         raise UsageError(f"--cpu-kernels {setup.cpu_kernels} cannot run {setup.model}: {reason}; use {AUTO} or {TORCH}")
     if dtype == "bfloat16":
-        _log.warning("the compiled forward pass is not used; torch's is several times slower", reason=reason)
+        # The engine puts what a worker says into its log.
+        print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
     return TorchForward(setup, config)
 
 

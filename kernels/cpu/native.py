@@ -11,8 +11,6 @@ import functools
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
-from eventlm.errors import UsageError
-
 #: Builds, the fastest first, with what a processor must be able to do for each (names of /proc/cpuinfo).
 BUILDS: dict[str, frozenset[str]] = {
     "amx": frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512vl", "avx512bw", "avx512dq"}),
@@ -20,9 +18,6 @@ BUILDS: dict[str, frozenset[str]] = {
     "avx2": frozenset({"avx2", "fma"}),
     "baseline": frozenset(),
 }
-
-#: The other values of --cpu-kernels.
-AUTO, TORCH = "auto", "torch"
 
 
 class NativeShape(ctypes.Structure):
@@ -62,26 +57,6 @@ def available_builds() -> list[str]:
     return [name for name in BUILDS if BUILDS[name] <= processor_flags() and _library(name) is not None]
 
 
-def choose_build(wanted: str) -> str:
-    """The build for a value of --cpu-kernels: with `auto` the fastest one; empty for torch's operations.
-
-    Raises UsageError if the one that is wanted is not available.
-    """
-    if wanted == TORCH:
-        return ""
-    available = available_builds()
-    if wanted == AUTO:
-        return available[0] if available else ""
-    if wanted in available:
-        return wanted
-    reason = (
-        "its processor lacks what they need" if not BUILDS[wanted] <= processor_flags() else "they are not compiled"
-    )
-    raise UsageError(
-        f"--cpu-kernels {wanted}: not on this machine, {reason}; available: {', '.join((AUTO, *available, TORCH))}"
-    )
-
-
 def library(build: str) -> ctypes.CDLL:
     """The functions of a build that is available."""
     found = _library(build)
@@ -92,11 +67,11 @@ def library(build: str) -> ctypes.CDLL:
 
 @functools.cache
 def _library(build: str) -> ctypes.CDLL | None:
-    """None if it was not compiled, or the system does not let a process use its instructions."""
-    path = Path(__file__).with_name(f"{build}.abi3.so")
-    if not path.exists():
+    """None if it was not compiled or is for another machine, or the system keeps its instructions from processes."""
+    try:
+        functions = ctypes.CDLL(str(Path(__file__).with_name(f"{build}.abi3.so")))
+    except OSError:
         return None
-    functions = ctypes.CDLL(str(path))
     functions.eventlm_decoder.restype = c_void_p
     functions.eventlm_decoder.argtypes = (POINTER(NativeShape), c_void_p, c_void_p, c_int32)
     functions.eventlm_free.restype = None

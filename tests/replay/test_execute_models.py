@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eventlm.errors import UsageError
-from eventlm.kernels.cpu.native import choose_build
+from eventlm.models.cpu_kernels import choose_build
 from eventlm.models.pull import cached
 from eventlm.offline import LLM, SamplingParams
 from eventlm.replay.executable import check_executable
@@ -65,9 +65,9 @@ def test_a_checkpoint_gives_the_same_tokens_again(tiny: Path, checkpoint: Path) 
 @pytest.mark.parametrize("kernels", ["auto", "baseline"])
 def test_compiled_kernels_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, kernels: str) -> None:
     """With the kernels of the run, whichever are the fastest here."""
-    sizes = {"max_model_len": 160, "num_blocks": 24, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    sizes = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
     run = record(
-        tmp_path, checkpoint, num_requests=10, max_tokens=24, predictor=[1000] * 5, cpu_kernels=kernels, **sizes
+        tmp_path, checkpoint, num_requests=10, max_tokens=64, predictor=[1000] * 5, cpu_kernels=kernels, **sizes
     )
     assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
     header = check_executable(run)
