@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eventlm.kernels.kv_quantization import is_quantized, quantize
+
 
 def head_slots(slots_T: Tensor, *, block_size: int, num_kv_heads: int) -> Tensor:
     """Where each token's heads lie in a cache seen as [num_blocks * K * block_size, D], int64 [T * K].
@@ -22,8 +24,8 @@ def head_slots(slots_T: Tensor, *, block_size: int, num_kv_heads: int) -> Tensor
 def kv_store(kv_cache: Tensor, k_TKD: Tensor, v_TKD: Tensor, head_slots: Tensor) -> None:
     """Store each token's key and value, by the slots that the function `head_slots` gives.
 
-    kv_cache: one layer's [2, num_blocks, K, block_size, D], keys first.
+    kv_cache: one layer's [2, num_blocks, K, block_size, D], keys first, of any floating type, or quantized.
     """
-    keys, values = kv_cache.flatten(1, 3)
-    keys.index_copy_(0, head_slots, k_TKD.flatten(0, 1))
-    values.index_copy_(0, head_slots, v_TKD.flatten(0, 1))
+    for cache, new_TKD in zip(kv_cache.flatten(1, 3), (k_TKD, v_TKD), strict=True):
+        new = new_TKD.flatten(0, 1)
+        cache.index_copy_(0, head_slots, quantize(new, cache.dtype) if is_quantized(cache) else new.to(cache.dtype))

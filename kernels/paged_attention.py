@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from eventlm.kernels.kv_quantization import dequantize, is_quantized
+
 
 class AttentionRow(NamedTuple):
     """Query tokens at `start` to `start + num_tokens` of a sequence with blocks `block_table`, 32-bit."""
@@ -36,7 +38,8 @@ class AttentionGroup(NamedTuple):
     valid, outputs: where the real queries lie in [B * N], and their places in the step's tokens; None if all
     of `queries` is real.
     blocks: [B * K * blocks] int64, rows of the cache as [num_blocks * K]; padding repeats the row's first block.
-    context: [2, B * K * blocks, block_size * D], room for the gathered keys and values, the same for all layers.
+    context: [2, B * K * blocks, block_size x what a token's head has in the cache], room for the gathered keys and
+    values, the same for all layers.
     mask: added to the scores, [B, 1, N, L]; None if every row starts at 0, or all are decodes of equal
     length.
     """
@@ -52,8 +55,12 @@ class AttentionGroup(NamedTuple):
     mask: Tensor | None
 
 
-def plan_attention(rows: Sequence[AttentionRow], kv_cache: Tensor) -> list[AttentionGroup]:
+def plan_attention(
+    rows: Sequence[AttentionRow], kv_cache: Tensor, dtype: torch.dtype | None = None
+) -> list[AttentionGroup]:
     """Group the rows of a step, whose tokens lie one row after the other. `kv_cache` is any layer's.
+
+    dtype: of the queries; None: the cache's.
 
     Rows share a group if their numbers of query tokens and of context blocks have the same power of two above
     them, so padding at most doubles either.
@@ -66,13 +73,13 @@ def plan_attention(rows: Sequence[AttentionRow], kv_cache: Tensor) -> list[Atten
         shape = ((row.num_tokens - 1).bit_length(), (num_blocks - 1).bit_length())
         groups.setdefault(shape, []).append((offset, row))
         offset += row.num_tokens
-    return [_plan_group(members, kv_cache) for members in groups.values()]
+    return [_plan_group(members, kv_cache, dtype or kv_cache.dtype) for members in groups.values()]
 
 
 def paged_attention(q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], *, scale: float) -> Tensor:
     """Causal attention of each row's queries over its blocks.
 
-    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, K, block_size, D]. Returns [T, H, D].
+    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, K, block_size, D], as `kv_store` takes. Returns [T, H, D].
     """
     if len(groups) == 1 and groups[0].valid is None:
         return _attend(q_THD, kv_cache, groups[0], scale)
@@ -89,11 +96,12 @@ def paged_attention(q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionG
 def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) -> Tensor:
     """q: [B * N, H, D] in the group's order; returns the same."""
     num_rows, num_queries, num_context = group.num_rows, group.num_queries, group.num_context
-    _, _, num_kv_heads, _, head_dim = kv_cache.shape
-    num_heads = q.shape[1]
+    _, _, num_kv_heads, _, width = kv_cache.shape
+    _, num_heads, head_dim = q.shape
     for cache, context in zip(kv_cache.flatten(3).flatten(1, 2), group.context, strict=True):
         torch.index_select(cache, 0, group.blocks, out=context)
-    keys, values = group.context.view(2, num_rows, num_kv_heads, -1, head_dim)[:, :, :, :num_context]
+    context = group.context.view(2, num_rows, num_kv_heads, -1, width)[:, :, :, :num_context]
+    keys, values = dequantize(context, q.dtype) if is_quantized(kv_cache) else context.to(q.dtype)
     if num_queries == 1:
         # The heads that share a key stand in for query tokens, so that no key is copied.
         q = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -106,9 +114,9 @@ def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) ->
     return out.transpose(1, 2).reshape(num_rows * num_queries, num_heads, head_dim)
 
 
-def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor) -> AttentionGroup:
+def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor, dtype: torch.dtype) -> AttentionGroup:
     device, num_rows = kv_cache.device, len(members)
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    _, _, num_kv_heads, block_size, width = kv_cache.shape
     offsets = np.array([offset for offset, _ in members])
     starts = np.array([row.start for _, row in members])
     counts = np.array([row.num_tokens for _, row in members])
@@ -132,8 +140,8 @@ def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor) -> At
         valid=valid,
         outputs=outputs,
         blocks=torch.from_numpy(head_blocks.ravel()).to(device),
-        context=kv_cache.new_empty(2, head_blocks.size, block_size * head_dim),
-        mask=_mask(starts, num_queries, num_context, kv_cache.dtype, device),
+        context=kv_cache.new_empty(2, head_blocks.size, block_size * width),
+        mask=_mask(starts, num_queries, num_context, dtype, device),
     )
 
 

@@ -1,5 +1,7 @@
-// What Python calls, by ctypes. Nothing here raises: what can fail returns null.
+// What Python calls, by ctypes. No exception leaves this: what makes an object returns null, all else 1 if there is no
+// memory, and 0.
 #include <exception>
+#include <new>
 
 #include "decoder.h"
 
@@ -11,6 +13,20 @@
 using eventlm::Decoder;
 
 #define EVENTLM_EXPORT __attribute__((visibility("default")))
+
+namespace {
+
+template <class Work>
+std::int32_t run(Work&& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -26,9 +42,9 @@ EVENTLM_EXPORT int eventlm_prepare() {
 
 // Returns null if there is no memory, or the system does not give as many threads.
 EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const float* cosines, const float* sines,
-                                        std::int32_t num_threads) {
+                                        std::int32_t is_int8, std::int32_t num_threads) {
   try {
-    return new Decoder(*shape, cosines, sines, num_threads);
+    return new Decoder(*shape, cosines, sines, is_int8 != 0, num_threads);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -36,37 +52,47 @@ EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const float
 
 EVENTLM_EXPORT void eventlm_free(Decoder* decoder) { delete decoder; }
 
-EVENTLM_EXPORT void eventlm_load_matrix(Decoder* decoder, std::int32_t weight, std::int32_t layer,
-                                        const std::uint16_t* source) {
-  decoder->load_matrix(static_cast<eventlm::Weight>(weight), layer, source);
+EVENTLM_EXPORT void eventlm_set_embedding(Decoder* decoder, const std::uint16_t* embedding) {
+  decoder->set_embedding(embedding);
 }
 
-EVENTLM_EXPORT void eventlm_load_vector(Decoder* decoder, std::int32_t weight, std::int32_t layer,
-                                        const float* source) {
-  decoder->load_vector(static_cast<eventlm::Weight>(weight), layer, source);
+// processors: as many as there are threads.
+EVENTLM_EXPORT void eventlm_pin(Decoder* decoder, const std::int32_t* processors) { decoder->pin(processors); }
+
+EVENTLM_EXPORT std::int32_t eventlm_load_matrix(Decoder* decoder, std::int32_t weight, std::int32_t layer,
+                                                const std::uint16_t* rows, std::int64_t first_row,
+                                                std::int64_t num_rows) {
+  return run([&] { decoder->load_matrix(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows); });
 }
 
-// starts, counts, tables: of each row; a table is where its block numbers begin in `blocks`.
-EVENTLM_EXPORT void eventlm_forward(Decoder* decoder, const std::int32_t* token_ids, std::int32_t num_rows,
-                                    const std::int32_t* starts, const std::int32_t* counts, const std::int32_t* tables,
-                                    const std::int32_t* blocks, std::uint32_t* kv, std::int32_t num_blocks,
-                                    std::int32_t block_size, float* hidden) {
-  std::vector<eventlm::StepRow> rows;
-  for (int row = 0; row < num_rows; row++) rows.push_back({starts[row], counts[row], blocks + tables[row]});
-  decoder->forward(token_ids, rows, kv, num_blocks, block_size, hidden);
+EVENTLM_EXPORT std::int32_t eventlm_load_vector(Decoder* decoder, std::int32_t weight, std::int32_t layer,
+                                                const float* source) {
+  return run([&] { decoder->load_vector(static_cast<eventlm::Weight>(weight), layer, source); });
+}
+
+// starts, counts, tables: of each row; a table has its block numbers.
+EVENTLM_EXPORT std::int32_t eventlm_forward(Decoder* decoder, const std::int32_t* token_ids, std::int32_t num_rows,
+                                            const std::int32_t* starts, const std::int32_t* counts,
+                                            const std::int32_t* const* tables, std::uint8_t* kv, std::int32_t format,
+                                            std::int32_t num_blocks, std::int32_t block_size, float* hidden) {
+  return run([&] {
+    std::vector<eventlm::StepRow> rows;
+    for (int row = 0; row < num_rows; row++) rows.push_back({starts[row], counts[row], tables[row]});
+    decoder->forward(token_ids, rows, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size}, hidden);
+  });
 }
 
 EVENTLM_EXPORT void eventlm_norm(const Decoder* decoder, const float* hidden, std::int32_t num_rows, float* out) {
   decoder->norm(hidden, num_rows, out);
 }
 
-EVENTLM_EXPORT void eventlm_logits(Decoder* decoder, const float* hidden, std::int32_t num_rows, float* out) {
-  decoder->logits(hidden, num_rows, out);
+EVENTLM_EXPORT std::int32_t eventlm_logits(Decoder* decoder, const float* hidden, std::int32_t num_rows, float* out) {
+  return run([&] { decoder->logits(hidden, num_rows, out); });
 }
 
-EVENTLM_EXPORT void eventlm_draw(Decoder* decoder, const float* logits, std::int32_t num_rows,
-                                 const float* temperatures, const std::uint32_t* keys, std::int32_t* ids) {
-  decoder->draw(logits, num_rows, temperatures, keys, ids);
+EVENTLM_EXPORT std::int32_t eventlm_draw(Decoder* decoder, const float* logits, std::int32_t num_rows,
+                                         const float* temperatures, const std::uint32_t* keys, std::int32_t* ids) {
+  return run([&] { decoder->draw(logits, num_rows, temperatures, keys, ids); });
 }
 
 EVENTLM_EXPORT const std::int64_t* eventlm_times(const Decoder* decoder) { return decoder->times(); }

@@ -1,330 +1,320 @@
 // Attention over keys and values in blocks: query rows of one sequence and one key-value head against its context, in
 // one pass with a running maximum (Milakov and Gimelshein, 2018; Dao et al., 2022).
 //
-// A cache block of one head holds `block_size` tokens in sub-blocks of 16. Keys of a sub-block are [head_dim / 2][16]
-// words of two bf16 (of one token), so that `dot_pairs` scores 16 tokens at once; values are [8][head_dim] words of two
-// bf16 (of two tokens), so that it adds two tokens at once. What lies behind a sequence in its last sub-block is never
-// used, whatever it is.
+// Here by vectors, which is what few rows want: nothing of the context is copied, elements are widened in registers. By
+// tiles in attention_tiles.h.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-#include "tiles.h"
+#include "attention_state.h"
+#include "attention_tiles.h"
+#include "kv_cache.h"
 #include "vec.h"
 
 namespace eventlm {
 
-constexpr int kSubBlock = 16;
 // Tokens whose scores are kept between the two products.
 constexpr int kContextAtOnce = 64;
-// Query rows (tokens x heads of a key-value head) that share a pass over the context.
-constexpr int kQueryRows = 32;
-constexpr int kMaxHeadDim = 256;
+#if defined(__AVX512F__)
+constexpr int kSubBlocksTogether = 4, kValueVectors = 4;
+#else
+constexpr int kSubBlocksTogether = 1, kValueVectors = 1;
+#endif
 
-// One layer's keys and values.
-struct KVCache {
-  std::uint32_t* keys;
-  std::uint32_t* values;
-  int num_kv_heads;
-  int block_size;
-  int head_dim;
+// Where the keys and values of some tokens are, by sub-block, and those behind them, which are asked for meanwhile.
+template <class Format>
+struct ContextPart {
+  using Pair = typename Format::Pair;
 
-  // Words of the sub-block that has place `place` of the block.
-  std::size_t offset(int block, int head, int place) const {
-    const std::size_t head_words = static_cast<std::size_t>(block_size) * head_dim / 2;
-    return (static_cast<std::size_t>(block) * num_kv_heads + head) * head_words +
-           static_cast<std::size_t>(place / kSubBlock) * kSubBlock * head_dim / 2;
-  }
+  const Pair* keys[kContextAtOnce / kSubBlock];
+  const Pair* values[kContextAtOnce / kSubBlock];
+  int count;
+  int num_sub_blocks;
 
-  // key and value: of one token, [head_dim] floats.
-  void put(int block, int head, int place, const float* key, const float* value) const {
-    alignas(64) bf16 narrow[kMaxHeadDim];
-    for (int d = 0; d < head_dim; d += kLanes) store_bf16(narrow + d, load<f32x16>(key + d));
-    std::uint32_t* k = keys + offset(block, head, place) + place % kSubBlock;
-    for (int pair = 0; pair < head_dim / 2; pair++) k[pair * kSubBlock] = load<std::uint32_t>(narrow + pair * 2);
-    for (int d = 0; d < head_dim; d += kLanes) store_bf16(narrow + d, load<f32x16>(value + d));
-    bf16* v =
-        reinterpret_cast<bf16*>(values + offset(block, head, place) + place % kSubBlock / 2 * head_dim) + place % 2;
-    for (int d = 0; d < head_dim; d++) v[d * 2] = narrow[d];
+  ContextPart(const KVCache& cache, const AttentionTile& tile, int begin) {
+    count = std::clamp(tile.end - begin, 0, kContextAtOnce);
+    num_sub_blocks = (count + kSubBlock - 1) / kSubBlock;
+    for (int s = 0; s < num_sub_blocks; s++) {
+      const int place = begin + s * kSubBlock;
+      const std::size_t at = cache.offset(tile.blocks[place / cache.block_size], tile.head, place % cache.block_size);
+      keys[s] = elements_of<Format>(cache.keys + at);
+      values[s] = elements_of<Format>(cache.values + at);
+    }
   }
 };
 
-// Queries of one sequence and one key-value head, and the part of the context that they see.
-struct AttentionTile {
-  const std::uint32_t* queries[kQueryRows];  // [head_dim / 2] words each, scaled by log2(e) / sqrt(head_dim)
-  int limit[kQueryRows];                     // how many tokens of the sequence each sees
-  int num_rows;
-  const std::int32_t* blocks;
-  int head;
-  int begin, end;  // of the context, in tokens; begin is a multiple of 16
+// Queries as a format's products take them, [rows][head_dim / 2] words, and what their scores are multiplied by.
+struct QueryRows {
+  alignas(64) std::uint32_t words[kVectorRows * kMaxHeadDim / 2];
+  float factors[kVectorRows];
 };
 
-// Where a pass stands; [row] or [row][head_dim].
-struct AttentionState {
-  float maximum[kQueryRows];
-  float sum[kQueryRows];
-  alignas(64) float output[kQueryRows * kMaxHeadDim];
-};
+template <class Format>
+inline void prepare(const AttentionTile& tile, int head_dim, QueryRows& queries) {
+  for (int row = 0; row < tile.num_rows; row++) {
+    const bf16* from = reinterpret_cast<const bf16*>(tile.queries[row]);
+    bf16* to = reinterpret_cast<bf16*>(queries.words + row * head_dim / 2);
+    if constexpr (!Format::kIsScaled) {
+      std::copy_n(from, head_dim, to);
+    } else if constexpr (std::is_same_v<Format, Fp8>) {
+      for (int d = 0; d < head_dim; d += kLanes) store_bf16(to + d, load_bf16(from + d) * Fp8::kShift);
+      queries.factors[row] = Fp8::kShift;
+    } else {
+      f32x16 most = {};
+      for (int d = 0; d < head_dim; d += kLanes) most = vmax(most, vmax(load_bf16(from + d), -load_bf16(from + d)));
+      const Int16Unit unit(max_of(most));
+      for (int d = 0; d < head_dim; d += kLanes) store(to + d, unit.narrow(load_bf16(from + d)));
+      queries.factors[row] = unit.size;
+    }
+  }
+}
 
-template <int NUM_ROWS, int NUM_SUB_BLOCKS>
-EVENTLM_INLINE void score_rows(const std::uint32_t* const* keys, int num_pairs, const std::uint32_t* const* queries,
-                               float* scores) {
-  f32x16 sums[NUM_ROWS][NUM_SUB_BLOCKS] = {};
+// Scores of 16 tokens times NUM_SUB_BLOCKS for NUM_ROWS rows from `row` on. next: keys to ask for meanwhile, or null.
+template <class Format, int NUM_ROWS, int NUM_SUB_BLOCKS>
+EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, const typename Format::Pair* const* next,
+                               int num_pairs, const QueryRows& queries, int row, float* scores) {
+  typename Format::Sum sums[NUM_ROWS][NUM_SUB_BLOCKS] = {};
+  const std::uint32_t* words = queries.words + row * num_pairs;
   for (int pair = 0; pair < num_pairs; pair++) {
     u32x16 key[NUM_SUB_BLOCKS];
 #pragma GCC unroll 4
-    for (int s = 0; s < NUM_SUB_BLOCKS; s++) key[s] = load<u32x16>(keys[s] + pair * kSubBlock);
+    for (int s = 0; s < NUM_SUB_BLOCKS; s++) {
+      key[s] = Format::pairs(keys[s] + pair * kSubBlock);
+      if (next != nullptr) __builtin_prefetch(next[s] + pair * kSubBlock);
+    }
 #pragma GCC unroll 8
-    for (int row = 0; row < NUM_ROWS; row++) {
-      const u32x16 query = u32x16{} + queries[row][pair];
+    for (int r = 0; r < NUM_ROWS; r++) {
+      const u32x16 query = u32x16{} + words[r * num_pairs + pair];
 #pragma GCC unroll 4
-      for (int s = 0; s < NUM_SUB_BLOCKS; s++) sums[row][s] = dot_pairs(sums[row][s], key[s], query);
+      for (int s = 0; s < NUM_SUB_BLOCKS; s++) sums[r][s] = Format::dot(sums[r][s], key[s], query);
     }
   }
-  for (int row = 0; row < NUM_ROWS; row++) {
-    for (int s = 0; s < NUM_SUB_BLOCKS; s++) store(scores + row * kContextAtOnce + s * kSubBlock, sums[row][s]);
+  for (int r = 0; r < NUM_ROWS; r++) {
+    for (int s = 0; s < NUM_SUB_BLOCKS; s++) {
+      f32x16 score;
+      if constexpr (Format::kIsScaled) {
+        score = to_floats(sums[r][s]) * queries.factors[row + r] * load<f32x16>(scales_of(keys[s]));
+      } else {
+        score = sums[r][s];
+      }
+      store(scores + (row + r) * kContextAtOnce + s * kSubBlock, score);
+    }
   }
 }
 
 // Scores of some sub-blocks for all rows; so many at once that additions need not wait for each other.
-template <int NUM_SUB_BLOCKS>
-EVENTLM_INLINE void score(const std::uint32_t* const* keys, int num_pairs, const AttentionTile& tile, float* scores) {
-  int row = 0;
-  for (; row + 4 <= tile.num_rows; row += 4) {
-    score_rows<4, NUM_SUB_BLOCKS>(keys, num_pairs, tile.queries + row, scores + row * kContextAtOnce);
-  }
-  switch (tile.num_rows - row) {
-    case 3:
-      return score_rows<3, NUM_SUB_BLOCKS>(keys, num_pairs, tile.queries + row, scores + row * kContextAtOnce);
-    case 2:
-      return score_rows<2, NUM_SUB_BLOCKS>(keys, num_pairs, tile.queries + row, scores + row * kContextAtOnce);
-    case 1:
-      return score_rows<1, NUM_SUB_BLOCKS>(keys, num_pairs, tile.queries + row, scores + row * kContextAtOnce);
-  }
-}
-
-// Scores to weights relative to the new maximum, as pairs of bf16; returns what earlier outputs are to be scaled by.
-EVENTLM_INLINE float weigh(float* scores, int num_sub_blocks, int visible, float& maximum, float& sum,
-                           std::uint32_t* weights) {
-  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  f32x16 most = splat(-INFINITY);
-  const int count = num_sub_blocks * kSubBlock;
-  if (visible < count) {
-    for (int c = 0; c < count; c += kLanes) {
-      store(scores + c, lanes + c < visible ? load<f32x16>(scores + c) : splat(-INFINITY));
+template <class Format, int NUM_SUB_BLOCKS>
+EVENTLM_INLINE void score(const typename Format::Pair* const* keys, const typename Format::Pair* const* next,
+                          int num_pairs, const QueryRows& queries, int num_rows, float* scores) {
+  for (int row = 0; row < num_rows; row += 4, next = nullptr) {
+    switch (std::min(num_rows - row, 4)) {
+      case 4:
+        score_rows<Format, 4, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        break;
+      case 3:
+        score_rows<Format, 3, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        break;
+      case 2:
+        score_rows<Format, 2, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        break;
+      case 1:
+        score_rows<Format, 1, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        break;
     }
   }
-  for (int c = 0; c < count; c += kLanes) most = vmax(most, load<f32x16>(scores + c));
-  const float before = maximum;
-  maximum = std::max(before, max_of(most));
-  f32x16 total = {};
-  for (int c = 0; c < count; c += kLanes) {
-    const f32x16 weight = exp2_of(load<f32x16>(scores + c) - maximum);
-    total += weight;
-    store_bf16(reinterpret_cast<bf16*>(weights) + c, weight);
-  }
-  const float scale = exp2_of(splat(before - maximum))[0];
-  sum = sum * scale + sum_of(total);
-  return scale;
 }
 
-// output[row][64 values] = output * scale + weights x values of these token pairs.
-template <int NUM_ROWS, int NUM_VECTORS>
-EVENTLM_INLINE void add_values(const std::uint32_t* const* values, int num_pairs, bool last_is_half,
-                               const std::uint32_t* weights, const float* scales, float* output, int stride) {
-  f32x16 sums[NUM_ROWS][NUM_VECTORS];
-  for (int row = 0; row < NUM_ROWS; row++) {
-    for (int v = 0; v < NUM_VECTORS; v++) sums[row][v] = load<f32x16>(output + row * stride + v * kLanes) * scales[row];
+template <class Format>
+void score_part(const ContextPart<Format>& part, const ContextPart<Format>& next, int head_dim,
+                const QueryRows& queries, int num_rows, float* scores) {
+  int s = 0;
+  for (; s + kSubBlocksTogether <= part.num_sub_blocks; s += kSubBlocksTogether) {
+    const bool is_next = s + kSubBlocksTogether <= next.num_sub_blocks;
+    score<Format, kSubBlocksTogether>(part.keys + s, is_next ? next.keys + s : nullptr, head_dim / 2, queries, num_rows,
+                                      scores + s * kSubBlock);
   }
+  for (; s < part.num_sub_blocks; s++) {
+    score<Format, 1>(part.keys + s, nullptr, head_dim / 2, queries, num_rows, scores + s * kSubBlock);
+  }
+}
+
+// Weights of 64 tokens as a format's products take them, and what sums of values by them are multiplied by.
+struct WeightRows {
+  alignas(64) std::uint32_t words[kVectorRows * kContextAtOnce / 2];
+  float factors[kVectorRows];
+  float scales[kVectorRows];  // of what was summed before
+};
+
+// One row's scores to weights relative to its new maximum.
+template <class Format>
+EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int visible, RowState& state,
+                          WeightRows& weights, int row) {
+  const int count = part.num_sub_blocks * kSubBlock;
+  hide(scores, visible, count);
+  weights.scales[row] = raise(scores, count, state);
+  bf16* to = reinterpret_cast<bf16*>(weights.words + row * kContextAtOnce / 2);
+  f32x16 most = {};
+  for (int c = 0; c < count; c += kLanes) {
+    f32x16 weight = weight_of(load<f32x16>(scores + c) - state.maximum);
+    state.sum += weight;
+    if constexpr (Format::kIsScaled) {
+      weight *= load<f32x16>(scales_of(part.values[c / kSubBlock]));
+      // The scale of a token that is not there may be anything.
+      if (visible < c + kLanes) weight = kLaneNumbers + c < visible ? weight : f32x16{};
+    }
+    if constexpr (std::is_same_v<Format, Int8>) {
+      store(scores + c, weight);
+      most = vmax(most, weight);
+    } else {
+      if constexpr (std::is_same_v<Format, Fp8>) weight *= Fp8::kShift;
+      store_bf16(to + c, weight);
+    }
+  }
+  if constexpr (std::is_same_v<Format, Int8>) {
+    const Int16Unit unit(max_of(most));
+    for (int c = 0; c < count; c += kLanes) store(to + c, unit.narrow(load<f32x16>(scores + c)));
+    weights.factors[row] = unit.size;
+  } else if constexpr (std::is_same_v<Format, Fp8>) {
+    weights.factors[row] = Fp8::kShift;
+  }
+}
+
+// output[row][16 x NUM_VECTORS] = output * scale + weights x values of these token pairs. next: as above.
+template <class Format, int NUM_ROWS, int NUM_VECTORS>
+EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, const typename Format::Pair* const* next,
+                               int num_pairs, bool last_is_half, const WeightRows& weights, int row, float* output,
+                               int stride) {
+  typename Format::Sum sums[NUM_ROWS][NUM_VECTORS] = {};
+  output += row * stride;
+  if constexpr (!Format::kIsScaled) {
+    for (int r = 0; r < NUM_ROWS; r++) {
+      for (int v = 0; v < NUM_VECTORS; v++)
+        sums[r][v] = load<f32x16>(output + r * stride + v * kLanes) * weights.scales[row + r];
+    }
+  }
+  const std::uint32_t* words = weights.words + row * kContextAtOnce / 2;
   for (int pair = 0; pair < num_pairs; pair++) {
     u32x16 both[NUM_VECTORS];
     for (int v = 0; v < NUM_VECTORS; v++) {
-      both[v] = load<u32x16>(values[pair] + v * kLanes);
+      both[v] = Format::pairs(values[pair] + v * kLanes);
       if (last_is_half && pair == num_pairs - 1) both[v] &= 0xffffu;
+      if (next != nullptr) __builtin_prefetch(next[pair] + v * kLanes);
     }
 #pragma GCC unroll 8
-    for (int row = 0; row < NUM_ROWS; row++) {
-      const u32x16 weight = u32x16{} + weights[row * (kContextAtOnce / 2) + pair];
-      for (int v = 0; v < NUM_VECTORS; v++) sums[row][v] = dot_pairs(sums[row][v], both[v], weight);
+    for (int r = 0; r < NUM_ROWS; r++) {
+      const u32x16 weight = u32x16{} + words[r * (kContextAtOnce / 2) + pair];
+      for (int v = 0; v < NUM_VECTORS; v++) sums[r][v] = Format::dot(sums[r][v], both[v], weight);
     }
   }
-  for (int row = 0; row < NUM_ROWS; row++) {
-    for (int v = 0; v < NUM_VECTORS; v++) store(output + row * stride + v * kLanes, sums[row][v]);
+  for (int r = 0; r < NUM_ROWS; r++) {
+    for (int v = 0; v < NUM_VECTORS; v++) {
+      float* to = output + r * stride + v * kLanes;
+      if constexpr (Format::kIsScaled) {
+        store(to, load<f32x16>(to) * weights.scales[row + r] + to_floats(sums[r][v]) * weights.factors[row + r]);
+      } else {
+        store(to, sums[r][v]);
+      }
+    }
   }
 }
 
-template <int NUM_VECTORS>
-EVENTLM_INLINE void add_all_values(const std::uint32_t* const* values, int num_pairs, bool last_is_half,
-                                   const std::uint32_t* weights, const float* scales, int num_rows, float* output,
-                                   int stride) {
-  int row = 0;
-  for (; row + 4 <= num_rows; row += 4) {
-    add_values<4, NUM_VECTORS>(values, num_pairs, last_is_half, weights + row * (kContextAtOnce / 2), scales + row,
-                               output + row * stride, stride);
-  }
-  weights += row * (kContextAtOnce / 2), scales += row, output += row * stride;
-  switch (num_rows - row) {
-    case 3:
-      return add_values<3, NUM_VECTORS>(values, num_pairs, last_is_half, weights, scales, output, stride);
-    case 2:
-      return add_values<2, NUM_VECTORS>(values, num_pairs, last_is_half, weights, scales, output, stride);
-    case 1:
-      return add_values<1, NUM_VECTORS>(values, num_pairs, last_is_half, weights, scales, output, stride);
+template <class Format, int NUM_VECTORS>
+EVENTLM_INLINE void add_all_values(const typename Format::Pair* const* values, const typename Format::Pair* const* next,
+                                   int num_pairs, bool last_is_half, const WeightRows& weights, int num_rows,
+                                   float* output, int stride) {
+  for (int row = 0; row < num_rows; row += 4, next = nullptr) {
+    switch (std::min(num_rows - row, 4)) {
+      case 4:
+        add_values<Format, 4, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        break;
+      case 3:
+        add_values<Format, 3, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        break;
+      case 2:
+        add_values<Format, 2, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        break;
+      case 1:
+        add_values<Format, 1, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        break;
+    }
   }
 }
 
-// Where the keys and values of the tokens [c, c + count) are, by sub-block.
-struct ContextPart {
-  const std::uint32_t* keys[kContextAtOnce / kSubBlock];
-  const std::uint32_t* values[kContextAtOnce / kSubBlock];
-  int count;
-  int num_sub_blocks;
-};
-
-inline ContextPart part_of(const KVCache& cache, const AttentionTile& tile, int c) {
-  ContextPart part;
-  part.count = std::min(kContextAtOnce, tile.end - c);
-  part.num_sub_blocks = (part.count + kSubBlock - 1) / kSubBlock;
-  for (int s = 0; s < part.num_sub_blocks; s++) {
-    const int place = c + s * kSubBlock;
-    const std::size_t at = cache.offset(tile.blocks[place / cache.block_size], tile.head, place % cache.block_size);
-    part.keys[s] = cache.keys + at;
-    part.values[s] = cache.values + at;
-  }
-  return part;
-}
-
-inline void score_vectors(const ContextPart& part, int head_dim, const AttentionTile& tile, float* scores) {
-  if (part.num_sub_blocks == 4) return score<4>(part.keys, head_dim / 2, tile, scores);
-  for (int s = 0; s < part.num_sub_blocks; s++) score<1>(part.keys + s, head_dim / 2, tile, scores + s * kSubBlock);
-}
-
-inline void add_vectors(const ContextPart& part, int head_dim, int num_rows, const std::uint32_t* weights,
-                        const float* scales, float* output) {
-  const std::uint32_t* values[kContextAtOnce / 2];
+template <class Format>
+void add_part(const ContextPart<Format>& part, const ContextPart<Format>& following, int head_dim, int num_rows,
+              const WeightRows& weights, float* output) {
+  using Pair = typename Format::Pair;
+  const Pair* values[kContextAtOnce / 2];
+  const Pair* next[kContextAtOnce / 2];
   const int num_pairs = (part.count + 1) / 2;
-  for (int pair = 0; pair < num_pairs; pair++) values[pair] = part.values[pair / 8] + pair % 8 * head_dim;
-  const bool last_is_half = part.count % 2 != 0;
+  const bool last_is_half = part.count % 2 != 0, is_next = following.num_sub_blocks == kContextAtOnce / kSubBlock;
+  for (int pair = 0; pair < num_pairs; pair++) {
+    values[pair] = part.values[pair / 8] + pair % 8 * head_dim;
+    if (is_next) next[pair] = following.values[pair / 8] + pair % 8 * head_dim;
+  }
+  auto advance = [&](int by) {
+    for (int pair = 0; pair < num_pairs; pair++) values[pair] += by;
+    for (int pair = 0; is_next && pair < num_pairs; pair++) next[pair] += by;
+  };
+  constexpr int kWide = kValueVectors * kLanes;
   int d = 0;
-  for (; d + 64 <= head_dim; d += 64) {
-    add_all_values<4>(values, num_pairs, last_is_half, weights, scales, num_rows, output + d, head_dim);
-    for (int pair = 0; pair < num_pairs; pair++) values[pair] += 64;
+  for (; d + kWide <= head_dim; d += kWide, advance(kWide)) {
+    add_all_values<Format, kValueVectors>(values, is_next ? next : nullptr, num_pairs, last_is_half, weights, num_rows,
+                                          output + d, head_dim);
   }
-  for (; d < head_dim; d += kLanes) {
-    add_all_values<1>(values, num_pairs, last_is_half, weights, scales, num_rows, output + d, head_dim);
-    for (int pair = 0; pair < num_pairs; pair++) values[pair] += kLanes;
+  for (; d < head_dim; d += kLanes, advance(kLanes)) {
+    add_all_values<Format, 1>(values, nullptr, num_pairs, last_is_half, weights, num_rows, output + d, head_dim);
   }
 }
 
+template <class Format>
+void attend_by_vectors(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
+  const int head_dim = cache.head_dim, num_rows = tile.num_rows;
+  QueryRows queries;
+  WeightRows weights;
+  alignas(64) float scores[kVectorRows * kContextAtOnce];
+  prepare<Format>(tile, head_dim, queries);
+  ContextPart<Format> part(cache, tile, tile.begin);
+  for (int c = tile.begin; c < tile.end; c += kContextAtOnce) {
+    const ContextPart<Format> next(cache, tile, c + kContextAtOnce);
+    score_part(part, next, head_dim, queries, num_rows, scores);
+    for (int row = 0; row < num_rows; row++) {
+      weigh(scores + row * kContextAtOnce, part, tile.limit[row] - c, state.rows[row], weights, row);
+    }
+    add_part(part, next, head_dim, num_rows, weights, state.output);
+    part = next;
+  }
+}
+
+// The most rows that a tile of queries may have.
+inline int most_query_rows(int head_dim) {
 #if defined(__AMX_BF16__)
-
-// Rows from which on tiles are faster than vectors, and what they want of a head.
-constexpr int kTileQueryRows = 12;
-inline bool fits_tiles(const AttentionTile& tile, int head_dim) {
-  return tile.num_rows >= kTileQueryRows && head_dim % 32 == 0;
-}
-
-// queries: [rows][head_dim / 2], one after the other.
-template <bool IS_WIDE>
-inline void score_tiles(const ContextPart& part, int head_dim, const std::uint32_t* queries, float* scores) {
-  for (int s = 0; s < part.num_sub_blocks; s += 2) {
-    const std::uint32_t* left = part.keys[s];
-    const std::uint32_t* right = s + 1 < part.num_sub_blocks ? part.keys[s + 1] : left;
-    zero_sums<IS_WIDE>();
-    for (int pair = 0; pair < head_dim / 2; pair += 16) {
-      add_products<IS_WIDE>(queries + pair, head_dim / 2, left + pair * kSubBlock, right + pair * kSubBlock, kSubBlock);
-    }
-    store_sums<IS_WIDE>(scores + s * kSubBlock, kContextAtOnce);
-  }
-}
-
-template <bool IS_WIDE>
-inline void add_value_tiles(const ContextPart& part, int head_dim, int num_rows, const std::uint32_t* weights,
-                            const float* scales, float* output) {
-  for (int row = 0; row < num_rows; row++) {
-    if (scales[row] == 1.0f) continue;
-    for (int d = 0; d < head_dim; d += kLanes)
-      store(output + row * head_dim + d, load<f32x16>(output + row * head_dim + d) * scales[row]);
-  }
-  // Whatever lies behind the last token must be zero here: a weight of zero does not cancel a NaN.
-  alignas(64) std::uint32_t last[kSubBlock / 2 * kMaxHeadDim];
-  const std::uint32_t* values[kContextAtOnce / kSubBlock];
-  std::copy_n(part.values, part.num_sub_blocks, values);
-  if (const int rest = part.count % kSubBlock; rest != 0) {
-    const std::uint32_t* from = part.values[part.num_sub_blocks - 1];
-    std::copy_n(from, rest / 2 * head_dim, last);
-    std::fill(last + rest / 2 * head_dim, last + kSubBlock / 2 * head_dim, 0u);
-    if (rest % 2 != 0) {
-      for (int d = 0; d < head_dim; d++) last[rest / 2 * head_dim + d] = from[rest / 2 * head_dim + d] & 0xffffu;
-    }
-    values[part.num_sub_blocks - 1] = last;
-  }
-  for (int d = 0; d < head_dim; d += 32) {
-    load_sums<IS_WIDE>(output + d, head_dim);
-    for (int s = 0; s < part.num_sub_blocks; s++) {
-      add_products<IS_WIDE>(weights + s * kSubBlock / 2, kContextAtOnce / 2, values[s] + d, values[s] + d + 16,
-                            head_dim);
-    }
-    store_sums<IS_WIDE>(output + d, head_dim);
-  }
-}
-
+  if (head_dim % kTileHeadDim == 0) return kQueryRows;
 #endif
+  return kVectorRows;
+}
 
-// Asks for what the next pass reads: blocks lie anywhere, so that the processor cannot guess.
-inline void prefetch(const KVCache& cache, const AttentionTile& tile, int c) {
-  if (c >= tile.end) return;
-  const ContextPart part = part_of(cache, tile, c);
-  for (int s = 0; s < part.num_sub_blocks; s++) {
-    for (int word = 0; word < kSubBlock * cache.head_dim / 2; word += 16) {
-      __builtin_prefetch(part.keys[s] + word);
-      __builtin_prefetch(part.values[s] + word);
-    }
-  }
+template <class Format>
+void attend_to(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
+#if defined(__AMX_BF16__)
+  if (fits_tiles(tile, cache.head_dim)) return attend_by_tiles<Format>(cache, tile, state);
+#endif
+  attend_by_vectors<Format>(cache, tile, state);
 }
 
 inline void attend(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
-  const int head_dim = cache.head_dim, num_rows = tile.num_rows;
-  alignas(64) float scores[kQueryRows * kContextAtOnce];
-  alignas(64) std::uint32_t weights[kQueryRows * kContextAtOnce / 2];
-  float scales[kQueryRows];
-  std::fill_n(state.maximum, num_rows, -INFINITY);
-  std::fill_n(state.sum, num_rows, 0.0f);
-  std::fill_n(state.output, num_rows * head_dim, 0.0f);
-#if defined(__AMX_BF16__)
-  const bool uses_tiles = fits_tiles(tile, head_dim), is_wide = num_rows > 16;
-  const int first_rows = std::min(num_rows, 16), second_rows = std::max(num_rows - 16, 0);
-  alignas(64) std::uint32_t queries[kQueryRows * kMaxHeadDim / 2];
-  if (uses_tiles) {
-    for (int row = 0; row < num_rows; row++) std::copy_n(tile.queries[row], head_dim / 2, queries + row * head_dim / 2);
-  }
-#endif
-  for (int c = tile.begin; c < tile.end; c += kContextAtOnce) {
-    const ContextPart part = part_of(cache, tile, c);
-    prefetch(cache, tile, c + kContextAtOnce);
-#if defined(__AMX_BF16__)
-    if (uses_tiles) {
-      configure_tiles(first_rows, second_rows);
-      is_wide ? score_tiles<true>(part, head_dim, queries, scores)
-              : score_tiles<false>(part, head_dim, queries, scores);
-    } else
-#endif
-      score_vectors(part, head_dim, tile, scores);
-    for (int row = 0; row < num_rows; row++) {
-      scales[row] = weigh(scores + row * kContextAtOnce, part.num_sub_blocks, tile.limit[row] - c, state.maximum[row],
-                          state.sum[row], weights + row * kContextAtOnce / 2);
-    }
-#if defined(__AMX_BF16__)
-    if (uses_tiles) {
-      configure_tiles<kSubBlock / 2>(first_rows, second_rows);
-      is_wide ? add_value_tiles<true>(part, head_dim, num_rows, weights, scales, state.output)
-              : add_value_tiles<false>(part, head_dim, num_rows, weights, scales, state.output);
-      continue;
-    }
-#endif
-    add_vectors(part, head_dim, num_rows, weights, scales, state.output);
+  std::fill_n(state.rows, tile.num_rows, RowState{});
+  std::fill_n(state.output, tile.num_rows * cache.head_dim, 0.0f);
+  switch (cache.format) {
+    case KVFormat::bf16:
+      return attend_to<Bf16>(cache, tile, state);
+    case KVFormat::int8:
+      return attend_to<Int8>(cache, tile, state);
+    case KVFormat::fp8:
+      return attend_to<Fp8>(cache, tile, state);
   }
 }
 

@@ -9,12 +9,14 @@ namespace eventlm {
 
 namespace {
 
-constexpr int kTicketsPerLayer = 9;
+constexpr int kTicketsPerLayer = 10;
 // Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so that
 // a result does not depend on who else is in the step.
 constexpr int kContextPerPass = 1024;
 constexpr std::size_t kRowsPerTicket = 8;
 constexpr std::int32_t kIdsPerTicket = 8192;
+// So many are drawn from sooner than threads wake that have gone to sleep since the last product.
+constexpr std::size_t kMaxTicketsAlone = 24;
 constexpr float kLog2E = 1.44269504f;
 
 std::int64_t now_ns() {
@@ -23,7 +25,7 @@ std::int64_t now_ns() {
 }
 
 template <class T>
-void grow(std::vector<T>& buffer, std::size_t size) {
+void grow(Aligned<T>& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
@@ -41,41 +43,36 @@ void share(Ticket& ticket, std::size_t count, std::size_t at_once, Work&& work) 
 struct Decoder::Step {
   const std::int32_t* token_ids;
   const std::vector<StepRow>& rows;
-  std::uint32_t* kv;
-  int num_blocks, block_size;
+  const KVStorage& kv;
   std::size_t num_tokens;
   std::vector<std::int32_t> first_token;  // of each row
 };
 
-Decoder::Decoder(const Shape& shape, const float* cosines, const float* sines, int num_threads)
+Decoder::Decoder(const Shape& shape, const float* cosines, const float* sines, bool is_int8, int num_threads)
     : shape_(shape),
       cosines_(cosines, cosines + static_cast<std::size_t>(shape.max_positions) * shape.head_dim / 2),
       sines_(sines, sines + static_cast<std::size_t>(shape.max_positions) * shape.head_dim / 2),
       team_(num_threads),
-      weights_(shape),
-      tickets_((shape.num_layers + 1) * kTicketsPerLayer) {
-  const std::size_t hidden = shape.hidden_size, inner = shape.intermediate_size;
-  const std::size_t heads = static_cast<std::size_t>(shape.num_heads) * shape.head_dim;
-  const std::size_t all_heads = heads + 2 * static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim;
-  hidden_stride_ = round_up(hidden, kPanel);
-  heads_stride_ = round_up(heads, kPanel);
-  qkv_stride_ = round_up(all_heads, kPanel);
-  inner_stride_ = round_up(inner, kPanel);
-}
+      weights_(shape, is_int8),
+      hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
+      query_stride_(round_up(static_cast<std::size_t>(shape.num_heads) * shape.head_dim / 2, kLanes) + kLanes),
+      normed_(shape.hidden_size, is_int8),
+      attended_(static_cast<std::size_t>(shape.num_heads) * shape.head_dim, is_int8),
+      inner_(shape.intermediate_size, is_int8),
+      tickets_((shape.num_layers + 1) * kTicketsPerLayer) {}
 
 void Decoder::reserve(std::size_t num_tokens) {
   grow(residual_, num_tokens * hidden_stride_);
-  grow(qkv_, num_tokens * qkv_stride_);
-  grow(normed_, num_tokens * hidden_stride_ / 2);
-  grow(queries_, num_tokens * heads_stride_ / 2);
-  grow(attended_, num_tokens * heads_stride_ / 2);
-  grow(inner_, num_tokens * inner_stride_ / 2);
+  grow(queries_, num_tokens * query_stride_);
+  normed_.reserve(num_tokens);
+  attended_.reserve(num_tokens);
+  inner_.reserve(num_tokens);
 }
 
 // Decodes go over their context in passes of a fixed length, prompts in tiles of queries.
 void Decoder::plan_attention(const std::vector<StepRow>& rows) {
   const int group = shape_.num_heads / shape_.num_kv_heads;
-  const int queries_at_once = std::max(1, kQueryRows / group);
+  const int queries_at_once = std::max(1, most_query_rows(shape_.head_dim) / group);
   items_.clear();
   first_partials_.assign(rows.size(), -1);
   std::int32_t num_partials = 0;
@@ -96,6 +93,10 @@ void Decoder::plan_attention(const std::vector<StepRow>& rows) {
       items_.push_back({at, first, count, 0, row.start + first + count, -1});
     }
   }
+  // The longest first, so that the threads end together.
+  std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+    return a.num_queries * (a.end - a.begin) > b.num_queries * (b.end - b.begin);
+  });
   grow(partials_, static_cast<std::size_t>(num_partials) * shape_.num_heads * (shape_.head_dim + 2));
 }
 
@@ -107,9 +108,9 @@ void Decoder::lap(int member, Part part) {
   last_ns_ = now;
 }
 
-void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, std::uint32_t* kv,
-                      int num_blocks, int block_size, float* hidden) {
-  Step step{token_ids, rows, kv, num_blocks, block_size, 0, {}};
+void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
+                      float* hidden) {
+  Step step{token_ids, rows, kv, 0, {}};
   token_rows_.clear();
   for (std::size_t row = 0; row < rows.size(); row++) {
     step.first_token.push_back(static_cast<std::int32_t>(step.num_tokens));
@@ -138,11 +139,17 @@ void Decoder::run_layers(int member, Step& step) {
   for (int number = 0; number < shape_.num_layers; number++) run_layer(member, step, number);
 }
 
-void Decoder::norm_rows(Ticket& ticket, const float* from, std::size_t count, const std::vector<float>& weight) {
+void Decoder::norm_rows(Ticket& ticket, const float* from, std::size_t count, const Aligned<float>& weight) {
   share(ticket, count, kRowsPerTicket, [&](std::size_t row) {
-    rms_norm(from + row * hidden_stride_, weight.data(), shape_.hidden_size, shape_.eps,
-             reinterpret_cast<bf16*>(&normed_[row * hidden_stride_ / 2]));
+    rms_norm(from + row * hidden_stride_, weight.data(), shape_.hidden_size, shape_.eps, normed_, row);
+    normed_.quantize(row);
   });
+}
+
+void Decoder::quantize_rows(Ticket& ticket, RowBuffer& rows, std::size_t count) {
+  if (!rows.is_int8()) return;
+  team_.barrier();
+  share(ticket, count, 1, [&](std::size_t row) { rows.quantize(row); });
 }
 
 void Decoder::run_layer(int member, Step& step, int number) {
@@ -150,12 +157,8 @@ void Decoder::run_layer(int member, Step& step, int number) {
   const std::size_t tickets = (number + 1) * kTicketsPerLayer, count = step.num_tokens;
   const int num_rows = static_cast<int>(count);
   const int group = shape_.num_heads / shape_.num_kv_heads;
-  const std::size_t cache_words =
-      static_cast<std::size_t>(step.num_blocks) * shape_.num_kv_heads * step.block_size * shape_.head_dim / 2;
-  const KVCache cache{step.kv + 2 * number * cache_words, step.kv + (2 * number + 1) * cache_words, shape_.num_kv_heads,
-                      step.block_size, shape_.head_dim};
-  const Rows normed{normed_.data(), hidden_stride_ / 2, num_rows};
-  auto add_to_residual = [&](const std::vector<float>& bias) {
+  const KVCache cache = step.kv.layer(number, shape_.num_kv_heads, shape_.head_dim);
+  auto add_to_residual = [&](const Aligned<float>& bias) {
     return [this, add = bias.empty() ? nullptr : bias.data()](int row, std::size_t panel, f32x16 left, f32x16 right) {
       float* to = &residual_[row * hidden_stride_ + panel * kPanel];
       if (add != nullptr)
@@ -167,69 +170,71 @@ void Decoder::run_layer(int member, Step& step, int number) {
 
   norm_rows(ticket(tickets), residual_.data(), count, layer.input_norm);
   lap(member, Part::norm);
-  const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
-  multiply_shared(
-      team_, ticket(tickets + 1), layer.qkv, normed, [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
-        float* to = &qkv_[row * qkv_stride_ + panel * kPanel];
-        if (bias != nullptr)
-          left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
-        store(to, left);
-        store(to + kLanes, right);
-      });
+  multiply_heads(ticket(tickets + 1), step, layer, cache);
   lap(member, Part::qkv_proj);
-  share(ticket(tickets + 2), count, 4, [&](std::size_t token) { prepare_heads(step, layer, cache, token); });
-  lap(member, Part::rotary);
   {
     thread_local AttentionState state;
     const std::size_t num_kv_heads = shape_.num_kv_heads;
-    share(ticket(tickets + 3), items_.size() * num_kv_heads, 1, [&](std::size_t i) {
+    share(ticket(tickets + 2), items_.size() * num_kv_heads, 1, [&](std::size_t i) {
       attend_item(step, cache, items_[i / num_kv_heads], static_cast<int>(i % num_kv_heads), state);
     });
   }
   if (std::any_of(first_partials_.begin(), first_partials_.end(), [](std::int32_t first) { return first >= 0; })) {
     team_.barrier();
-    share(ticket(tickets + 4), step.rows.size() * shape_.num_heads, group,
+    share(ticket(tickets + 3), step.rows.size() * shape_.num_heads, group,
           [&](std::size_t i) { combine(step, i / shape_.num_heads, static_cast<int>(i % shape_.num_heads)); });
   }
+  quantize_rows(ticket(tickets + 8), attended_, count);
   lap(member, Part::attention);
-  multiply_shared(team_, ticket(tickets + 5), layer.output, {attended_.data(), heads_stride_ / 2, num_rows},
+  multiply_shared(team_, ticket(tickets + 4), layer.output, attended_.rows(num_rows),
                   add_to_residual(layer.output_bias));
   lap(member, Part::o_proj);
-  norm_rows(ticket(tickets + 6), residual_.data(), count, layer.post_attention_norm);
+  norm_rows(ticket(tickets + 5), residual_.data(), count, layer.post_attention_norm);
   lap(member, Part::norm);
   const float* both = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data();
-  multiply_shared(team_, ticket(tickets + 7), layer.gate_up, normed,
+  multiply_shared(team_, ticket(tickets + 6), layer.gate_up, normed_.rows(num_rows),
                   [&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
                     if (both != nullptr)
                       gate += load<f32x16>(both + panel * kPanel), up += load<f32x16>(both + panel * kPanel + kLanes);
-                    bf16* to = reinterpret_cast<bf16*>(&inner_[row * inner_stride_ / 2]) + panel * kLanes;
-                    store_bf16(to, silu(gate) * up);
+                    inner_.put(row, panel * kLanes, silu(gate) * up);
                   });
+  quantize_rows(ticket(tickets + 9), inner_, count);
   lap(member, Part::gate_up_proj);
-  multiply_shared(team_, ticket(tickets + 8), layer.down, {inner_.data(), inner_stride_ / 2, num_rows},
-                  add_to_residual(layer.down_bias));
+  multiply_shared(team_, ticket(tickets + 7), layer.down, inner_.rows(num_rows), add_to_residual(layer.down_bias));
   lap(member, Part::down_proj);
 }
 
-void Decoder::prepare_heads(Step& step, const Layer& layer, const KVCache& cache, std::size_t token) {
+// Query, key and value of all tokens; a head is finished as soon as its last panel is multiplied.
+void Decoder::multiply_heads(Ticket& ticket, const Step& step, const Layer& layer, const KVCache& cache) {
+  alignas(64) thread_local float heads[kBlockRows * kMaxHeadDim];
+  const std::size_t panels = round_up(shape_.head_dim, kPanel) / kPanel;
+  const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
+  auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    if (bias != nullptr)
+      left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
+    float* head = heads + row % kBlockRows * panels * kPanel;
+    store(head + panel % panels * kPanel, left);
+    store(head + panel % panels * kPanel + kLanes, right);
+    if (panel % panels == panels - 1) put_head(step, layer, cache, row, static_cast<int>(panel / panels), head);
+  };
+  multiply_shared(team_, ticket, layer.qkv, normed_.rows(static_cast<int>(step.num_tokens)), put, panels);
+}
+
+// One head of one token, counted through queries, keys and values: what attention needs of it.
+void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cache, std::size_t token, int head,
+                       float* sums) {
   const int dim = shape_.head_dim, row = token_rows_[token];
   const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
-  const float* cosines = &cosines_[static_cast<std::size_t>(position) * dim / 2];
-  const float* sines = &sines_[static_cast<std::size_t>(position) * dim / 2];
-  const float* query_norm = layer.query_norm.empty() ? nullptr : layer.query_norm.data();
-  const float* key_norm = layer.key_norm.empty() ? nullptr : layer.key_norm.data();
-  const float scale = kLog2E / std::sqrt(static_cast<float>(dim));
-  float* heads = &qkv_[token * qkv_stride_];
-  bf16* queries = reinterpret_cast<bf16*>(&queries_[token * heads_stride_ / 2]);
-  for (int head = 0; head < shape_.num_heads; head++, heads += dim, queries += dim) {
-    turn_head(heads, dim, query_norm, shape_.eps, cosines, sines);
-    for (int d = 0; d < dim; d += kLanes) store_bf16(queries + d, load<f32x16>(heads + d) * scale);
-  }
+  const int key_head = head - shape_.num_heads, value_head = key_head - shape_.num_kv_heads;
   const int block = step.rows[row].blocks[position / cache.block_size], place = position % cache.block_size;
-  for (int head = 0; head < shape_.num_kv_heads; head++, heads += dim) {
-    turn_head(heads, dim, key_norm, shape_.eps, cosines, sines);
-    cache.put(block, head, place, heads, heads + shape_.num_kv_heads * dim);
-  }
+  if (value_head >= 0) return cache.put_value(block, value_head, place, sums);
+  const Aligned<float>& norm = key_head >= 0 ? layer.key_norm : layer.query_norm;
+  const std::size_t angles = static_cast<std::size_t>(position) * dim / 2;
+  turn_head(sums, dim, norm.empty() ? nullptr : norm.data(), shape_.eps, &cosines_[angles], &sines_[angles]);
+  if (key_head >= 0) return cache.put_key(block, key_head, place, sums);
+  const float scale = kLog2E / std::sqrt(static_cast<float>(dim));
+  bf16* query = reinterpret_cast<bf16*>(&queries_[token * query_stride_ + head * dim / 2]);
+  for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);
 }
 
 void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state) {
@@ -244,22 +249,24 @@ void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& it
   const std::size_t first_token = step.first_token[item.row] + item.first_query;
   for (int i = 0; i < tile.num_rows; i++) {
     const std::size_t token = first_token + i / group;
-    tile.queries[i] = &queries_[token * heads_stride_ / 2 + (head * group + i % group) * dim / 2];
+    tile.queries[i] = &queries_[token * query_stride_ + (head * group + i % group) * dim / 2];
     tile.limit[i] = row.start + item.first_query + i / group + 1;
   }
   attend(cache, tile, state);
   for (int i = 0; i < tile.num_rows; i++) {
     const float* from = state.output + i * dim;
+    const float sum = sum_of(state.rows[i].sum);
     const int query_head = head * group + i % group;
     if (item.partial >= 0) {
       float* to = &partials_[(static_cast<std::size_t>(item.partial) * shape_.num_heads + query_head) * (dim + 2)];
-      to[0] = state.maximum[i];
-      to[1] = state.sum[i];
+      to[0] = state.rows[i].maximum;
+      to[1] = sum;
       std::copy_n(from, dim, to + 2);
       continue;
     }
-    bf16* to = reinterpret_cast<bf16*>(&attended_[(first_token + i / group) * heads_stride_ / 2]) + query_head * dim;
-    for (int d = 0; d < dim; d += kLanes) store_bf16(to + d, load<f32x16>(from + d) / state.sum[i]);
+    for (int d = 0; d < dim; d += kLanes) {
+      attended_.put(first_token + i / group, query_head * dim + d, load<f32x16>(from + d) / sum);
+    }
   }
 }
 
@@ -278,8 +285,9 @@ void Decoder::combine(const Step& step, std::size_t row, int head) {
     sum += part(number)[1] * scale;
     for (int d = 0; d < dim; d++) output[d] += part(number)[2 + d] * scale;
   }
-  bf16* to = reinterpret_cast<bf16*>(&attended_[step.first_token[row] * heads_stride_ / 2]) + head * dim;
-  for (int d = 0; d < dim; d += kLanes) store_bf16(to + d, load<f32x16>(output + d) / sum);
+  for (int d = 0; d < dim; d += kLanes) {
+    attended_.put(step.first_token[row], head * dim + d, load<f32x16>(output + d) / sum);
+  }
 }
 
 void Decoder::norm(const float* hidden, int num_rows, float* out) const {
@@ -298,12 +306,11 @@ void Decoder::logits(const float* hidden, int num_rows, float* out) {
   last_ns_ = now_ns();
   team_.run([&](int member) {
     share(norms, num_rows, kRowsPerTicket, [&](std::size_t row) {
-      rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps,
-               reinterpret_cast<bf16*>(&normed_[row * hidden_stride_ / 2]));
+      rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps, normed_, row);
+      normed_.quantize(row);
     });
     team_.barrier();
-    const Rows rows{normed_.data(), hidden_stride_ / 2, num_rows};
-    multiply_shared(team_, products, weights_.lm_head, rows,
+    multiply_shared(team_, products, weights_.lm_head, normed_.rows(num_rows),
                     [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
                       const std::size_t first = panel * kPanel;
                       float* to = out + row * vocab + first;
@@ -323,17 +330,23 @@ void Decoder::draw(const float* logits, int num_rows, const float* temperatures,
   const std::int32_t vocab = shape_.vocab_size;
   const std::size_t num_parts = (vocab + kIdsPerTicket - 1) / kIdsPerTicket;
   std::vector<Best> parts(num_rows * num_parts);
-  Ticket ticket;
+  auto draw_part = [&](std::size_t item) {
+    const std::size_t row = item / num_parts;
+    const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerTicket;
+    parts[item] = eventlm::draw(logits + row * vocab, begin, std::min(begin + kIdsPerTicket, vocab), temperatures[row],
+                                keys[2 * row], keys[2 * row + 1]);
+  };
   last_ns_ = now_ns();
-  team_.run([&](int member) {
-    share(ticket, parts.size(), 1, [&](std::size_t item) {
-      const std::size_t row = item / num_parts;
-      const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerTicket;
-      parts[item] = eventlm::draw(logits + row * vocab, begin, std::min(begin + kIdsPerTicket, vocab),
-                                  temperatures[row], keys[2 * row], keys[2 * row + 1]);
+  if (parts.size() <= kMaxTicketsAlone) {
+    for (std::size_t item = 0; item < parts.size(); item++) draw_part(item);
+    times_[static_cast<int>(Part::sample)] += now_ns() - last_ns_;
+  } else {
+    Ticket ticket;
+    team_.run([&](int member) {
+      share(ticket, parts.size(), 1, draw_part);
+      lap(member, Part::sample);
     });
-    lap(member, Part::sample);
-  });
+  }
   for (int row = 0; row < num_rows; row++) {
     const auto first = parts.begin() + static_cast<std::ptrdiff_t>(row * num_parts);
     ids[row] =

@@ -20,7 +20,6 @@ enum class Part : std::int32_t {
   embed,
   norm,
   qkv_proj,
-  rotary,
   attention,
   o_proj,
   gate_up_proj,
@@ -38,15 +37,21 @@ struct StepRow {
 
 class Decoder {
  public:
-  Decoder(const Shape& shape, const float* cosines, const float* sines, int num_threads);
+  Decoder(const Shape& shape, const float* cosines, const float* sines, bool is_int8, int num_threads);
+
+  // See Team.
+  void pin(const int* processors) { team_.pin(processors); }
 
   // See Weights.
-  void load_matrix(Weight weight, int layer, const bf16* source) { weights_.load_matrix(team_, weight, layer, source); }
+  // As it lies in the checkpoint, and must lie as long as this lives; null if it is the output matrix.
+  void set_embedding(const bf16* embedding) { weights_.embedding = embedding; }
+  void load_matrix(Weight weight, int layer, const bf16* rows, std::size_t first_row, std::size_t num_rows) {
+    weights_.load_matrix(team_, weight, layer, rows, first_row, num_rows);
+  }
   void load_vector(Weight weight, int layer, const float* source) { weights_.load_vector(weight, layer, source); }
 
   // The residual stream behind the last layer, [tokens, hidden_size], of rows that lie one after the other.
-  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, std::uint32_t* kv, int num_blocks,
-               int block_size, float* hidden);
+  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv, float* hidden);
   // The last norm of what `forward` gave, [rows, hidden_size].
   void norm(const float* hidden, int num_rows, float* out) const;
   // Logits [rows, vocab_size] of what `forward` gave.
@@ -70,22 +75,26 @@ class Decoder {
   void plan_attention(const std::vector<StepRow>& rows);
   void run_layers(int member, Step& step);
   void run_layer(int member, Step& step, int number);
-  void prepare_heads(Step& step, const Layer& layer, const KVCache& cache, std::size_t token);
+  void multiply_heads(Ticket& ticket, const Step& step, const Layer& layer, const KVCache& cache);
+  void put_head(const Step& step, const Layer& layer, const KVCache& cache, std::size_t token, int head, float* sums);
   void attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state);
   void combine(const Step& step, std::size_t row, int head);
-  void norm_rows(Ticket& ticket, const float* from, std::size_t count, const std::vector<float>& weight);
+  void norm_rows(Ticket& ticket, const float* from, std::size_t count, const Aligned<float>& weight);
+  void quantize_rows(Ticket& ticket, RowBuffer& rows, std::size_t count);
   void lap(int member, Part part);
   Ticket& ticket(std::size_t number) { return tickets_[number]; }
 
   const Shape shape_;
-  const std::vector<float> cosines_, sines_;
+  const Aligned<float> cosines_, sines_;
   Team team_;
   Weights weights_;
 
-  // Of one step; rows are padded to whole panels.
-  std::size_t hidden_stride_, qkv_stride_, heads_stride_, inner_stride_;
-  std::vector<float> residual_, qkv_, partials_;
-  std::vector<std::uint32_t> normed_, queries_, attended_, inner_;
+  // Of one step. Rows of the residual stream, padded to whole panels, and of queries have a line more, so that they do
+  // not lie a power of two apart.
+  const std::size_t hidden_stride_, query_stride_;
+  Aligned<float> residual_, partials_;
+  Aligned<std::uint32_t> queries_;
+  RowBuffer normed_, attended_, inner_;
   std::vector<Item> items_;
   std::vector<std::int32_t> token_rows_, first_partials_;
   std::vector<Ticket> tickets_;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eventlm.kernels import host_memory
 from eventlm.kernels.cpu.native import NativeShape, library
 
 #: In the order of decoder.h's Weight.
@@ -25,86 +27,101 @@ WEIGHTS = (
 _NUMBERS = {name: number for number, name in enumerate(WEIGHTS)}
 #: In the order of decoder.h's Part.
 PARTS = (
-    *("embed", "norm", "qkv_proj", "rotary", "attention"),
+    *("embed", "norm", "qkv_proj", "attention"),
     *("o_proj", "gate_up_proj", "down_proj", "lm_head", "sample"),
 )
-#: Tokens of a sub-block of the cache; a block holds whole ones.
-SUB_BLOCK = 16
-_LANES = 16
-_MAX_HEAD_DIM = 256
-_MAX_GROUP = 32
+#: The part that multiplies by a matrix.
+_PART_OF = {
+    "lm_head": "lm_head",
+    **dict.fromkeys(("query", "key", "value"), "qkv_proj"),
+    "output": "o_proj",
+    **dict.fromkeys(("gate", "up"), "gate_up_proj"),
+    "down": "down_proj",
+}
+#: In the order of kv_cache.h's KVFormat: how each is kept, fp8 as its bytes.
+_KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
 
 
 class StepRow(NamedTuple):
-    """`num_tokens` tokens behind `start` others of a sequence with the blocks `block_table`, int32."""
+    """`num_tokens` tokens behind `start` others of a sequence with the blocks `block_table`, of type "i".
+
+    The table is read from where it lies.
+    """
 
     start: int
     num_tokens: int
-    block_table: np.ndarray
-
-
-def unsupported(shape: NativeShape, block_size: int) -> str:
-    """Why the compiled decoder cannot run a model of this shape; empty if it can."""
-    group = shape.num_heads // shape.num_kv_heads
-    if shape.head_dim % _LANES or shape.head_dim > _MAX_HEAD_DIM:
-        return f"heads of {shape.head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
-    if shape.hidden_size % _LANES:
-        return f"a hidden size of {shape.hidden_size} is not a multiple of {_LANES}"
-    if group > _MAX_GROUP:
-        return f"{group} query heads share a key"
-    if block_size % SUB_BLOCK:
-        return f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
-    return ""
+    block_table: array[int]
 
 
 class CpuDecoder:
     """Weights are given one by one, then it runs. cosines, sines: float32 [max_positions, head_dim / 2].
 
-    MemoryError if the packed weights find no room, or the threads.
+    is_int8: matrices are int8, inputs become so (quantize.h).
+
+    MemoryError if the packed weights find no room, or the threads, or what a call works on.
     """
 
-    def __init__(self, build: str, shape: NativeShape, cosines: Tensor, sines: Tensor, *, num_threads: int) -> None:
+    def __init__(
+        self, build: str, shape: NativeShape, cosines: Tensor, sines: Tensor, *, is_int8: bool = False, num_threads: int
+    ) -> None:
         self._functions = library(build)
         self._shape = shape
+        self._weight_bytes = 1 if is_int8 else 2
         cosines, sines = cosines.float().contiguous(), sines.float().contiguous()
         self._handle = self._functions.eventlm_decoder(
-            ctypes.byref(shape), cosines.data_ptr(), sines.data_ptr(), num_threads
+            ctypes.byref(shape), cosines.data_ptr(), sines.data_ptr(), is_int8, num_threads
         )
         if not self._handle:
             raise MemoryError
         weakref.finalize(self, self._functions.eventlm_free, self._handle)
-        #: Read from where it lies.
+        #: Where an embedding that is not the output matrix as well is read from, as it is.
         self._embedding: Tensor | None = None
+        #: Of the matrices that each part multiplies by.
+        self.weight_bytes: dict[str, int] = {}
+        if not shape.is_tied:
+            self._embedding = torch.empty(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+            self._functions.eventlm_set_embedding(self._handle, self._embedding.data_ptr())
 
-    def load(self, name: str, layer: int, values: Tensor) -> None:
-        """One of WEIGHTS, matrices as [out, in]."""
+    def pin(self, processors: Sequence[int]) -> None:
+        """Keep each thread but the caller's on one of these processors, as many as there are threads."""
+        numbers = array("i", processors)
+        self._functions.eventlm_pin(self._handle, numbers.buffer_info()[0])
+
+    def load(self, name: str, layer: int, values: Tensor, first_row: int = 0) -> None:
+        """One of WEIGHTS: a whole vector, or rows of a matrix [out, in] from `first_row`, a multiple of 32, on."""
+        number = _NUMBERS[name]
         if values.dim() == 1:
             vector = values.float().contiguous()
-            self._functions.eventlm_load_vector(self._handle, _NUMBERS[name], layer, vector.data_ptr())
+            self._functions.eventlm_load_vector(self._handle, number, layer, vector.data_ptr())
             return
-        matrix = values.to(torch.bfloat16).contiguous()
-        if name == "embedding" and not self._shape.is_tied:
-            self._embedding = matrix
-        self._functions.eventlm_load_matrix(self._handle, _NUMBERS[name], layer, matrix.data_ptr())
+        if self._embedding is not None and name == "embedding":
+            self._embedding[first_row : first_row + len(values)] = values
+            return
+        rows = values.to(torch.bfloat16).contiguous()
+        part = "lm_head" if name == "embedding" else _PART_OF.get(name)
+        if part is not None:
+            self.weight_bytes[part] = self.weight_bytes.get(part, 0) + rows.numel() * self._weight_bytes
+        self._functions.eventlm_load_matrix(self._handle, number, layer, rows.data_ptr(), first_row, len(rows))
 
     def forward(self, token_ids_T: np.ndarray, rows: Sequence[StepRow], kv: Tensor) -> Tensor:
         """The residual stream behind the last layer, float32 [T, H]; stores the rows' keys and values.
 
-        token_ids_T: the rows' tokens, one row after the other, int32. kv: bfloat16 [layers, 2, blocks, key-value
-        heads, block size, head_dim]; only this decoder knows how it lays out what it stores there.
+        token_ids_T: the rows' tokens, one row after the other, int32. kv: [layers, 2, blocks, key-value heads, block
+        size, W] with W = head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only this
+        decoder knows how it lays out what it stores there.
         """
         _, _, num_blocks, _, block_size, _ = kv.shape
-        places_R = np.cumsum([0, *(len(row.block_table) for row in rows[:-1])], dtype=np.int32)
-        starts_R = np.array([row.start for row in rows], dtype=np.int32)
-        counts_R = np.array([row.num_tokens for row in rows], dtype=np.int32)
-        blocks = np.concatenate([row.block_table for row in rows])
+        starts, counts, tables = zip(*rows, strict=True)
+        starts_R, counts_R = np.array(starts, dtype=np.int32), np.array(counts, dtype=np.int32)
+        tables_R = np.array([table.buffer_info()[0] for table in tables], dtype=np.uintp)
         hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
         self._functions.eventlm_forward(
             self._handle,
             token_ids_T.ctypes.data,
             len(rows),
-            *(array.ctypes.data for array in (starts_R, counts_R, places_R, blocks)),
+            *(values.ctypes.data for values in (starts_R, counts_R, tables_R)),
             kv.data_ptr(),
+            _KV_DTYPES.index(kv.dtype),
             num_blocks,
             block_size,
             hidden_TH.data_ptr(),
@@ -121,7 +138,7 @@ class CpuDecoder:
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Logits, float32 [S, V], of what `forward` gave for these tokens."""
         hidden_SH = hidden_SH.contiguous()
-        logits_SV = torch.empty(len(hidden_SH), self._shape.vocab_size)
+        logits_SV = host_memory.empty((len(hidden_SH), self._shape.vocab_size), torch.float32)
         self._functions.eventlm_logits(self._handle, hidden_SH.data_ptr(), len(hidden_SH), logits_SV.data_ptr())
         return logits_SV
 

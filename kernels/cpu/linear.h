@@ -6,47 +6,67 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "matrix.h"
+#include "rows.h"
 #include "team.h"
 #include "tiles.h"
 #include "vec.h"
 
 namespace eventlm {
 
+// Rows that go over the panels of a unit together: what is put of a row follows its panels in their order, and rows of
+// two blocks are never mixed.
+constexpr int kBlockRows = 64;
+
 #if defined(__AVX512F__)
-constexpr int kRowsAtOnce = 12;
+constexpr int kRowsAtOnce = 8;
 #else
 constexpr int kRowsAtOnce = 3;
 #endif
 
-// Activations as pairs of bf16, [rows, stride] words; padded with zeros like the matrix.
-struct Rows {
-  const std::uint32_t* pairs;
-  std::size_t stride;
-  int count;
+// Sums of products of bf16, as instructions give them.
+struct Floats {
+  using Sums = f32x16;
+  // From how many rows on tiles are faster than vectors.
+  static constexpr int kTilesFromRows = 4;
+
+  static EVENTLM_INLINE Sums dot(Sums sums, u32x16 columns, u32x16 inputs) { return dot_pairs(sums, columns, inputs); }
 };
 
-// NUM_ROWS rows times NUM_PANELS panels that lie one after the other; put(row, panel, left half, right half) takes the
-// sums.
-template <int NUM_ROWS, int NUM_PANELS, class Put>
+// The same of integers, exact.
+struct Integers {
+  using Sums = i32x16;
+  static constexpr int kTilesFromRows = 3;
+
+  static EVENTLM_INLINE Sums dot(Sums sums, u32x16 columns, u32x16 inputs) { return dot_quads(sums, inputs, columns); }
+};
+
+// NUM_ROWS rows of one tile times NUM_PANELS panels that lie one after the other; put(row, panel, left half, right
+// half) takes the sums.
+template <class Numbers, int NUM_ROWS, int NUM_PANELS, class Put>
 EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, Put&& put) {
-  f32x16 sums[NUM_ROWS][2 * NUM_PANELS] = {};
+  typename Numbers::Sums sums[NUM_ROWS][2 * NUM_PANELS] = {};
   const std::uint32_t* weights = matrix.panel(panel);
-  const std::uint32_t* inputs = rows.pairs + row * rows.stride;
-  const std::size_t stride = rows.stride, num_pairs = matrix.num_pairs(), panel_words = matrix.panel_words();
-  for (std::size_t pair = 0; pair < num_pairs; pair++) {
-    u32x16 columns[2 * NUM_PANELS];
+  const std::uint32_t* inputs = rows.row(row);
+  const std::size_t panel_words = matrix.panel_words();
+  for (std::size_t group = 0; group < rows.num_groups; group++) {
+    for (int pair = 0; pair < kLanes; pair++, weights += kPanel) {
+      u32x16 columns[2 * NUM_PANELS];
 #pragma GCC unroll 8
-    for (int half = 0; half < 2 * NUM_PANELS; half++) {
-      columns[half] = load<u32x16>(weights + half / 2 * panel_words + pair * kPanel + half % 2 * kLanes);
-    }
+      for (int half = 0; half < 2 * NUM_PANELS; half++) {
+        columns[half] = load<u32x16>(weights + half / 2 * panel_words + half % 2 * kLanes);
+      }
 #pragma GCC unroll 16
-    for (int r = 0; r < NUM_ROWS; r++) {
-      const u32x16 input = u32x16{} + inputs[r * stride + pair];
+      for (int r = 0; r < NUM_ROWS; r++) {
+        const u32x16 input = u32x16{} + inputs[r * kLanes + pair];
 #pragma GCC unroll 8
-      for (int half = 0; half < 2 * NUM_PANELS; half++) sums[r][half] = dot_pairs(sums[r][half], columns[half], input);
+        for (int half = 0; half < 2 * NUM_PANELS; half++)
+          sums[r][half] = Numbers::dot(sums[r][half], columns[half], input);
+      }
     }
+    inputs += kTileRows * kLanes;
   }
   for (int r = 0; r < NUM_ROWS; r++) {
     for (int p = 0; p < NUM_PANELS; p++) put(row + r, panel + p, sums[r][2 * p], sums[r][2 * p + 1]);
@@ -54,110 +74,201 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
 }
 
 // Up to kRowsAtOnce rows, the number as a template's argument so that the sums are registers.
-template <int NUM_ROWS, class Put>
+template <class Numbers, int NUM_ROWS, class Put>
 EVENTLM_INLINE void multiply_rows(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
                                   Put&& put) {
   if constexpr (NUM_ROWS > 0) {
     if (count == NUM_ROWS) {
-      multiply_tile<NUM_ROWS, 1>(matrix, panel, rows, row, put);
+      multiply_tile<Numbers, NUM_ROWS, 1>(matrix, panel, rows, row, put);
     } else {
-      multiply_rows<NUM_ROWS - 1>(matrix, panel, rows, row, count, put);
+      multiply_rows<Numbers, NUM_ROWS - 1>(matrix, panel, rows, row, count, put);
     }
   }
 }
 
-template <class Put>
-void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, Put&& put) {
+// The rows [first, last), of one block, times the panels [begin, end).
+template <class Numbers, class Put>
+void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                      Put&& put) {
   std::size_t panel = begin;
 #if defined(__AVX512F__)
   // A single row has too few sums under way to hide an addition's latency: four panels together.
-  if (rows.count <= 2) {
+  if (last - first <= 2) {
     for (; panel + 4 <= end; panel += 4) {
-      if (rows.count == 1) {
-        multiply_tile<1, 4>(matrix, panel, rows, 0, put);
+      if (last - first == 1) {
+        multiply_tile<Numbers, 1, 4>(matrix, panel, rows, first, put);
       } else {
-        multiply_tile<2, 4>(matrix, panel, rows, 0, put);
+        multiply_tile<Numbers, 2, 4>(matrix, panel, rows, first, put);
       }
     }
   }
 #endif
   for (; panel < end; panel++) {
-    for (int row = 0; row < rows.count; row += kRowsAtOnce) {
-      multiply_rows<kRowsAtOnce>(matrix, panel, rows, row, std::min(kRowsAtOnce, rows.count - row), put);
+    for (int row = first; row < last;) {
+      const int count = std::min({kRowsAtOnce, last - row, kTileRows - row % kTileRows});
+      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put);
+      row += count;
     }
   }
 }
 
 #if defined(__AMX_BF16__)
 
-// Pairs of input that are multiplied before the next rows have their turn: weights of that many stay in the first
-// cache.
-constexpr std::size_t kPairsAtOnce = 64;
-// Rows whose sums are kept beside: 32 columns of them are 32 KiB.
-constexpr int kSumRows = 256;
+// Words of a panel that are multiplied by one group of inputs.
+constexpr std::size_t kGroupWords = kTileInputs / 2 * kPanel;
+// Groups of inputs after which other rows have their turn: the weights of that many stay in the first cache.
+constexpr std::size_t kGroupsAtOnce = 8;
+// How far ahead of the product memory is asked for weights that are used once.
+constexpr std::size_t kGroupsAhead = 2;
+// Rows of two tiles.
+constexpr int kWideRows = 2 * kTileRows;
 
-template <bool IS_WIDE>
-EVENTLM_INLINE void add_tiles(const std::uint32_t* weights, const Rows& rows, int row, std::size_t begin,
-                              std::size_t end, float* sums) {
-  const std::uint32_t* inputs = rows.pairs + row * rows.stride;
+// A block's sums with one panel, and how many of its rows have been put.
+template <class Numbers, class Put>
+class BlockSums {
+ public:
+  explicit BlockSums(Put& put) : put_(put) {}
+
+  float* row(int number) { return values_ + number * kPanel; }
+  void set(int first, int count, std::size_t panel, std::size_t num_groups) {
+    first_ = first, count_ = count, panel_ = panel, done_ = 0;
+    at_once_ = (kWideRows + static_cast<int>(num_groups) - 1) / static_cast<int>(num_groups);
+  }
+  // For each group of inputs that is multiplied for 32 rows.
+  EVENTLM_INLINE void put_some() { put_until(std::min(done_ + at_once_, count_)); }
+  EVENTLM_INLINE void put_rest() { put_until(count_); }
+
+ private:
+  EVENTLM_INLINE void put_until(int end) {
+    for (; done_ < end; done_++) {
+      const float* sums = row(done_);
+      put_(first_ + done_, panel_, load<typename Numbers::Sums>(sums), load<typename Numbers::Sums>(sums + kLanes));
+    }
+  }
+
+  // Of either kind.
+  alignas(64) float values_[kBlockRows * kPanel];
+  Put& put_;
+  int first_ = 0, count_ = 0, done_ = 0, at_once_ = 0;
+  std::size_t panel_ = 0;
+};
+
+// Adds the products of up to 32 rows with the groups [begin, end) to their sums. Tiles are multiplied beside the vector
+// units, which put the sums before these meanwhile. If IS_AHEAD, memory is asked for the weights that follow.
+template <class Numbers, bool IS_WIDE, bool IS_AHEAD, class Put>
+EVENTLM_INLINE void add_groups(const std::uint32_t* panel, const Rows& rows, int row, std::size_t begin,
+                               std::size_t end, float* sums, BlockSums<Numbers, Put>& before) {
+  const std::uint32_t* inputs = rows.row(row) + begin * kTileRows * kLanes;
+  const std::size_t second = rows.tile_words;
   begin == 0 ? zero_sums<IS_WIDE>() : load_sums<IS_WIDE>(sums, kPanel);
-  for (std::size_t pair = begin; pair < end; pair += 16) {
-    const std::uint32_t* left = weights + pair * kPanel;
-    add_products<IS_WIDE>(inputs + pair, rows.stride, left, left + 16, kPanel);
+  for (std::size_t group = begin; group < end; group++, inputs += kTileRows * kLanes) {
+    const std::uint32_t* weights = panel + group * kGroupWords;
+    add_products<IS_WIDE, std::is_same_v<Numbers, Integers>>(inputs, inputs + second, kLanes, weights, weights + kLanes,
+                                                             kPanel);
+    if constexpr (IS_AHEAD) {
+      for (std::size_t word = 0; word < kGroupWords; word += kLanes) {
+        __builtin_prefetch(weights + kGroupsAhead * kGroupWords + word, 0, 2);
+      }
+    }
+    before.put_some();
   }
   store_sums<IS_WIDE>(sums, kPanel);
 }
 
-template <class Put>
-void multiply_tiles(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, Put&& put) {
-  alignas(64) thread_local float sums[kSumRows * kPanel];
-  const std::size_t num_pairs = matrix.num_pairs();
-  // Some rows with all panels, so that their inputs stay in the second cache.
-  for (int first = 0; first < rows.count; first += kSumRows) {
-    const int count = std::min(kSumRows, rows.count - first), whole = count / 32 * 32, tail = count - whole;
-    for (std::size_t panel = begin; panel < end; panel++) {
-      const std::uint32_t* weights = matrix.panel(panel);
-      for (std::size_t pair = 0; pair < num_pairs; pair += kPairsAtOnce) {
-        const std::size_t until = std::min(pair + kPairsAtOnce, num_pairs);
-        if (whole > 0) configure_tiles(16, 16);
-        for (int row = 0; row < whole; row += 32)
-          add_tiles<true>(weights, rows, first + row, pair, until, sums + row * kPanel);
-        if (tail > 0) configure_tiles(std::min(tail, 16), std::max(tail - 16, 0));
-        if (tail > 16) add_tiles<true>(weights, rows, first + whole, pair, until, sums + whole * kPanel);
-        if (tail > 0 && tail <= 16) add_tiles<false>(weights, rows, first + whole, pair, until, sums + whole * kPanel);
-      }
-      for (int row = 0; row < count; row++) {
-        put(first + row, panel, load<f32x16>(sums + row * kPanel), load<f32x16>(sums + row * kPanel + kLanes));
+// A block of rows with one panel.
+template <class Numbers, class Put>
+void multiply_block(const std::uint32_t* panel, const Rows& rows, int first, int count, BlockSums<Numbers, Put>& sums,
+                    BlockSums<Numbers, Put>& before) {
+  const std::size_t num_groups = rows.num_groups;
+  if (count <= kTileRows) {
+    add_groups<Numbers, false, true>(panel, rows, first, 0, num_groups, sums.row(0), before);
+  } else if (count <= kWideRows) {
+    add_groups<Numbers, true, true>(panel, rows, first, 0, num_groups, sums.row(0), before);
+  } else {
+    for (std::size_t group = 0; group < num_groups; group += kGroupsAtOnce) {
+      const std::size_t end = std::min(group + kGroupsAtOnce, num_groups);
+      add_groups<Numbers, true, false>(panel, rows, first, group, end, sums.row(0), before);
+      if (count - kWideRows > kTileRows) {
+        add_groups<Numbers, true, false>(panel, rows, first + kWideRows, group, end, sums.row(kWideRows), before);
+      } else {
+        add_groups<Numbers, false, false>(panel, rows, first + kWideRows, group, end, sums.row(kWideRows), before);
       }
     }
   }
 }
 
-// From how many rows on tiles are faster than vectors.
-constexpr int kTileRows = 5;
-
-#endif
-
-// The panels [begin, end) for all rows.
-template <class Put>
-void multiply(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, Put&& put) {
-#if defined(__AMX_BF16__)
-  if (rows.count >= kTileRows) return multiply_tiles(matrix, begin, end, rows, put);
-#endif
-  multiply_vectors(matrix, begin, end, rows, put);
+template <class Numbers, class Put>
+void multiply_tiles(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                    Put&& put) {
+  BlockSums<Numbers, Put> even(put), odd(put);
+  BlockSums<Numbers, Put>*sums = &even, *before = &odd;
+  configure_tiles();
+  for (int row = first; row < last; row += kBlockRows) {
+    const int count = std::min(kBlockRows, last - row);
+    for (std::size_t panel = begin; panel < end; panel++) {
+      multiply_block(matrix.panel(panel), rows, row, count, *sums, *before);
+      before->put_rest();
+      sums->set(row, count, panel, rows.num_groups);
+      std::swap(sums, before);
+    }
+  }
+  before->put_rest();
 }
 
-// One member's share of a product; the members take groups of panels by the ticket until none is left.
-template <class Put>
-void multiply_shared(Team& team, Ticket& ticket, const Matrix& matrix, const Rows& rows, Put&& put) {
-  const std::size_t num_panels = matrix.num_panels();
-  // Small enough that the members end together, large enough that a ticket is nothing beside it; four panels at least.
-  const std::size_t group = std::clamp<std::size_t>(num_panels / (8 * team.size()) / 4 * 4, 4, 64);
-  for (;;) {
-    const std::size_t begin = ticket.next() * group;
-    if (begin >= num_panels) return;
-    multiply(matrix, begin, std::min(begin + group, num_panels), rows, put);
+#endif
+
+// The rows [first, last) times the panels [begin, end).
+template <class Numbers, class Put>
+void multiply(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+              Put&& put) {
+#if defined(__AMX_BF16__)
+  if (rows.count >= Numbers::kTilesFromRows) return multiply_tiles<Numbers>(matrix, begin, end, rows, first, last, put);
+#endif
+  for (int row = first; row < last; row += kBlockRows) {
+    multiply_vectors<Numbers>(matrix, begin, end, rows, row, std::min(row + kBlockRows, last), put);
   }
+}
+
+// Bytes of inputs that stay in a core's second cache while panels go by, and of the panels beside them.
+constexpr std::size_t kInputBytesAtOnce = 3 << 19;
+constexpr std::size_t kPanelBytesAtOnce = 1 << 18;
+
+// One member's share of a product; the members take units of panels and rows by the ticket until none is left. A unit
+// has a multiple of `together` panels.
+template <class Numbers, class Put>
+void share_units(Team& team, Ticket& ticket, const Matrix& matrix, const Rows& rows, Put&& put, std::size_t together) {
+  const std::size_t num_panels = matrix.num_panels(), num_rows = rows.count;
+  const std::size_t most_rows = std::max<std::size_t>(kInputBytesAtOnce / (rows.num_groups * kLineBytes), 1);
+  const std::size_t num_parts = (num_rows + most_rows - 1) / most_rows;
+  const std::size_t part = round_up((num_rows + num_parts - 1) / num_parts, kBlockRows);
+  // Small enough that the members end together; with few rows large enough that a ticket is nothing beside it, and four
+  // panels at least (see multiply_vectors), with many few enough that they stay in the second cache.
+  const bool is_many = num_rows > kBlockRows;
+  const std::size_t least = is_many ? together : round_up(4, together);
+  const std::size_t most = is_many ? kPanelBytesAtOnce / (matrix.panel_words() * 4) : 64;
+  const std::size_t group = std::max(std::min(num_panels / (8 * team.size()), most) / least * least, least);
+  const std::size_t num_groups = (num_panels + group - 1) / group;
+  for (;;) {
+    const std::size_t unit = ticket.next();
+    const std::size_t first = unit / num_groups * part, begin = unit % num_groups * group;
+    if (first >= num_rows) return;
+    multiply<Numbers>(matrix, begin, std::min(begin + group, num_panels), rows, static_cast<int>(first),
+                      static_cast<int>(std::min(first + part, num_rows)), put);
+  }
+}
+
+// put(row, panel, left half, right half) takes the products.
+template <class Put>
+void multiply_shared(Team& team, Ticket& ticket, const Matrix& matrix, const Rows& rows, Put&& put,
+                     std::size_t together = 1) {
+  if (!matrix.is_int8) return share_units<Floats>(team, ticket, matrix, rows, put, together);
+  auto put_scaled = [&](int row, std::size_t panel, i32x16 left, i32x16 right) {
+    const PanelEnd& end = matrix.end(panel);
+    const f32x16 scale = splat(rows.scales[row]);
+    put(row, panel, to_floats(left - end.offsets[0]) * (scale * end.scales[0]),
+        to_floats(right - end.offsets[1]) * (scale * end.scales[1]));
+  };
+  share_units<Integers>(team, ticket, matrix, rows, put_scaled, together);
 }
 
 }  // namespace eventlm

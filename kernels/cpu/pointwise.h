@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "rows.h"
 #include "vec.h"
 
 namespace eventlm {
@@ -17,11 +18,12 @@ EVENTLM_INLINE float inverse_rms(const float* x, std::size_t size, float eps) {
   return 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(size) + eps);
 }
 
-// x * inverse rms * weight, to bf16; size is a multiple of 16.
-EVENTLM_INLINE void rms_norm(const float* x, const float* weight, std::size_t size, float eps, bf16* out) {
+// x * inverse rms * weight as a row of `out`; size is a multiple of 16.
+EVENTLM_INLINE void rms_norm(const float* x, const float* weight, std::size_t size, float eps, RowBuffer& out,
+                             std::size_t row) {
   const float scale = inverse_rms(x, size, eps);
   for (std::size_t i = 0; i < size; i += kLanes)
-    store_bf16(out + i, load<f32x16>(x + i) * scale * load<f32x16>(weight + i));
+    out.put(row, i, load<f32x16>(x + i) * scale * load<f32x16>(weight + i));
 }
 
 // One head in place: the norm of its vector if there is a weight, then its two halves turned by the position's angles.

@@ -1,5 +1,8 @@
 #include "team.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -50,7 +53,24 @@ void Team::dismiss() {
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void(int)>& work) {
+void Team::pin(const int* processors) {
+#if defined(__linux__)
+  run([processors](int member) {
+    if (member == 0) return;
+    cpu_set_t* set = CPU_ALLOC(processors[member] + 1);
+    const std::size_t size = CPU_ALLOC_SIZE(processors[member] + 1);
+    CPU_ZERO_S(size, set);
+    CPU_SET_S(processors[member], size, set);
+    // One that has gone meanwhile is no loss.
+    sched_setaffinity(0, size, set);
+    CPU_FREE(set);
+  });
+#else
+  (void)processors;
+#endif
+}
+
+void Team::run(const std::function<void(int)>& work) noexcept {
   if (num_members_ > 1) {
     work_ = &work;
     running_.store(num_members_ - 1, std::memory_order_relaxed);

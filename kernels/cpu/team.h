@@ -20,8 +20,13 @@ class Team {
 
   int size() const { return num_members_; }
 
-  // Calls work(member) on every member and returns when all have. Not reentrant.
-  void run(const std::function<void(int)>& work);
+  // Keeps each member but the caller on one of these processors, [size()], where the system has a call for that. The
+  // caller's own thread starts others, which would be kept there too.
+  void pin(const int* processors);
+
+  // Calls work(member) on every member and returns when all have. Not reentrant. What work throws ends the process: the
+  // others would wait for a member that has.
+  void run(const std::function<void(int)>& work) noexcept;
 
   // Within `run`: returns when every member has come here.
   void barrier();

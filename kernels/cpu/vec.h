@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
-#if defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -21,6 +23,11 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
 typedef std::int32_t i32x16 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::int16_t i16x16 __attribute__((vector_size(32)));
+typedef std::int16_t i16x32 __attribute__((vector_size(64)));
+typedef std::int8_t i8x16 __attribute__((vector_size(16)));
+typedef std::int8_t i8x32 __attribute__((vector_size(32)));
+typedef std::uint8_t u8x16 __attribute__((vector_size(16)));
 
 template <class T>
 EVENTLM_INLINE T load(const void* from) {
@@ -33,6 +40,20 @@ template <class T>
 EVENTLM_INLINE void store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
+
+// Begins on a cache line, so that no vector of 64 bytes lies on two.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
+  void deallocate(T* memory, std::size_t) { ::operator delete(memory, std::align_val_t{64}); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+template <class T>
+using Aligned = std::vector<T, LineAllocator<T>>;
 
 EVENTLM_INLINE f32x16 splat(float value) { return f32x16{} + value; }
 
@@ -70,6 +91,16 @@ EVENTLM_INLINE void store_bf16(bf16* to, f32x16 value) {
 #endif
 }
 
+// Pairs of bf16 as 32-bit lanes, the even one low.
+EVENTLM_INLINE u32x16 bf16_pairs(f32x16 even, f32x16 odd) {
+#if defined(__AVX512BF16__)
+  const auto low = (u16x16)_mm512_cvtneps_pbh((__m512)even), high = (u16x16)_mm512_cvtneps_pbh((__m512)odd);
+  return __builtin_convertvector(low, u32x16) | __builtin_convertvector(high, u32x16) << 16;
+#else
+  return bf16_bits(even) | bf16_bits(odd) << 16;
+#endif
+}
+
 // `sum + a.even * b.even + a.odd * b.odd`, where each 32-bit lane of a and b holds two bf16, the even one low.
 EVENTLM_INLINE f32x16 dot_pairs(f32x16 sum, u32x16 a, u32x16 b) {
 #if defined(__AVX512BF16__)
@@ -79,6 +110,74 @@ EVENTLM_INLINE f32x16 dot_pairs(f32x16 sum, u32x16 a, u32x16 b) {
   return sum + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
 #endif
 }
+
+// The same of 16-bit integers; what overflows 32 bits is lost.
+EVENTLM_INLINE i32x16 dot_int16_pairs(i32x16 sum, u32x16 a, u32x16 b) {
+#if defined(__AVX512BW__)
+  return sum + (i32x16)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  __m256i x[2], y[2];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  for (int half = 0; half < 2; half++) x[half] = _mm256_madd_epi16(x[half], y[half]);
+  return sum + load<i32x16>(x);
+#elif defined(__SSE2__)
+  __m128i x[4], y[4];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  for (int quarter = 0; quarter < 4; quarter++) x[quarter] = _mm_madd_epi16(x[quarter], y[quarter]);
+  return sum + load<i32x16>(x);
+#else
+  const i32x16 even = ((i32x16)(a << 16) >> 16) * ((i32x16)(b << 16) >> 16);
+  return sum + even + ((i32x16)a >> 16) * ((i32x16)b >> 16);
+#endif
+}
+
+// `sum + a.0 * b.0 + a.1 * b.1 + a.2 * b.2 + a.3 * b.3`, exactly, where each 32-bit lane of a holds four unsigned bytes
+// and each of b four signed ones.
+EVENTLM_INLINE i32x16 dot_quads(i32x16 sum, u32x16 a, u32x16 b) {
+#if defined(__AVX512VNNI__)
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  // Widened, for the instructions that multiply bytes add two products in 16 bits. GCC takes shifts of such long
+  // vectors apart.
+  __m256i x[2], y[2], sums[2];
+  std::memcpy(x, &a, sizeof a);
+  std::memcpy(y, &b, sizeof b);
+  std::memcpy(sums, &sum, sizeof sum);
+  for (int half = 0; half < 2; half++) {
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(y[half], 8), 8), odd = _mm256_srai_epi16(y[half], 8);
+    const __m256i evens = _mm256_madd_epi16(_mm256_and_si256(x[half], _mm256_set1_epi16(0xff)), even);
+    const __m256i odds = _mm256_madd_epi16(_mm256_srli_epi16(x[half], 8), odd);
+    sums[half] = _mm256_add_epi32(sums[half], _mm256_add_epi32(evens, odds));
+  }
+  return load<i32x16>(sums);
+#else
+  sum = dot_int16_pairs(sum, a & 0x00ff00ffu, (u32x16)((i16x32)(b << 8) >> 8));
+  return dot_int16_pairs(sum, (a >> 8) & 0x00ff00ffu, (u32x16)((i16x32)b >> 8));
+#endif
+}
+
+// To the nearest integer, ties to even, on all processors alike.
+EVENTLM_INLINE i32x16 to_int(f32x16 value) {
+#if defined(__AVX512F__)
+  return (i32x16)_mm512_cvtps_epi32((__m512)value);
+#elif defined(__SSE2__)
+  __m128 x[4];
+  __m128i rounded[4];
+  std::memcpy(x, &value, sizeof value);
+  for (int quarter = 0; quarter < 4; quarter++) rounded[quarter] = _mm_cvtps_epi32(x[quarter]);
+  return load<i32x16>(rounded);
+#else
+  i32x16 rounded;
+  for (int lane = 0; lane < kLanes; lane++) rounded[lane] = static_cast<std::int32_t>(__builtin_lrintf(value[lane]));
+  return rounded;
+#endif
+}
+
+EVENTLM_INLINE f32x16 to_floats(i32x16 value) { return __builtin_convertvector(value, f32x16); }
+
+EVENTLM_INLINE f32x16 magnitude(f32x16 value) { return (f32x16)((u32x16)value & 0x7fffffffu); }
 
 EVENTLM_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
@@ -99,6 +198,14 @@ EVENTLM_INLINE float max_of(f32x16 v) {
   float most = v[0];
   for (int lane = 1; lane < kLanes; lane++) most = v[lane] > most ? v[lane] : most;
   return most;
+#endif
+}
+
+EVENTLM_INLINE bool any_above(f32x16 v, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+  return max_of(v) > bound;
 #endif
 }
 

@@ -11,23 +11,24 @@ namespace {
 
 constexpr std::size_t kHugePage = 2 << 20;
 // Rows of a matrix that a thread packs at a time.
-constexpr std::size_t kRowsPerTicket = 256;
+constexpr std::size_t kRowsPerTicket = kPanel;
 
 }  // namespace
 
-Weights::Weights(const Shape& shape) : layers(shape.num_layers), shape_(shape) {
+Weights::Weights(const Shape& shape, bool is_int8) : layers(shape.num_layers), shape_(shape) {
   const std::size_t hidden = shape.hidden_size, inner = shape.intermediate_size;
   const std::size_t heads = static_cast<std::size_t>(shape.num_heads) * shape.head_dim;
-  const std::size_t all_heads = heads + 2 * static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim;
+  const std::size_t all_heads = static_cast<std::size_t>(shape.num_heads) + 2 * shape.num_kv_heads;
   std::vector<Matrix*> matrices;
   auto shaped = [&](Matrix& matrix, std::size_t num_out, std::size_t num_in) {
     matrix.num_out = num_out;
     matrix.num_in = num_in;
+    matrix.is_int8 = is_int8;
     arena_bytes_ += round_up(matrix.num_bytes(), 64);
     matrices.push_back(&matrix);
   };
   for (Layer& layer : layers) {
-    shaped(layer.qkv, all_heads, hidden);
+    shaped(layer.qkv, all_heads * round_up(shape.head_dim, kPanel), hidden);
     shaped(layer.output, hidden, heads);
     // Gate and up share panels, half and half.
     shaped(layer.gate_up, 2 * round_up(inner, 16), hidden);
@@ -49,44 +50,42 @@ Weights::Weights(const Shape& shape) : layers(shape.num_layers), shape_(shape) {
 
 Weights::~Weights() { munmap(arena_, arena_bytes_); }
 
-void Weights::load_matrix(Team& team, Weight weight, int layer_number, const bf16* source) {
-  const std::size_t heads = static_cast<std::size_t>(shape_.num_heads) * shape_.head_dim;
-  const std::size_t kv_heads = static_cast<std::size_t>(shape_.num_kv_heads) * shape_.head_dim;
+void Weights::load_matrix(Team& team, Weight weight, int layer_number, const bf16* rows, std::size_t first_row,
+                          std::size_t num_rows) {
+  const std::size_t head_columns = round_up(shape_.head_dim, kPanel);
+  const std::size_t first_key = shape_.num_heads * head_columns;
+  const std::size_t first_value = first_key + shape_.num_kv_heads * head_columns;
   Matrix* matrix = nullptr;
-  std::size_t num_rows = 0, first = 0;
+  std::size_t first = 0;
   Columns columns = Columns::plain;
-  auto to = [&](Matrix& m, std::size_t rows, std::size_t offset = 0, Columns where = Columns::plain) {
-    matrix = &m, num_rows = rows, first = offset, columns = where;
+  auto to = [&](Matrix& m, std::size_t offset = 0, Columns where = Columns::plain) {
+    matrix = &m, first = offset, columns = where;
   };
-  if (weight == Weight::lm_head || (weight == Weight::embedding && shape_.is_tied)) {
-    to(lm_head, shape_.vocab_size);
-  } else if (weight == Weight::embedding) {
-    embedding = source;
-    return;
+  if (weight == Weight::lm_head || weight == Weight::embedding) {
+    to(lm_head);
   } else {
     Layer& layer = layers[layer_number];
-    const std::size_t inner = shape_.intermediate_size;
     switch (weight) {
       case Weight::query:
-        to(layer.qkv, heads);
+        to(layer.qkv, 0, Columns::heads);
         break;
       case Weight::key:
-        to(layer.qkv, kv_heads, heads);
+        to(layer.qkv, first_key, Columns::heads);
         break;
       case Weight::value:
-        to(layer.qkv, kv_heads, heads + kv_heads);
+        to(layer.qkv, first_value, Columns::heads);
         break;
       case Weight::output:
-        to(layer.output, shape_.hidden_size);
+        to(layer.output);
         break;
       case Weight::gate:
-        to(layer.gate_up, inner, 0, Columns::gate);
+        to(layer.gate_up, 0, Columns::gate);
         break;
       case Weight::up:
-        to(layer.gate_up, inner, 0, Columns::up);
+        to(layer.gate_up, 0, Columns::up);
         break;
       case Weight::down:
-        to(layer.down, shape_.hidden_size);
+        to(layer.down);
         break;
       default:
         return;
@@ -97,7 +96,8 @@ void Weights::load_matrix(Team& team, Weight weight, int layer_number, const bf1
     for (;;) {
       const std::size_t begin = ticket.next() * kRowsPerTicket;
       if (begin >= num_rows) return;
-      matrix->pack(source, begin, std::min(begin + kRowsPerTicket, num_rows), first, columns);
+      const std::size_t count = std::min(kRowsPerTicket, num_rows - begin);
+      matrix->pack(rows + begin * matrix->num_in, first_row + begin, count, first, columns, shape_.head_dim);
     }
   });
 }
@@ -105,13 +105,17 @@ void Weights::load_matrix(Team& team, Weight weight, int layer_number, const bf1
 void Weights::load_vector(Weight weight, int layer_number, const float* source) {
   const std::size_t heads = static_cast<std::size_t>(shape_.num_heads) * shape_.head_dim;
   const std::size_t kv_heads = static_cast<std::size_t>(shape_.num_kv_heads) * shape_.head_dim;
-  auto all = [&](std::vector<float>& to, std::size_t size) {
+  const std::size_t head_columns = round_up(shape_.head_dim, kPanel);
+  const std::size_t first_key = shape_.num_heads * head_columns;
+  const std::size_t first_value = first_key + shape_.num_kv_heads * head_columns;
+  const std::size_t all_heads = first_value + shape_.num_kv_heads * head_columns;
+  auto all = [&](Aligned<float>& to, std::size_t size) {
     to.assign(round_up(size, kPanel), 0.0f);
     std::copy_n(source, size, to.data());
   };
-  auto part = [&](std::vector<float>& to, std::size_t whole, std::size_t size, std::size_t first, Columns columns) {
+  auto part = [&](Aligned<float>& to, std::size_t whole, std::size_t size, std::size_t first, Columns columns) {
     to.resize(round_up(whole, kPanel));
-    for (std::size_t i = 0; i < size; i++) to[first + Matrix::column(columns, i)] = source[i];
+    for (std::size_t i = 0; i < size; i++) to[first + Matrix::column(columns, i, shape_.head_dim)] = source[i];
   };
   if (weight == Weight::final_norm) return all(final_norm, shape_.hidden_size);
   Layer& layer = layers[layer_number];
@@ -126,11 +130,11 @@ void Weights::load_vector(Weight weight, int layer_number, const float* source) 
     case Weight::key_norm:
       return all(layer.key_norm, shape_.head_dim);
     case Weight::query_bias:
-      return part(layer.qkv_bias, heads + 2 * kv_heads, heads, 0, Columns::plain);
+      return part(layer.qkv_bias, all_heads, heads, 0, Columns::heads);
     case Weight::key_bias:
-      return part(layer.qkv_bias, heads + 2 * kv_heads, kv_heads, heads, Columns::plain);
+      return part(layer.qkv_bias, all_heads, kv_heads, first_key, Columns::heads);
     case Weight::value_bias:
-      return part(layer.qkv_bias, heads + 2 * kv_heads, kv_heads, heads + kv_heads, Columns::plain);
+      return part(layer.qkv_bias, all_heads, kv_heads, first_value, Columns::heads);
     case Weight::output_bias:
       return all(layer.output_bias, shape_.hidden_size);
     case Weight::gate_bias:

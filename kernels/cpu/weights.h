@@ -41,26 +41,27 @@ enum class Weight : std::int32_t {
 };
 
 struct Layer {
+  // Each head of queries, then keys, then values begins a panel.
   Matrix qkv, output, gate_up, down;
-  std::vector<float> input_norm, post_attention_norm, query_norm, key_norm;
-  std::vector<float> qkv_bias, output_bias, gate_up_bias, down_bias;
+  Aligned<float> input_norm, post_attention_norm, query_norm, key_norm;
+  Aligned<float> qkv_bias, output_bias, gate_up_bias, down_bias;
 };
 
 class Weights {
  public:
   // Throws std::bad_alloc.
-  explicit Weights(const Shape& shape);
+  Weights(const Shape& shape, bool is_int8);
   ~Weights();
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
 
-  // Matrices: bf16 [rows, in] as they lie in the checkpoint. An embedding that is not tied is read from there later on.
-  void load_matrix(Team& team, Weight weight, int layer, const bf16* source);
+  // Rows of a matrix, bf16 [rows, in] as they lie in the checkpoint, from `first_row` on, a multiple of a panel.
+  void load_matrix(Team& team, Weight weight, int layer, const bf16* rows, std::size_t first_row, std::size_t num_rows);
   // Norms and biases.
   void load_vector(Weight weight, int layer, const float* source);
 
   std::vector<Layer> layers;
-  std::vector<float> final_norm;
+  Aligned<float> final_norm;
   Matrix lm_head;
   // [vocab_size, hidden_size]; null if it is tied to lm_head.
   const bf16* embedding = nullptr;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow
+from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.models.config import DecoderConfig, read_config
 from eventlm.models.decoder import Decoder
 from eventlm.models.loader import load_cpu_decoder, load_decoder
@@ -139,12 +141,23 @@ class CompiledDecoder:
     """Sequences over a cache that begins as NaN."""
 
     def __init__(
-        self, folder: Path, build: str, *, block_size: int = 16, num_blocks: int = 64, num_threads: int = 1
+        self,
+        folder: Path,
+        build: str,
+        *,
+        kv_dtype: str = "bfloat16",
+        block_size: int = 16,
+        num_blocks: int = 64,
+        num_threads: int = 1,
     ) -> None:
         config: DecoderConfig = read_config(folder)
         self.decoder: CpuDecoder = load_cpu_decoder(folder, build, max_positions=4096, num_threads=num_threads)
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        self._kv = torch.full(shape, torch.nan, dtype=torch.bfloat16)
+        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size)
+        if kv_dtype == "bfloat16":
+            self._kv = torch.full((*shape, config.head_dim), torch.nan, dtype=torch.bfloat16)
+        else:
+            garbage = torch.full((*shape, config.head_dim + SCALE_BYTES), 0xFF, dtype=torch.uint8)
+            self._kv = garbage.view(STORED_DTYPES[kv_dtype])
         self._block_size = block_size
 
     def step(self, sequences: Sequence[Sequence[int]], tables: Sequence[list[int]], pieces: Sequence[Piece]) -> Tensor:
@@ -154,7 +167,7 @@ class CompiledDecoder:
             StepRow(
                 piece.start,
                 piece.end - piece.start,
-                np.array(tables[piece.sequence][: -(-piece.end // self._block_size)], dtype=np.int32),
+                array("i", tables[piece.sequence][: -(-piece.end // self._block_size)]),
             )
             for piece in pieces
         ]

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventlm.kernels.cpu.decoder import PARTS, unsupported
-from eventlm.kernels.cpu.native import BUILDS, NativeShape, available_builds
+from eventlm.kernels.cpu.decoder import PARTS
+from eventlm.kernels.cpu.native import BUILDS, NativeShape, available_builds, unsupported
 from eventlm.models.config import read_config
-from eventlm.models.loader import native_shape
+from eventlm.models.cpu_kernels import native_shape
 from tests.kernels.cpu.decoders import (
     CompiledDecoder,
     Piece,
@@ -30,7 +30,7 @@ from tests.kernels.cpu.decoders import (
 BUILDS_HERE = available_builds()
 #: Where products of five rows and more have other instructions than those of fewer.
 TILED = "amx"
-FEWEST_TILE_ROWS = 5
+FEWEST_TILE_ROWS = 4
 
 SHAPES = {
     "llama": Shape(),
@@ -131,6 +131,25 @@ def test_steps_of_any_number_of_rows(folders: dict[str, Path], build: str) -> No
         both = torch.cat(found, dim=1)
         most = first.setdefault(build == TILED and num_rows < FEWEST_TILE_ROWS, both)
         assert torch.equal(both, most[:num_rows]), num_rows
+
+
+@pytest.mark.parametrize("build", BUILDS_HERE)
+def test_rows_around_the_borders_of_blocks(tmp_path: Path, build: str) -> None:
+    """Inputs so wide that 64 rows are all that a product takes at once, heads that end within a panel."""
+    shape = Shape(16, 24_600, 33, 2, 1, 48, attention_bias=True, num_layers=1)
+    folder = write_checkpoint(tmp_path, shape)
+    [sequence] = random_sequences(shape, [130])
+    expected = TorchDecoder(folder, "float32").run(sequence)
+    tables = scattered_tables([130], 16, 9)
+    found: list[torch.Tensor] = []
+    for num_threads in (1, 3):
+        decoder = CompiledDecoder(folder, build, num_blocks=9, num_threads=num_threads)
+        for num_rows in (130, 129, 128, 113, 97, 81, 80, 65, 64, 49, 48, 33, 32, 17, 16, 9):
+            rows = [Piece(0, place, place + 1) for place in range(num_rows)]
+            one = only(decoder.run([sequence], tables, [rows]))
+            assert relative_error(one.logits_TV, expected.logits_TV[:num_rows]) < 0.02
+            found.append(torch.cat(one, dim=1))
+            assert torch.equal(found[-1], found[0][:num_rows]), (num_threads, num_rows)
 
 
 @pytest.mark.parametrize("build", BUILDS_HERE)

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import ctypes
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.native import BUILDS, available_builds, processor_flags
+from eventlm.models.loader import load_cpu_decoder
+from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 is_compiled = pytest.mark.skipif(not available_builds(), reason="no build of the forward pass is compiled")
 
@@ -32,6 +38,38 @@ def test_what_is_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert native._library.__wrapped__("avx2") is None
 
 
+@is_compiled
+def test_what_other_sources_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library without one of the functions is none; the same library with all of them is."""
+    load = native._library.__wrapped__
+    assert load("baseline") is not None
+
+    class Older(ctypes.CDLL):
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__("eventlm_of_another_version" if name == "eventlm_pin" else name)
+
+    monkeypatch.setattr(ctypes, "CDLL", Older)
+    assert load("baseline") is None
+
+
 def test_flags_are_words() -> None:
     flags = processor_flags()
     assert all(" " not in flag and ":" not in flag for flag in flags)
+
+
+@is_compiled
+@pytest.mark.parametrize("build", available_builds())
+def test_missing_memory_is_an_error(tmp_path: Path, build: str) -> None:
+    """A call that finds no memory says so, and leaves a decoder that works."""
+    decoder = load_cpu_decoder(write_checkpoint(tmp_path, Shape()), build, max_positions=64, num_threads=2)
+    hidden_SH = torch.ones(2, 64)
+    before = decoder.logits(hidden_SH)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = 1 << 38 if soft == resource.RLIM_INFINITY else min(soft, 1 << 38)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    try:
+        with pytest.raises(MemoryError):
+            decoder._functions.eventlm_logits(decoder._handle, None, 2**31 - 1, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert torch.equal(decoder.logits(hidden_SH), before)
