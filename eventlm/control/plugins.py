@@ -16,13 +16,13 @@ from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import xxhash
 
 from eventlm._version import __version__
 from eventlm.config import PluginSpec
 from eventlm.config.load import lower_first
 from eventlm.config.options import did_you_mean
 from eventlm.config.plugin_spec import format_value
+from eventlm.control.source_hash import source_hash
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.errors import UsageError
 from eventlm.events import PluginRecord
@@ -103,7 +103,7 @@ def resolve(kind: PluginKind, spec: PluginSpec) -> ResolvedPlugin:
         reference=source.reference,
         parameters=_parameters(instance),
         version=_version(kind, plugin_class, source),
-        source_hash=source_hash(plugin_class),
+        source_hash=_source_hash(plugin_class),
     )
     return ResolvedPlugin(instance, record)
 
@@ -119,16 +119,13 @@ def list_plugins() -> list[PluginInfo]:
     return infos + sorted(third_party)
 
 
-def source_hash(plugin_class: type) -> str:
-    """16 hex digits of the text of the class's module, the same on every machine; '' if there is no source.
-
-    What the module imports is not part of it.
-    """
+def _source_hash(plugin_class: type) -> str:
+    """Of the class's module, as `source_hash` takes it; '' if there is no source. What it imports is not part of it."""
     loader = getattr(sys.modules[plugin_class.__module__].__spec__, "loader", None)
     # `get_source` decodes with universal newlines and also reads from zip files.
     get_source = getattr(loader, "get_source", None)
     text = get_source(plugin_class.__module__) if get_source else None
-    return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
+    return source_hash(text) if text else ""
 
 
 def _find(kind: PluginKind, name: str) -> _Source:

@@ -48,6 +48,9 @@ class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     dtype: str
+    quantization: str
+    #: As the option of that name.
+    kv_cache_dtype: str
     #: The only one that a worker computes on.
     device: str = "cpu"
     threads: int
@@ -123,7 +126,9 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
     """The cache file for a worker that runs a checkpoint. Raises CheckpointError."""
     key = CacheKey(
         model=model_fingerprint(worker.model),
-        dtype=resolve_dtype(read_config(worker.model), worker.dtype),
+        dtype=resolve_dtype(read_config(worker.model), worker.dtype, worker.quantization),
+        quantization=worker.quantization,
+        kv_cache_dtype=worker.kv_cache_dtype,
         threads=worker.threads,
         cpu_kernels=choose_build(worker.cpu_kernels),
         block_size=worker.block_size,

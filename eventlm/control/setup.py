@@ -22,7 +22,7 @@ from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.control.block_names import PAIRS_PER_BLOCK
 from eventlm.control.plugins import ResolvedPlugin, resolve
 from eventlm.core.state import Plugins
-from eventlm.cores import usable_cores
+from eventlm.cores import compute_threads, spread_processors, usable_cores
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
@@ -117,7 +117,10 @@ def make_setup(
 def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     """The first worker of each replica. Whether one of them measures is decided at the start."""
     config, core = setup.config, setup.core
-    threads = config.worker.threads or max(usable_cores() // core.num_replicas, 1)
+    threads = config.worker.threads or compute_threads(core.num_replicas, usable_cores())
+    processors = spread_processors() if config.worker.pin_threads else []
+    if len(processors) < threads * core.num_replicas:
+        processors = []
     # Four in the shortest silence that counts as death, and never fewer than one a second.
     heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [
@@ -126,12 +129,15 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             epoch=1,
             model=setup.model,
             dtype=config.model.dtype,
+            quantization=config.model.quantization,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
             block_size=core.block_size,
             num_blocks=core.num_blocks,
             max_model_len=core.max_model_len,
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
             threads=threads,
+            processors=processors[replica * threads : (replica + 1) * threads],
             cpu_kernels=config.worker.cpu_kernels,
             heartbeat_ns=heartbeat_ns,
             warm_up=False,

@@ -12,11 +12,11 @@ from eventlm.events.base import Marker
 FORMAT_VERSION = 1
 SCHEMA_VERSION = 4
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
-BEHAVIOUR_VERSION = 3
+BEHAVIOUR_VERSION = 4
 
 
 class PluginRecord(Struct, frozen=True, kw_only=True):
-    """A plug-in as it ran: its spec (`type` and parameters), its version and a hash of its source."""
+    """A plug-in as it ran: its spec (`type` and parameters), its version and a hash of what its source does."""
 
     kind: str
     name: str

@@ -198,7 +198,7 @@ async def test_live_equals_rebuilt_of_a_real_model_with_its_operations(
     (replica,) = metrics.replicas
     assert sum(replica.finish_reasons.values()) == 6
     assert (replica.prompt_tokens, replica.hit_tokens) == (6 * 39, 5 * 32)
-    assert {"qkv_proj", "attention", "mlp", "lm_head", "sample"} <= replica.op_ns.keys()
+    assert {"qkv_proj", "attention", "down_proj", "lm_head", "sample"} <= replica.op_ns.keys()
     assert 0 < sum(replica.op_ns.values()) <= replica.busy_ns
 
 

@@ -198,16 +198,17 @@ def test_a_built_in_name_cannot_be_taken(here: Path) -> None:
     assert resolved("policy", "edf").record.reference == "eventlm.policies.edf:Edf"
 
 
-def test_the_hash_is_of_the_text_and_not_of_its_line_ends(here: Path) -> None:
+def test_the_hash_is_of_the_code_and_not_of_its_layout(here: Path) -> None:
     hashes = []
     for name, text in (
         ("unix", SHORTEST_FIRST),
         ("windows", SHORTEST_FIRST.replace("\n", "\r\n")),
-        ("other", SHORTEST_FIRST + "#"),
+        ("commented", SHORTEST_FIRST + "# the end\n"),
+        ("other", SHORTEST_FIRST + "more = 1\n"),
     ):
         (here / f"{name}.py").write_bytes(text.encode())
         hashes.append(resolved("policy", f"{name}:Picky").record.source_hash)
-    assert hashes[0] == hashes[1] != hashes[2]
+    assert hashes[0] == hashes[1] == hashes[2] != hashes[3]
 
 
 def test_the_list_has_everything_and_a_broken_one_says_why(here: Path) -> None:

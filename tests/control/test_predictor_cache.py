@@ -67,6 +67,8 @@ def test_what_was_written_is_read_and_private(setup: WorkerSetup, tmp_path: Path
         {"threads": 1},
         {"block_size": 32},
         {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "int8"},
         {"cpu_kernels": "torch"},
         {"profile_ops": True},
         {"max_num_batched_tokens": 256},
@@ -76,6 +78,14 @@ def test_what_was_written_is_read_and_private(setup: WorkerSetup, tmp_path: Path
 def test_what_a_step_s_time_depends_on_is_a_key_of_its_own(setup: WorkerSetup, change: dict[str, Any]) -> None:
     written(setup)
     assert predictor_cache(structs.replace(setup, **change)).read() == []
+
+
+def test_each_quantization_is_a_key_of_its_own(setup: WorkerSetup) -> None:
+    """Where nothing else differs."""
+    setup = structs.replace(setup, dtype="bfloat16")
+    kinds = [{}, {"quantization": "int8"}, *({"kv_cache_dtype": name} for name in ("int8", "fp8"))]
+    kinds.append({"quantization": "int8", "kv_cache_dtype": "int8"})
+    assert len({predictor_cache(structs.replace(setup, **kind)).path for kind in kinds}) == len(kinds)
 
 
 def test_another_model_is_a_key_of_its_own(setup: WorkerSetup, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""A hash of what a module's code does, by which a trace says which plug-in ran.
+
+Comments, docstrings and layout do not count: they may change without a recorded run drifting. Every version of Python
+that reads the source must give the same, so the syntax tree is written in a form of our own: `ast.dump` writes the
+fields that a version has added, and `ast.unparse` has changed how it writes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import xxhash
+
+#: What of a node does not say what it does: how a string was spelled, comments for type checkers, and whether a name is
+#: read or written, which its place says.
+_SILENT_FIELDS = frozenset({"kind", "type_comment", "type_ignores", "ctx"})
+
+
+def source_hash(source: str) -> str:
+    """16 hex digits for a module's source. Raises SyntaxError."""
+    return xxhash.xxh3_64_hexdigest("".join(_written(ast.parse(source))).encode())
+
+
+def _written(part: object) -> Iterator[str]:
+    """A node, a list, or a name. Empty fields are left out, for those are what new versions give to old nodes."""
+    if isinstance(part, ast.Constant):
+        # With its type: 1, 1.0 and True are equal. In ASCII: what `repr` escapes depends on the version of Unicode.
+        yield f"{type(part.value).__name__} {part.value!a}"
+    elif isinstance(part, ast.AST):
+        yield f"{type(part).__name__}("
+        for name in part._fields:
+            field = getattr(part, name, None)
+            if name not in _SILENT_FIELDS and field is not None and field != []:
+                yield f"{name}="
+                yield from _written(_parts_that_act(part, field) if isinstance(field, list) else field)
+                yield ","
+        yield ")"
+    elif isinstance(part, list):
+        yield "["
+        for each in part:
+            yield from _written(each)
+            yield ","
+        yield "]"
+    else:
+        yield ascii(part)
+
+
+def _parts_that_act(owner: ast.AST, parts: list[object]) -> list[object]:
+    """Without statements that do nothing, as docstrings (an attribute's too) and `pass`, and without the empty text
+    that some versions put into an f-string.
+    """
+    if isinstance(owner, ast.JoinedStr):
+        return [part for part in parts if not (isinstance(part, ast.Constant) and part.value == "")]
+    return [
+        part
+        for part in parts
+        if not (isinstance(part, ast.Pass) or (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)))
+    ]
