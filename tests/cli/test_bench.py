@@ -182,3 +182,33 @@ def test_latency(tmp_path: Path) -> None:
     assert len(result["latencies_s"]) == 3
     assert result["latency_s"]["mean"] == pytest.approx(sum(result["latencies_s"]) / 3)
     assert lines_of(done.stdout)["mean"] == f"{result['latency_s']['mean']:.4f} s"
+
+
+def test_step(run_here: RunHere) -> None:
+    size = ("--batch", "1,3", "--context", "40", "--prefill", "64", "--steps", "4")
+    code, out, err = run_here("bench", "step", "--model", "fake", *size)
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[-2:] for row in rows if row[:1] == ["step"]] == [["-", "-"]] * 3
+    totals = out.splitlines()[-3:]
+    assert [line.partition("  ")[0] for line in totals] == [
+        "decode, batch 1, context 40", "decode, batch 3, context 40", "prefill 64",
+    ]  # fmt: skip
+    assert all(float(line.split()[-6]) > 0 for line in totals)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--batch", "1,x"), "--batch 1,x: give numbers with commas between them"),
+        (("--batch", "0"), "--batch 0: 0 is not at least 1"),
+        (("--steps", "0"), "--steps 0 is not at least 1"),
+        (("--temperature", "nan"), "--temperature nan is not a number from 0 upwards"),
+        (("--replicas", "2"), "--replicas 2: the steps of one replica are measured"),
+        (("--context", "9999"), "the context is 8,192"),
+    ],
+)
+def test_step_refuses(run_here: RunHere, flags: tuple[str, ...], complaint: str) -> None:
+    code, out, err = run_here("bench", "step", "--model", "fake", *flags)
+    assert (code, out) == (2, "")
+    assert complaint in err

@@ -1,0 +1,71 @@
+"""What this machine's memory and its multipliers give, measured with torch in a process of its own:
+
+    python -m eventlm.bench.machine_probe THREADS
+
+prints a `Machine` as JSON. Takes about two seconds, one of them to import torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from eventlm.errors import EventLMError
+
+#: Larger than any processor's cache: 256 MiB in float32.
+_SIDE = 8192
+#: A product that is bound by the multipliers and takes some tens of milliseconds.
+_PRODUCT_SIDE = 2048
+_NUM_RUNS = 8
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """Bytes per second that a matrix is read with, and FLOPs per second of a large product of matrices."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def probe(num_threads: int) -> Machine:
+    """Measure in a process of its own, so that this one does not load torch."""
+    command = [sys.executable, "-P", "-m", "eventlm.bench.machine_probe", str(num_threads)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise EventLMError(f"this machine's memory and multipliers could not be measured: {last}")
+    return msgspec.json.decode(done.stdout, type=Machine)
+
+
+def measure(num_threads: int) -> Machine:
+    """The best of several runs of each, of the products the faster of bfloat16 and float32. Loads torch."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    matrix, vector = torch.ones(_SIDE, _SIDE), torch.ones(_SIDE)
+    flat = matrix.view(-1)
+    read_s = min(_best_s(lambda: matrix.mv(vector)), _best_s(lambda: torch.dot(flat, flat)))
+    sides = [torch.ones(_PRODUCT_SIDE, _PRODUCT_SIDE, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    product_s = min(_best_s(functools.partial(torch.mm, side, side)) for side in sides)
+    return Machine(
+        bytes_per_second=matrix.nbytes / read_s,
+        flops_per_second=2 * _PRODUCT_SIDE**3 / product_s,
+    )
+
+
+def _best_s(action: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(_NUM_RUNS):
+        start = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(measure(int(sys.argv[1]))).decode())

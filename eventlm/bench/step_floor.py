@@ -1,0 +1,78 @@
+"""The least that each part of a step must do, and the least time that it can take on a machine.
+
+A part reads bytes (weights once a step, the keys and values of all contexts) and multiplies; its floor is the longer of
+the two, had it all of the machine's bandwidth or of its multipliers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from eventlm.bench.machine_probe import Machine
+from eventlm.events import Launched
+from eventlm.models.config import DecoderConfig
+
+
+class Work(NamedTuple):
+    """What a part of a step cannot do without."""
+
+    num_bytes: int
+    num_flops: int
+
+
+class StepShape(NamedTuple):
+    """Tokens of a step, rows of it that sample, tokens whose keys and values are read, and pairs of a query and a
+    key.
+    """
+
+    num_tokens: int
+    num_sampled: int
+    kv_tokens: int
+    num_pairs: int
+
+
+def shape_of(launch: Launched) -> StepShape:
+    """Of a step. A sequence is as long as its confirmed tokens and the ones that its steps in flight give."""
+    lengths = [confirmed + in_flight for _, _, confirmed, in_flight in launch.decodes]
+    chunks = [(start, num_tokens) for _, _, start, num_tokens, _ in launch.chunks]
+    return StepShape(
+        num_tokens=len(lengths) + sum(num_tokens for _, num_tokens in chunks),
+        num_sampled=len(lengths) + sum(samples for *_, samples in launch.chunks),
+        kv_tokens=sum(lengths) + sum(start + num_tokens for start, num_tokens in chunks),
+        num_pairs=sum(lengths) + sum(n * start + n * (n + 1) // 2 for start, n in chunks),
+    )
+
+
+def step_work(
+    config: DecoderConfig, weight_bytes: Mapping[str, int], kv_token_bytes: int, shape: StepShape
+) -> dict[str, Work]:
+    """By part. weight_bytes: of each matrix, all layers together, as the worker holds it."""
+    layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
+    heads = config.num_heads * config.head_dim
+    num_weights = {
+        "qkv_proj": layers * hidden * (heads + 2 * config.num_kv_heads * config.head_dim),
+        "o_proj": layers * heads * hidden,
+        "gate_up_proj": 2 * layers * hidden * inner,
+        "down_proj": layers * inner * hidden,
+        "lm_head": hidden * config.vocab_size,
+    }
+    work = {
+        part: Work(weight_bytes[part], 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens))
+        for part, number in num_weights.items()
+    }
+    # A score and a weighted value for each pair.
+    work["attention"] = Work(shape.kv_tokens * kv_token_bytes, 4 * layers * heads * shape.num_pairs)
+    work["rotary"] = Work(shape.num_tokens * kv_token_bytes, 0)
+    return work
+
+
+def total(works: Iterable[Work]) -> Work:
+    """All of them together."""
+    each = list(works)
+    return Work(sum(work.num_bytes for work in each), sum(work.num_flops for work in each))
+
+
+def floor_ns(work: Work, machine: Machine) -> float:
+    """The least time that it takes."""
+    return 1e9 * max(work.num_bytes / machine.bytes_per_second, work.num_flops / machine.flops_per_second)
