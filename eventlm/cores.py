@@ -7,6 +7,10 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+#: With more cores than so many the engine's own process has one to itself: what a worker's threads would lose by
+#: having one of them interrupted in every step is more than a core gives.
+_MAX_SHARED_CORES = 4
 
 
 def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int:
@@ -21,18 +25,31 @@ def usable_cores(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> in
     return cores
 
 
+def compute_threads(num_workers: int, num_cores: int) -> int:
+    """Threads of each of these workers, at least 1, where `num_cores` may be kept busy."""
+    if num_cores > _MAX_SHARED_CORES:
+        num_cores -= 1
+    return max(num_cores // num_workers, 1)
+
+
+def spread_processors(processors: Path = _PROCESSORS) -> list[int]:
+    """The processors that this process may run on, one of each core before the second of any."""
+    seen: dict[str, int] = {}
+    order = []
+    for number in sorted(os.sched_getaffinity(0)):
+        try:
+            siblings = (processors / f"cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii").strip()
+        except OSError:
+            siblings = str(number)
+        order.append((seen.get(siblings, 0), number))
+        seen[siblings] = seen.get(siblings, 0) + 1
+    return [number for _, number in sorted(order)]
+
+
 def _quotas(cgroups: Path, membership: Path) -> list[float]:
     """Processors' worth of time by each limit from the process's group upwards."""
-    try:
-        lines = membership.read_text(encoding="ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    own = cgroups / path
     quotas = []
-    for group in (own, *own.parents):
-        if not group.is_relative_to(cgroups):
-            break
+    for group in control_groups(cgroups, membership):
         try:
             quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
             quotas.append(float(quota) / float(period))
@@ -40,3 +57,14 @@ def _quotas(cgroups: Path, membership: Path) -> list[float]:
             # No file at the root outside of containers; "max" is no number, and no limit.
             continue
     return quotas
+
+
+def control_groups(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> list[Path]:
+    """The folders of the process's control group (version 2) and of those around it; none where there are none."""
+    try:
+        lines = membership.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    own = cgroups / path
+    return [group for group in (own, *own.parents) if group.is_relative_to(cgroups)]

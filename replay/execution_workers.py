@@ -31,7 +31,7 @@ from eventlm.worker.protocol import (
 #: What of the header's host has a say in the tokens.
 HOST_FIELDS = (
     *("python", "implementation", "platform", "cpu", "machine", "isa"),
-    *("device", "dtype", "attention_backend", "torch", "threads"),
+    *("device", "dtype", "quantization", "attention_backend", "torch", "threads"),
 )
 #: Parameters of the fake worker that only say how long a step takes.
 FAKE_TIMES = ("base_ns", "prefill_token_ns", "decode_ns", "context_token_ns")
@@ -68,6 +68,8 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         epoch=1,
         model=model,
         dtype=header.host.get("dtype") or recorded.get("dtype", "auto"),
+        quantization=recorded.get("quantization", "none"),
+        kv_cache_dtype=header.config.get("cache", {}).get("kv_cache_dtype", "auto"),
         block_size=core.block_size,
         num_blocks=core.num_blocks,
         max_model_len=core.max_model_len,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.cores import usable_cores
+from eventlm.cores import compute_threads, spread_processors, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +43,24 @@ def test_what_cannot_be_read_is_no_limit(tmp_path: Path, limit: str) -> None:
 
 def test_without_control_groups(tmp_path: Path) -> None:
     assert usable_cores(tmp_path / "none", tmp_path / "none") == 8
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_cores", "threads"),
+    # With more than four the engine has one of them.
+    [(1, 1, 1), (1, 2, 2), (1, 4, 4), (1, 5, 4), (1, 64, 63), (2, 4, 2), (2, 16, 7), (8, 4, 1)],
+)
+def test_threads_of_a_worker(num_workers: int, num_cores: int, threads: int) -> None:
+    assert compute_threads(num_workers, num_cores) == threads
+
+
+def test_processors_are_spread_over_the_cores_that_this_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        (tmp_path / f"cpu{number}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{number}/topology/thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
+    assert spread_processors(tmp_path) == [0, 1, 2, 3, 4, 5, 6, 7]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5, 7})
+    assert spread_processors(tmp_path) == [1, 2, 7, 5]
+    assert spread_processors(tmp_path / "none") == [1, 2, 5, 7]

@@ -204,6 +204,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     hint = _hint(url, model, setup.config.server)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
+    kv_memory = _kv_memory(engine)
     if not _is_read_by_a_person(setup.config):
         import structlog
 
@@ -213,6 +214,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             url=url,
             model=model,
             max_model_len=engine.max_model_len,
+            **({"kv_memory": kv_memory} if kv_memory else {}),
             replicas=setup.core.num_replicas,
             api_servers=setup.config.server.api_servers,
             record=record,
@@ -228,12 +230,20 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
         f"eventlm {__version__} serves {model} on {url}",
-        f"{processes}, {chosen}, context {engine.max_model_len} tokens",
+        f"{processes}, {chosen}, context {engine.max_model_len} tokens"
+        + (f", KV cache {kv_memory} each" if kv_memory else ""),
         f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
         "try it:",
         *hint.splitlines(),
     ]
     print("\n".join(lines), file=sys.stderr)
+
+
+def _kv_memory(engine: InferenceEngine) -> str:
+    """What the KV blocks of a replica may take; empty of a model that stores no keys and values."""
+    core = engine.setup.core
+    num_bytes = core.num_blocks * core.block_size * int(engine.worker_host.get("kv_token_bytes", 0))
+    return f"{num_bytes / (1 << 20):,.0f} MiB" if num_bytes else ""
 
 
 def _hint(url: str, model: str, server: ServerConfig) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.config import CacheConfig, Config
+from eventlm.compose.free_memory import free_bytes
+from eventlm.config import Config
 from eventlm.config.sizes import memory_bytes
 from eventlm.errors import UsageError
-from eventlm.models.config import DecoderConfig, kv_bytes_per_token, read_config, resolve_dtype
+from eventlm.models.checkpoint_weights import weight_bytes
+from eventlm.models.config import DecoderConfig, kv_bytes_per_token, read_config, resolve_dtype, resolve_kv_dtype
 
 #: The fake model stores no keys and values; these are what a small real one would have.
 FAKE_NUM_BLOCKS = 4096
 FAKE_MAX_MODEL_LEN = 8192
 
-#: With `kv_memory` auto: this share of what is free, for all replicas together, and at most so much for each.
+#: With `kv_memory` auto: this share of what the weights leave free, for all replicas together, and at most so much for
+#: each.
 AUTO_DIVISOR = 4
 MAX_AUTO_BYTES = 4 << 30
 
@@ -32,19 +35,23 @@ def plan_cache(config: Config, folder: Path | None, *, available_bytes: int | No
 
     `available_bytes` is what the machine has free, which is asked if it is not given. Without `max_model_len` the
     context is the model's own, cut to what the cache holds (one block less than there are). Raises UsageError
-    where a longer context was asked for, and CheckpointError.
+    where a longer context was asked for or the weights do not fit into memory, and CheckpointError.
     """
     decoder = read_config(folder) if folder is not None else None
     asked = config.model.max_model_len
     longest = decoder.max_position_embeddings if decoder else FAKE_MAX_MODEL_LEN
     if decoder and asked > longest:
         raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
-    num_blocks = config.cache.num_blocks or _blocks_in_memory(config, decoder, available_bytes)
+    if decoder:
+        dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
+        resolve_kv_dtype(decoder, dtype, config.cache.kv_cache_dtype)
+    left_bytes = _left_by_weights(config, folder, decoder, available_bytes) if folder and decoder else 0
+    num_blocks = config.cache.num_blocks or _blocks_in_memory(config, decoder, left_bytes)
     capacity = (num_blocks - 1) * config.cache.block_size
     if capacity < max(asked, 1):
         raise _too_small(config, decoder, num_blocks)
     max_model_len = asked or min(longest, capacity)
-    warnings = []
+    warnings = _warn_of_overcommitment(config, decoder, num_blocks, left_bytes)
     if max_model_len < (asked or longest):
         warnings.append(
             f"the context is cut from {longest} to {max_model_len} tokens, which {num_blocks} KV blocks hold; "
@@ -56,7 +63,7 @@ def plan_cache(config: Config, folder: Path | None, *, available_bytes: int | No
 def _too_small(config: Config, decoder: DecoderConfig | None, num_blocks: int) -> UsageError:
     """What is too little, how much is needed, and what to do."""
     cache, asked = config.cache, config.model.max_model_len
-    needed = -(-max(asked, 1) // cache.block_size) + 1
+    needed = _num_blocks_needed(config)
     wish = f"a context of {asked:,} tokens" if asked else "even the shortest context"
     remedy = ", or lower --max-model-len" if asked else ""
     if cache.num_blocks or decoder is None:
@@ -73,41 +80,58 @@ def _too_small(config: Config, decoder: DecoderConfig | None, num_blocks: int) -
     )
 
 
-def _blocks_in_memory(config: Config, decoder: DecoderConfig | None, available_bytes: int | None) -> int:
+def _left_by_weights(config: Config, folder: Path, decoder: DecoderConfig, available_bytes: int | None) -> int:
+    """Free memory that the weights of all replicas leave. UsageError unless each gets a sequence into it."""
+    available = free_bytes() if available_bytes is None else available_bytes
+    num_replicas = config.scheduler.replicas
+    model = config.model
+    dtype = resolve_dtype(decoder, model.dtype, model.quantization)
+    weights = weight_bytes(decoder, dtype, model.quantization)
+    least = _num_blocks_needed(config) * _block_bytes(config, decoder)
+    if num_replicas * (weights + least) > available:
+        of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
+        remedy = "lower --replicas, " if num_replicas > 1 else ""
+        remedy += "lower --max-model-len, " if config.model.max_model_len else ""
+        raise UsageError(
+            f"{folder}: its weights take {_mebibytes(weights)}{of_each}, the KV cache of one sequence "
+            f"{_mebibytes(least)}, and {_mebibytes(available)} of memory are free; {remedy}take a smaller model, or "
+            "end other programs"
+        )
+    return available - num_replicas * weights
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes >> 20:,} MiB" if num_bytes >= 1 << 20 else f"{num_bytes:,} bytes"
+
+
+def _warn_of_overcommitment(
+    config: Config, decoder: DecoderConfig | None, num_blocks: int, left_bytes: int
+) -> list[str]:
+    if decoder is None:
+        return []
+    cache_bytes = config.scheduler.replicas * num_blocks * _block_bytes(config, decoder)
+    if cache_bytes <= left_bytes:
+        return []
+    return [
+        f"the KV cache may grow to {_mebibytes(cache_bytes)}, and the weights leave {_mebibytes(left_bytes)} of the "
+        "memory that is free; when it is full the system may end a worker; lower --kv-memory or --num-blocks"
+    ]
+
+
+def _blocks_in_memory(config: Config, decoder: DecoderConfig | None, left_bytes: int) -> int:
     if decoder is None:
         return FAKE_NUM_BLOCKS
-    budget = _budget_bytes(config.cache, config.scheduler.replicas, available_bytes)
-    return budget // _block_bytes(config, decoder)
+    wish = config.cache.kv_memory
+    share = left_bytes // AUTO_DIVISOR // config.scheduler.replicas
+    return (min(share, MAX_AUTO_BYTES) if wish == "auto" else memory_bytes(wish)) // _block_bytes(config, decoder)
+
+
+def _num_blocks_needed(config: Config) -> int:
+    """For the context that was asked for, else for the shortest."""
+    return -(-max(config.model.max_model_len, 1) // config.cache.block_size) + 1
 
 
 def _block_bytes(config: Config, decoder: DecoderConfig) -> int:
-    return config.cache.block_size * kv_bytes_per_token(decoder, resolve_dtype(decoder, config.model.dtype))
-
-
-def _budget_bytes(cache: CacheConfig, num_replicas: int, available_bytes: int | None) -> int:
-    if cache.kv_memory != "auto":
-        return memory_bytes(cache.kv_memory)
-    available = _available_bytes() if available_bytes is None else available_bytes
-    return min(available // AUTO_DIVISOR // num_replicas, MAX_AUTO_BYTES)
-
-
-def _available_bytes() -> int:
-    """Memory that processes can still get: the kernel's estimate, or less where a container allows less."""
-    available = _meminfo_bytes()
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            left = int(Path(limit_file).read_text()) - int(Path(usage_file).read_text())
-        except (OSError, ValueError):  # no such controller, or its limit is "max"
-            continue
-        available = min(available, max(left, 0))
-    return available
-
-
-def _meminfo_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise UsageError("cannot tell how much memory is free; give --kv-memory")
+    dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
+    kv_dtype = resolve_kv_dtype(decoder, dtype, config.cache.kv_cache_dtype)
+    return config.cache.block_size * kv_bytes_per_token(decoder, kv_dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.compose.cache_plan import plan_cache
@@ -13,13 +14,15 @@ from eventlm.config.sizes import memory_bytes
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.setup import make_setup, resolve_plugins
 from eventlm.core.predictor import Predictor
+from eventlm.cores import usable_cores
 from eventlm.errors import UsageError
-from eventlm.models.config import read_config
-from eventlm.models.cpu_kernels import choose_build
-from eventlm.models.safetensors_header import find_shards, read_header
+from eventlm.models.checkpoint_weights import find_weights
+from eventlm.models.config import check_quantization, read_config, resolve_dtype
+from eventlm.models.cpu_kernels import choose_build, choose_forward
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.tokenizer import Tokenizer
+from eventlm.wording import counted
 from eventlm.worker.fake import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -38,18 +41,35 @@ class Composition(NamedTuple):
     warnings: list[str]
 
 
+class ComposedEngine(NamedTuple):
+    """An engine that has not been started, and what the user should know of it."""
+
+    engine: InferenceEngine
+    warnings: list[str]
+
+
 def compose(config: Config) -> Composition:
     """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
 
     Raises UsageError, CheckpointError or PullError.
     """
+    engine, warnings = compose_engine(config)
+    text = load_text(engine.setup.model)
+    return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.embedding_size, warnings)
+
+
+def compose_engine(config: Config) -> ComposedEngine:
+    """As `compose`, for those who have no text: the model needs no tokenizer."""
     _check_predictor(config.scheduler.predictor)
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
     _check_record(config.record)
     # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
     resolve_plugins(config.scheduler)
     choose_build(config.worker.cpu_kernels)
+    check_quantization(config.model.dtype, config.model.quantization)
     source = find_model(config.model)
+    if source.folder is not None:
+        _check_checkpoint(config, source.folder)
     plan = plan_cache(config, source.folder)
     setup = make_setup(
         config,
@@ -60,11 +80,29 @@ def compose(config: Config) -> Composition:
         vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
     )
     engine = InferenceEngine(setup)
-    # A download that was cut short is found in milliseconds, before any worker loads torch.
-    for shard in find_shards(source.folder) if source.folder else []:
-        read_header(shard)
-    text = load_text(setup.model)
-    return Composition(engine, text.tokenizer, text.defaults, setup.vocab_size, text.embedding_size, plan.warnings)
+    return ComposedEngine(engine, plan.warnings + _thread_warnings(config))
+
+
+def _thread_warnings(config: Config) -> list[str]:
+    """Of threads that have no processor."""
+    worker, replicas, cores = config.worker, config.scheduler.replicas, usable_cores()
+    if config.model.model == FAKE_MODEL or worker.threads * replicas <= cores:
+        return []
+    of_all = f" of each of {replicas} replicas" if replicas > 1 else ""
+    return [
+        f"--threads {worker.threads}{of_all} is more than the {counted(cores, 'processor')} that can be kept "
+        "busy here: they will wait for each other, and nothing gets faster"
+    ]
+
+
+def _check_checkpoint(config: Config, folder: Path) -> None:
+    """What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds."""
+    decoder = read_config(folder)
+    dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
+    choose_forward(
+        config.worker.cpu_kernels, decoder, model=str(folder), dtype=dtype, block_size=config.cache.block_size
+    )
+    find_weights(folder, decoder)
 
 
 def _check_predictor(coefficients: list[int]) -> None:

@@ -84,10 +84,17 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["auto", "bfloat16", "float16", "float32"],
         Meta(
             extra={"aliases": {"half": "float16", "float": "float32"}},
-            description="type of weights and KV cache; auto: the checkpoint's own; half and float are float16 and "
-            "float32",
+            description="type to compute in, of weights and (but for kv_cache_dtype) of the KV cache; auto: the "
+            "checkpoint's own; half and float are float16 and float32",
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"],
+        Meta(
+            description="int8: weights are rounded to 8 bits when they are loaded, with a scale for each output, and "
+            "activations while a step runs, with one for each token (W8A8); the rest is bfloat16"
+        ),
+    ] = "none"
     max_model_len: Annotated[
         int, Meta(ge=0, description="longest context (prompt and output) in tokens; 0: the model's own")
     ] = 0
@@ -110,8 +117,16 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             pattern=rf"^(auto|{SIZE_PATTERN})$",
             extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
-            description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what is "
-            "free, at most 4GiB",
+            description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what "
+            "the weights leave free, at most 4GiB",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "int8", "fp8"],
+        Meta(
+            extra={"aliases": {"fp8_e4m3": "fp8"}},
+            description="type of keys and values; auto: the model's own; int8 and fp8 (e4m3) take half of bfloat16's "
+            "memory, with a scale for each token and head",
         ),
     ] = "auto"
     prefix_cache: Annotated[
@@ -151,7 +166,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")
     ] = 1
     max_num_seqs: Annotated[int, Meta(ge=1, description="most sequences that run on a replica at once")] = 256
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="most tokens in one step")] = 2048
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="most tokens in one step")] = 512
     max_queue_len: Annotated[
         int,
         Meta(
@@ -194,8 +209,18 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Worker processes."""
 
     threads: Annotated[
-        int, Meta(ge=0, le=MAX_THREADS, description="compute threads of a worker; 0: cores divided by replicas")
+        int,
+        Meta(
+            ge=0,
+            le=MAX_THREADS,
+            description="compute threads of a worker; 0: cores divided by replicas, where there are more than four "
+            "less one for the engine",
+        ),
     ] = 0
+    pin_threads: Annotated[
+        bool,
+        Meta(description="keep each compute thread on a processor of its own, if there are enough for all workers"),
+    ] = False
     cpu_kernels: Annotated[
         Literal["auto", "amx", "avx512", "avx2", "baseline", "torch"],
         Meta(

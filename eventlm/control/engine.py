@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -71,6 +71,8 @@ class InferenceEngine:
         #: Groups of which nobody knows yet whether they are admitted.
         self._undecided: list[Admission] = []
         self._run: EngineRun | None = None
+        #: What the first worker says of the machinery that it computes with.
+        self.worker_host: dict[str, Any] = {}
         self._rows = EndedRows()
         self._metrics = MetricsStore(sink=self._rows)
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
@@ -171,6 +173,7 @@ class InferenceEngine:
                 raise EngineUnavailableError("the engine was stopped while it started")
             self._run = EngineRun.open(run, self.setup, ready[0], predictor, parts)
             self._driver = self._run.driver
+            self.worker_host = ready[0].host
         except BaseException:
             self.state = "dead"
             await self._stop_workers()

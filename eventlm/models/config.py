@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from eventlm.errors import CheckpointError
-from eventlm.models.safetensors_header import find_shards, read_header
+from eventlm.errors import CheckpointError, UsageError
+from eventlm.models.safetensors_header import find_shards, not_downloaded, read_header
 
 Positive = Annotated[int, Meta(ge=1)]
 RopeType = Literal["default", "linear", "llama3"]
@@ -22,6 +22,11 @@ RopeType = Literal["default", "linear", "llama3"]
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 SUPPORTED_ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3")
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+#: Of what a quantized model does not quantize.
+QUANTIZED_DTYPE = "bfloat16"
+#: Types of keys and values with one byte an element and a scale, a float32, for each token and head.
+SCALED_KV_DTYPES = ("int8", "fp8")
+KV_SCALE_BYTES = 4
 
 _HEADER_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 #: What each family's own config class assumes for a head_dim that its config.json leaves out; 0: from the
@@ -102,8 +107,7 @@ def read_config(folder: str | Path) -> DecoderConfig:
     path = Path(folder) / "config.json"
     values = read_json_object(path)
     architecture = _architecture(path, values)
-    if values.get("quantization_config") is not None:
-        raise CheckpointError(f"{path}: quantized checkpoints (quantization_config) are not supported")
+    _check_not_quantized(path, values)
     try:
         raw = msgspec.convert(values, _RawConfig)
     except msgspec.ValidationError as error:
@@ -132,17 +136,49 @@ def read_config(folder: str | Path) -> DecoderConfig:
     )
 
 
-def kv_bytes_per_token(config: DecoderConfig, dtype_name: str) -> int:
-    """Bytes that the keys and values of one token take in all layers. `dtype_name` is a resolved dtype."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPE_BYTES[dtype_name]
+def kv_bytes_per_token(config: DecoderConfig, kv_dtype: str) -> int:
+    """Bytes that the keys and values of one token take in all layers. `kv_dtype`: see `resolve_kv_dtype`."""
+    if kv_dtype in SCALED_KV_DTYPES:
+        head_bytes = config.head_dim + KV_SCALE_BYTES
+    else:
+        head_bytes = config.head_dim * DTYPE_BYTES[kv_dtype]
+    return 2 * config.num_layers * config.num_kv_heads * head_bytes
 
 
-def resolve_dtype(config: DecoderConfig, requested: str) -> str:
-    """The dtype to compute in: `requested`, or the checkpoint's own for `auto`."""
+def resolve_kv_dtype(config: DecoderConfig, dtype: str, requested: str) -> str:
+    """The dtype to keep keys and values in: `requested`, or for `auto` `dtype`, what is computed in.
+
+    Raises UsageError if the model's heads are none for it.
+    """
+    if requested in SCALED_KV_DTYPES and config.head_dim % KV_SCALE_BYTES:
+        raise UsageError(
+            f"--kv-cache-dtype {requested} needs heads of a multiple of {KV_SCALE_BYTES}, this model's have "
+            f"{config.head_dim}; use auto or bfloat16"
+        )
+    return dtype if requested == "auto" else requested
+
+
+def resolve_dtype(config: DecoderConfig, requested: str, quantization: str = "none") -> str:
+    """The dtype to compute in: `requested`, or the checkpoint's own for `auto`.
+
+    With a `quantization` it is that of all that is not quantized. Raises UsageError if it cannot be `requested`.
+    """
+    check_quantization(requested, quantization)
+    if quantization != "none":
+        return QUANTIZED_DTYPE
     name = config.dtype if requested == "auto" else requested
     if name not in DTYPE_BYTES:
         raise CheckpointError(f"dtype {name} is not supported (supported: {', '.join(DTYPE_BYTES)}); pass --dtype")
     return name
+
+
+def check_quantization(dtype: str, quantization: str) -> None:
+    """Whether a model, whichever it is, can be had in both. Raises UsageError."""
+    if quantization != "none" and dtype not in ("auto", QUANTIZED_DTYPE):
+        raise UsageError(
+            f"--quantization {quantization} computes in {QUANTIZED_DTYPE} what it does not quantize, --dtype {dtype} "
+            "cannot be had with it; leave one of them out"
+        )
 
 
 def model_fingerprint(folder: str | Path) -> str:
@@ -172,13 +208,14 @@ def model_fingerprint(folder: str | Path) -> str:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; CheckpointError if it is missing, unreadable, or holds something else."""
     try:
-        values = msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
+        values = msgspec.json.decode(content)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file; a checkpoint folder has one") from error
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {not_downloaded(content) or f'not valid JSON: {error}'}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: holds {type(values).__name__}, not a JSON object")
     return values
@@ -192,6 +229,22 @@ def _architecture(path: Path, values: dict[str, Any]) -> str:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise CheckpointError(f"{path}: architecture {found[0]} is not supported (supported: {supported})")
     return str(found[0])
+
+
+def _check_not_quantized(path: Path, values: dict[str, Any]) -> None:
+    """Transformers' key, its older one, and that of MLX."""
+    for key in ("quantization_config", "compression_config", "quantization"):
+        found = values.get(key)
+        if found is None:
+            continue
+        of_how = found if isinstance(found, dict) else {}
+        method = of_how.get("quant_method", "an unknown method" if key != "quantization" else "MLX")
+        bits = of_how.get("bits", 4 if of_how.get("load_in_4bit") else 8 if of_how.get("load_in_8bit") else None)
+        in_bits = f" in {bits} bits" if isinstance(bits, int) else ""
+        raise CheckpointError(
+            f"{path}: its weights are quantized ({key}: {method}{in_bits}), and such checkpoints cannot be run; take "
+            "the one in bfloat16 or float16 that it was made from (--quantization int8 quantizes it while it loads)"
+        )
 
 
 def _check_shape(path: Path, raw: _RawConfig) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from eventlm.kernels.int8_linear import BLOCK, dequantize_rows, int8_linear
 from eventlm.kernels.rms_norm import rms_norm
 from eventlm.kernels.rotary_embedding import rotary_embedding
 from eventlm.kernels.silu_mul import silu_mul
@@ -46,8 +47,17 @@ class Linear(nn.Module):
         self.weight = _empty(num_out, num_in)
         self.bias = _empty(num_out) if bias else None
 
+        #: Of each output, if the weight is int8.
+        self.scales: nn.Parameter | None = None
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.scales is not None:
+            return int8_linear(x, self.weight, self.scales, self.bias)
         return linear(x, self.weight, self.bias)
+
+    def to_int8(self) -> None:
+        """Have room for int8 in place of floats."""
+        self.weight, self.scales = _empty_int8(self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -81,14 +91,16 @@ class AttentionLayer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention, lap: Lap) -> Tensor:
         heads, num_qk_heads = self._num_heads, self._num_heads + self._num_kv_heads
         qkv = self.qkv_proj(x).unflatten(-1, (-1, self._head_dim))
+        lap("qkv_proj")
         qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
         qk = rotary_embedding(qk, *rotation)
-        lap("qkv_proj")
+        lap("rotary")
         out = attention(self._layer, qk[:, :heads], qk[:, heads:], v)
         lap("attention")
         projected: Tensor = self.o_proj(out.flatten(-2))
+        lap("o_proj")
         return projected
 
 
@@ -100,8 +112,11 @@ class FeedForward(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+    def forward(self, x: Tensor, lap: Lap) -> Tensor:
+        inner = silu_mul(self.gate_up_proj(x))
+        lap("gate_up_proj")
+        out: Tensor = self.down_proj(inner)
+        lap("down_proj")
         return out
 
 
@@ -116,10 +131,12 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention, lap: Lap) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attention, lap)
-        lap("o_proj")
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        lap("mlp")
+        normed = self.input_layernorm(x)
+        lap("norm")
+        x = x + self.self_attn(normed, rotation, attention, lap)
+        normed = self.post_attention_layernorm(x)
+        lap("norm")
+        x = x + self.mlp(normed, lap)
         return x
 
 
@@ -134,6 +151,20 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         tied = config.tie_word_embeddings
         self.lm_head = self.embed_tokens if tied else _empty(config.vocab_size, config.hidden_size)
+        self.lm_head_scales: nn.Parameter | None = None
+
+    def to_int8(self) -> None:
+        """Have room for int8 matrices with their scales in place of floats, before any are loaded.
+
+        An embedding that is not `lm_head` too is only looked up, and stays.
+        """
+        tied = self.lm_head is self.embed_tokens
+        self.lm_head, self.lm_head_scales = _empty_int8(self.lm_head)
+        if tied:
+            self.embed_tokens = self.lm_head
+        for module in self.layers.modules():
+            if isinstance(module, Linear):
+                module.to_int8()
 
     def forward(
         self,
@@ -145,16 +176,48 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The residual stream behind the last layer, [T, hidden_size]; `positions_T` are in the sequences."""
         rotation = rope.at(positions_T)
-        x = embedding(token_ids_T, self.embed_tokens)
+        x = self._embed(token_ids_T)
         lap("embed")
         for layer in self.layers:
             x = layer(x, rotation, attention, lap)
         return x
 
+    def weight_bytes(self) -> dict[str, int]:
+        """Of the matrices by the operation that multiplies by them, all layers together."""
+        found = {"lm_head": self.lm_head.nbytes}
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            attention, mlp = layer.self_attn, layer.mlp
+            linears = {
+                "qkv_proj": attention.qkv_proj,
+                "o_proj": attention.o_proj,
+                "gate_up_proj": mlp.gate_up_proj,
+                "down_proj": mlp.down_proj,
+            }
+            for name, matrix in linears.items():
+                found[name] = found.get(name, 0) + matrix.weight.nbytes
+        return found
+
+    def _embed(self, token_ids_T: Tensor) -> Tensor:
+        if self.lm_head_scales is None or self.embed_tokens is not self.lm_head:
+            return embedding(token_ids_T, self.embed_tokens)
+        values, scales = self.lm_head[token_ids_T], self.lm_head_scales[token_ids_T]
+        return dequantize_rows(values, scales, self.config.hidden_size).to(self.norm.weight.dtype)
+
     def logits(self, x: Tensor) -> Tensor:
         """Logits [S, V] of what the forward pass gave for S tokens."""
+        if self.lm_head_scales is not None:
+            return int8_linear(self.norm(x), self.lm_head, self.lm_head_scales, None)
         return linear(self.norm(x), self.lm_head)
 
 
 def _empty(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+def _empty_int8(matrix: nn.Parameter) -> tuple[nn.Parameter, nn.Parameter]:
+    """Values and scales of a matrix [out, in] of this shape."""
+    num_in = -(-matrix.shape[1] // BLOCK) * BLOCK
+    values = torch.empty(len(matrix), num_in, dtype=torch.int8, device=matrix.device)
+    scales = torch.empty(len(matrix), dtype=torch.float32, device=matrix.device)
+    return nn.Parameter(values, requires_grad=False), nn.Parameter(scales, requires_grad=False)

@@ -13,6 +13,7 @@ import msgspec
 import tokenizers
 
 from eventlm.errors import CheckpointError
+from eventlm.models.safetensors_header import not_downloaded
 
 
 class TokenizerFiles(NamedTuple):
@@ -48,9 +49,16 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
             f"{folder} has no tokenizer.json; a checkpoint folder needs one (tokenizer.model alone is not enough)"
         )
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        problem = not_downloaded(content)
+        raise CheckpointError(
+            f"{path}: {problem}" if problem else f"{path} cannot be read as a tokenizer: {error}"
+        ) from error
     # Prompts are never cut or padded behind the client's back.
     backend.no_truncation()
     backend.no_padding()
@@ -62,9 +70,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not a JSON object: {error}") from error
+        content = path.read_bytes()
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = not_downloaded(content)
+        raise CheckpointError(f"{path}: {problem}" if problem else f"{path} is not a JSON object: {error}") from error
 
 
 def _token_text(value: Any) -> str | None:

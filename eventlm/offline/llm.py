@@ -20,7 +20,7 @@ from eventlm.offline.collector import AnyRequestOutput, Collector, collect
 from eventlm.offline.engine_thread import EngineThread
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.logs import log_to_stderr
-from eventlm.offline.options import StrPath, compose_from
+from eventlm.offline.options import StrPath, compose_from, in_keywords, keywords_in_errors
 from eventlm.offline.outputs import EmbeddingRequestOutput, RequestOutput
 from eventlm.offline.progress import Progress, UseTqdm
 from eventlm.offline.prompts import (
@@ -74,9 +74,10 @@ class LLM:
     ) -> None:
         log_to_stderr()
         given = {"model": model, "replicas": data_parallel_size, "record": record} | options
-        composition, self._tokenizer_folder = compose_from(given, tokenizer=tokenizer)
+        with keywords_in_errors():
+            composition, self._tokenizer_folder = compose_from(given, tokenizer=tokenizer)
         for warning in composition.warnings:
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(in_keywords(warning), stacklevel=2)
         self._composition = composition
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._requests = RequestMaker(composition, seed=seed)
@@ -88,7 +89,8 @@ class LLM:
             # Where this is what runs at the end.
             multiprocessing.util.Finalize(None, self._shutdown, exitpriority=0)
         try:
-            self._thread.start_engine()
+            with keywords_in_errors():
+                self._thread.start_engine()
         except BaseException:
             self._shutdown()
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +13,15 @@ from eventlm.compose.composition import Composition, compose
 from eventlm.compose.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.config.load import load_config
-from eventlm.errors import UsageError
+from eventlm.config.options import options as known_options
+from eventlm.errors import EventLMError, UsageError
 from eventlm.server.generation_config import load_generation_defaults
 from eventlm.server.tokenizer import CheckpointTokenizer
 from eventlm.worker.protocol import FAKE_MODEL
 
 StrPath = str | os.PathLike[str]
+
+_FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 class Composed(NamedTuple):
@@ -24,6 +29,22 @@ class Composed(NamedTuple):
 
     composition: Composition
     tokenizer_folder: Path | None
+
+
+def in_keywords(message: str) -> str:
+    """A message with the options as keywords of `LLM`: `kv_memory` where it says `--kv-memory`."""
+    names = {option.flag: name for name, option in known_options().items()}
+    return _FLAG.sub(lambda flag: names.get(flag[0], flag[0]), message)
+
+
+@contextlib.contextmanager
+def keywords_in_errors() -> Iterator[None]:
+    """Let the errors that pass through call options what `LLM` calls them."""
+    try:
+        yield
+    except EventLMError as error:
+        error.args = (in_keywords(str(error)),)
+        raise
 
 
 def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None) -> Composed:

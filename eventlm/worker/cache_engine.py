@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy
 import torch
 from torch import Tensor
 
 from eventlm.errors import EventLMError
+from eventlm.kernels import host_memory
+from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.kernels.kv_store import head_slots, kv_store
 from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, paged_attention, plan_attention
 from eventlm.models.config import DecoderConfig, kv_bytes_per_token
@@ -19,7 +20,10 @@ class CacheMemoryError(EventLMError):
 
 
 class CacheEngine:
-    """The cache tensor [layers, 2, num_blocks, kv_heads, block_size, head_dim], keys first."""
+    """The cache tensor [layers, 2, num_blocks, kv_heads, block_size, W], keys first.
+
+    W is head_dim, or for `kv_dtype` int8 and fp8 the bytes of `eventlm.kernels.kv_quantization`. dtype: of queries.
+    """
 
     def __init__(
         self,
@@ -28,25 +32,33 @@ class CacheEngine:
         block_size: int,
         num_blocks: int,
         dtype: torch.dtype,
+        kv_dtype: str,
         device: torch.device,
     ) -> None:
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        width = config.head_dim + (SCALE_BYTES if kv_dtype in STORED_DTYPES else 0)
+        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, width)
         try:
-            self.kv = _zeros(shape, dtype, device)
+            self.kv = _zeros(shape, STORED_DTYPES.get(kv_dtype) or getattr(torch, kv_dtype), device)
         except (RuntimeError, MemoryError, ValueError) as error:
-            name = str(dtype).removeprefix("torch.")
-            mebibytes = num_blocks * block_size * kv_bytes_per_token(config, name) >> 20
+            mebibytes = num_blocks * block_size * kv_bytes_per_token(config, kv_dtype) >> 20
             raise CacheMemoryError(
-                f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {mebibytes} MiB, "
+                f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {mebibytes:,} MiB, "
                 "more than this machine gives; lower --num-blocks or --kv-memory"
             ) from error
+        self._dtype = dtype
         self._scale = config.head_dim**-0.5
+
+    @property
+    def token_bytes(self) -> int:
+        """What the keys and values of one token take in all layers."""
+        _, _, num_blocks, _, block_size, _ = self.kv.shape
+        return self.kv.nbytes // (num_blocks * block_size)
 
     def attention(self, slots_T: Tensor, rows: Sequence[AttentionRow]) -> StepAttention:
         """The attention of one step, whose tokens' keys and values go into `slots_T`."""
         _, _, _, num_kv_heads, block_size, _ = self.kv.shape
         slots = head_slots(slots_T, block_size=block_size, num_kv_heads=num_kv_heads)
-        return StepAttention(self.kv, slots, plan_attention(rows, self.kv[0]), self._scale)
+        return StepAttention(self.kv, slots, plan_attention(rows, self.kv[0], self._dtype), self._scale)
 
     def clear_slots(self, slots_R: Tensor) -> None:
         """Zero these slots, int64, in all layers.
@@ -80,12 +92,7 @@ class StepAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN.
-
-    In host memory they are numpy's, which takes pages from the system untouched: torch writes every one of them,
-    which costs seconds for gigabytes that a run may never need.
-    """
+    """Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    host = numpy.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=numpy.uint8)
-    return torch.from_numpy(host).view(dtype)
+    return host_memory.zeros(shape, dtype)

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from eventlm.cores import usable_cores
-from eventlm.errors import UsageError
-from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow, unsupported
-from eventlm.models.config import DecoderConfig, resolve_dtype
-from eventlm.models.cpu_kernels import AUTO, TORCH, choose_build
+from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow
+from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
+from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.decoder import no_lap
-from eventlm.models.loader import load_cpu_decoder, load_decoder, native_shape, torch_dtype
+from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import RopeTable
 from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
@@ -38,6 +37,8 @@ class Forward(Protocol):
     vocab_size: int
     #: How it draws tokens, if not in torch.
     draw: Draw | None
+    #: Of the matrices by the operation that multiplies by them, all layers together.
+    weight_bytes: dict[str, int]
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         """The residual stream behind the last layer, [T, H]; stores the keys and values of all rows."""
@@ -57,24 +58,27 @@ def make_forward(setup: WorkerSetup, config: DecoderConfig) -> Forward:
 
     Raises CheckpointError, CacheMemoryError, and UsageError if the one that it names cannot.
     """
-    dtype = resolve_dtype(config, setup.dtype)
-    build = choose_build(setup.cpu_kernels)
-    if setup.cpu_kernels == TORCH:
-        return TorchForward(setup, config)
-    if dtype != "bfloat16":
-        reason = f"it computes in bfloat16, not {dtype}"
-    elif not build:
-        reason = "it was not compiled, or not for this processor"
-    else:
-        reason = unsupported(native_shape(config, setup.max_model_len), setup.block_size)
-    if not reason:
+    dtype = resolve_dtype(config, setup.dtype, setup.quantization)
+    build, reason = choose_forward(
+        setup.cpu_kernels, config, model=setup.model, dtype=dtype, block_size=setup.block_size
+    )
+    if build:
         return CpuForward(setup, config, build)
-    if setup.cpu_kernels != AUTO:
-        raise UsageError(f"--cpu-kernels {setup.cpu_kernels} cannot run {setup.model}: {reason}; use {AUTO} or {TORCH}")
-    if dtype == "bfloat16":
+    if reason and dtype == "bfloat16":
         # The engine puts what a worker says into its log.
         print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
     return TorchForward(setup, config)
+
+
+def step_token_ids(rows: Seq[Row]) -> np.ndarray:
+    """The tokens of all rows, one row after the other, int32 [T]."""
+    token_ids: list[int] = []
+    for row in rows:
+        if row.num_tokens == 1:
+            token_ids.append(row.sequence.token_ids[row.start])
+        else:
+            token_ids += row.sequence.token_ids[row.start : row.start + row.num_tokens]
+    return np.array(token_ids, dtype=np.int32)
 
 
 class CpuForward:
@@ -85,21 +89,25 @@ class CpuForward:
         self.vocab_size = config.vocab_size
         num_threads = setup.threads or usable_cores()
         self._decoder: CpuDecoder = load_cpu_decoder(
-            setup.model, build, max_positions=setup.max_model_len, num_threads=num_threads
+            setup.model,
+            build,
+            quantization=setup.quantization,
+            max_positions=setup.max_model_len,
+            num_threads=num_threads,
         )
+        if setup.processors:
+            self._decoder.pin(setup.processors)
         self.draw: Draw | None = self._decoder.draw
+        self.weight_bytes = self._decoder.weight_bytes
         self.cache = _make_cache(setup, config, torch.bfloat16)
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
-        token_ids: list[int] = []
-        for row in rows:
-            token_ids += row.sequence.token_ids[row.start : row.start + row.num_tokens]
-        # Copies: an array that lends its memory cannot grow.
-        steps = [StepRow(row.start, row.num_tokens, np.array(row.sequence.block_table, dtype=np.int32)) for row in rows]
+        token_ids_T = step_token_ids(rows)
+        steps = [StepRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
         before = self._decoder.times_ns() if timer else {}
         if timer:
             timer.lap("prepare")
-        hidden_TH = self._decoder.forward(np.array(token_ids, dtype=np.int32), steps, self.cache.kv)
+        hidden_TH = self._decoder.forward(token_ids_T, steps, self.cache.kv)
         if timer:
             after = self._decoder.times_ns()
             spent = {part: after[part] - before[part] for part in after if after[part] > before[part]}
@@ -120,11 +128,14 @@ class TorchForward:
     draw: Draw | None = None
 
     def __init__(self, setup: WorkerSetup, config: DecoderConfig) -> None:
-        dtype = torch_dtype(resolve_dtype(config, setup.dtype))
+        dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
         self.vocab_size = config.vocab_size
         self._block_size = setup.block_size
         self._device = torch.device("cpu")
-        self._decoder = load_decoder(setup.model, dtype=setup.dtype, device=self._device.type)
+        self._decoder = load_decoder(
+            setup.model, dtype=setup.dtype, quantization=setup.quantization, device=self._device.type
+        )
+        self.weight_bytes = self._decoder.weight_bytes()
         self._rope = RopeTable(config, setup.max_model_len, dtype=dtype, device=self._device)
         self.cache = _make_cache(setup, config, dtype)
 
@@ -145,5 +156,10 @@ class TorchForward:
 
 def _make_cache(setup: WorkerSetup, config: DecoderConfig, dtype: torch.dtype) -> CacheEngine:
     return CacheEngine(
-        config, block_size=setup.block_size, num_blocks=setup.num_blocks, dtype=dtype, device=torch.device("cpu")
+        config,
+        block_size=setup.block_size,
+        num_blocks=setup.num_blocks,
+        dtype=dtype,
+        kv_dtype=resolve_kv_dtype(config, str(dtype).removeprefix("torch."), setup.kv_cache_dtype),
+        device=torch.device("cpu"),
     )

@@ -94,8 +94,11 @@ class ModelRunner:
         # While the model runs.
         masks = self._grammars.start(sampled)
         hidden_TH = self._forward.run(rows, timer)
-        ends_R = np.cumsum([row.num_tokens for row in rows])
-        logits_SV = self._forward.logits(hidden_TH[torch.from_numpy(ends_R[sampled_rows] - 1)])
+        hidden_SH = hidden_TH
+        if len(sampled_rows) < len(hidden_TH):
+            ends_R = np.cumsum([row.num_tokens for row in rows])
+            hidden_SH = hidden_TH[torch.from_numpy(ends_R[sampled_rows] - 1)]
+        logits_SV = self._forward.logits(hidden_SH)
         lap("lm_head")
         found = None
         if masks is not None:
@@ -119,6 +122,9 @@ class ModelRunner:
             "isa": torch.backends.cpu.get_cpu_capability(),
             "machine": platform.machine(),
             "device": "cpu",
-            "dtype": resolve_dtype(self.config, self.setup.dtype),
+            "dtype": resolve_dtype(self.config, self.setup.dtype, self.setup.quantization),
+            "quantization": self.setup.quantization,
             "attention_backend": self._forward.name,
+            "weight_bytes": self._forward.weight_bytes,
+            "kv_token_bytes": self.cache.token_bytes,
         }

@@ -34,12 +34,16 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     epoch: int
     model: str
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     block_size: int
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
     threads: int = 0
+    #: One for each thread, which is kept there; empty: the system moves them.
+    processors: list[int] = []
     #: As the option of that name.
     cpu_kernels: str = "auto"
     #: The worker sends a heartbeat this often, from a thread of its own.

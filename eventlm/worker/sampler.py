@@ -42,6 +42,8 @@ class Sampler:
         self.table = SamplingTable(vocab_size)
         self._device = device
         self._draw_whole = draw
+        #: What of their needs keeps rows from being drawn together.
+        self._drawn_apart = MASKED | PROCESSED | (GREEDY if draw is None else 0)
         self._hashed_ids_V = hash_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
 
     def sample(
@@ -58,7 +60,7 @@ class Sampler:
         """
         rows = self.table.rows(sequences, masks)
         tokens_S = np.empty(len(sequences), dtype=np.int64)
-        for numbers in _parts(rows.params["needs"]):
+        for numbers in _parts(rows.params["needs"] & self._drawn_apart):
             whole = len(numbers) == len(sequences)
             part, logits = (rows, logits_SV) if whole else (rows.take(numbers), logits_SV[torch.from_numpy(numbers)])
             tokens_S[numbers] = self._draw(logits, part).cpu().numpy()
@@ -89,9 +91,11 @@ class Sampler:
         return torch.cat(drawn)
 
     def _draw_compiled(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
+        """Greedy rows among the others, as rows of temperature 0; where all are, no noise is needed."""
         assert self._draw_whole is not None
         is_greedy = rows.params["needs"] & GREEDY != 0
-        return self._draw_whole(logits_SV, np.where(is_greedy, 0.0, rows.params["temperature"]), self._keys(rows))
+        keys_S2 = torch.zeros(len(logits_SV), 2, dtype=torch.int32) if is_greedy.all() else self._keys(rows)
+        return self._draw_whole(logits_SV, np.where(is_greedy, 0.0, rows.params["temperature"]), keys_S2)
 
     def _draw_free(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
         """From the whole vocabulary."""
@@ -132,6 +136,10 @@ def _draw_greedy(logits_SV: Tensor, rows: SampledRows) -> Tensor:
 def _parts(needs_S: np.ndarray) -> Iterator[np.ndarray]:
     """Numbers of the rows that draw alike: by how, and by whether anything changes their logits first."""
     kinds = (needs_S & (GREEDY | MASKED)) * 2 + ((needs_S & PROCESSED) != 0)
+    if (kinds == kinds[:1]).all():
+        if len(kinds):
+            yield np.arange(len(kinds))
+        return
     for kind in np.unique(kinds):
         yield np.flatnonzero(kinds == kind)
 

@@ -52,6 +52,10 @@ def scramble_weights(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * 4096)
 
 
+def point_to_lfs(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+
+
 def drop_a_tensor(folder: Path) -> None:
     edit_json(folder / "config.json", num_hidden_layers=3)
 
@@ -62,7 +66,11 @@ BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (cut_weights, "truncated"),
     (scramble_weights, "not a safetensors file"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    (lambda folder: point_to_lfs(folder / "model.safetensors"), "model.safetensors: this is a git-LFS pointer"),
+    (lambda folder: point_to_lfs(folder / "config.json"), "config.json: this is a git-LFS pointer"),
+    (lambda folder: point_to_lfs(folder / "tokenizer.json"), "tokenizer.json: this is a git-LFS pointer"),
     (drop_a_tensor, "is missing"),
+    (lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
     (lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be read as a tokenizer"),
 ]
@@ -77,6 +85,36 @@ def test_a_broken_checkpoint(
     error = error_of("serve", "--port", "0", "--model", str(folder), cwd=tmp_path, code=1)
     assert message in error
     assert str(folder) in error
+
+
+def test_kernels_that_cannot_run_the_model(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
+    folder = checkpoint(tmp_path / "float32")
+    flags = ["--model", str(folder), "--cpu-kernels", "amx", "--port", "0"]
+    error = error_of("serve", *flags, cwd=tmp_path, code=2)
+    assert error.startswith("--cpu-kernels amx: not on this machine") or error.endswith(
+        f"--cpu-kernels amx cannot run {folder}: it computes in bfloat16, not float32; use auto or torch"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["half", "float32"])
+def test_int8_in_another_type(tmp_path: Path, checkpoint: Callable[[Path], Path], dtype: str) -> None:
+    """And before a model is looked for."""
+    for model in (str(checkpoint(tmp_path / "model")), "/nowhere"):
+        flags = ["--model", model, "--quantization", "int8", "--dtype", dtype]
+        assert error_of("generate", "hi", *flags, cwd=tmp_path, code=2) == (
+            "--quantization int8 computes in bfloat16 what it does not quantize, --dtype "
+            f"{dtype.replace('half', 'float16')} cannot be had with it; leave one of them out"
+        )
+
+
+def test_int8_of_what_is_quantized(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
+    folder = checkpoint(tmp_path / "awq")
+    edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+    assert error_of("serve", "--port", "0", "--model", str(folder), "--quantization", "int8", cwd=tmp_path, code=1) == (
+        f"{folder}/config.json: its weights are quantized (quantization_config: awq in 4 bits), and such checkpoints "
+        "cannot be run; take the one in bfloat16 or float16 that it was made from (--quantization int8 quantizes it "
+        "while it loads)"
+    )
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
@@ -98,6 +136,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         (["--predictor", "1,2"], "--predictor: a predictor has 5 non-negative integer coefficients"),
         (["--num-blocks", "4", "--max-model-len", "100"], "a context of 100 tokens needs 8 of 16 tokens, there are 4"),
         (["--cpu-kernels", "sse"], "--cpu-kernels 'sse': must be one of auto, amx, avx512, avx2, baseline, torch"),
+        (["--quantization", "int4"], "--quantization 'int4': must be one of none, int8"),
         (["--record-keep", "100MiB"], "--record-keep 100MiB is less than --record-segment 256MiB"),
         (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
     ],
@@ -124,6 +163,15 @@ def test_a_config_with_a_typo(tmp_path: Path) -> None:
     error = error_of("serve", "--config", "eventlm.toml", cwd=tmp_path, code=2)
     assert "max_model_length" in error
     assert "did you mean max_model_len?" in error
+
+
+def test_a_config_with_a_quantization_that_is_none(tmp_path: Path) -> None:
+    for table, message in (
+        ("quantization = 'int3'", "must be one of none, int8"),
+        ("quantization = 'int8'\ndtype = 'float32'", "--dtype float32 cannot be had with it"),
+    ):
+        (tmp_path / "eventlm.toml").write_text(f"[model]\nmodel = 'fake'\n{table}\n")
+        assert message in error_of("generate", "hi", "--config", "eventlm.toml", cwd=tmp_path, code=2)
 
 
 def test_a_taken_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:

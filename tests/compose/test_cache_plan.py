@@ -35,6 +35,10 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: In float32.
+WEIGHT_BYTES = 4 * (2 * 100 * 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32) + 32)
+
+
 def config_with(**overrides: object) -> Config:
     return load_config(None, overrides, environment={})
 
@@ -49,10 +53,10 @@ def test_blocks_fill_the_memory_that_is_given(checkpoint: Path) -> None:
     assert plan_cache(config_with(kv_memory=f"{50 * BLOCK_BYTES}B", dtype="bfloat16"), checkpoint).num_blocks == 100
 
 
-def test_auto_is_a_quarter_of_what_is_free_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
-    free = 4 * 100 * BLOCK_BYTES
-    assert plan_cache(config_with(), checkpoint, available_bytes=free).num_blocks == 100
-    assert plan_cache(config_with(replicas=2), checkpoint, available_bytes=free).num_blocks == 50
+def test_auto_is_a_quarter_of_what_the_weights_leave_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
+    left = 4 * 100 * BLOCK_BYTES
+    assert plan_cache(config_with(), checkpoint, available_bytes=left + WEIGHT_BYTES).num_blocks == 100
+    assert plan_cache(config_with(replicas=2), checkpoint, available_bytes=left + 2 * WEIGHT_BYTES).num_blocks == 50
     assert plan_cache(config_with(), checkpoint, available_bytes=1 << 60).num_blocks == (4 << 30) // BLOCK_BYTES
     assert plan_cache(config_with(), checkpoint).num_blocks > 0
 
@@ -86,10 +90,60 @@ def test_a_context_that_cannot_be_had_is_an_error(checkpoint: Path, overrides: d
         plan_cache(config_with(**overrides), checkpoint)
 
 
+def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None:
+    least = WEIGHT_BYTES + 2 * BLOCK_BYTES
+    assert plan_cache(config_with(num_blocks=2), checkpoint, available_bytes=least).num_blocks == 2
+    with pytest.raises(UsageError) as raised:
+        plan_cache(config_with(num_blocks=2), checkpoint, available_bytes=least - 1)
+    assert str(raised.value) == (
+        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, the KV cache of one sequence 8,192 bytes, and "
+        f"{least - 1:,} bytes of memory are free; take a smaller model, or end other programs"
+    )
+    with pytest.raises(UsageError, match=r"for each of 2 replicas, .*; lower --replicas, take"):
+        plan_cache(config_with(num_blocks=2, replicas=2), checkpoint, available_bytes=2 * least - 1)
+    with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*; lower --max-model-len, take"):
+        plan_cache(config_with(max_model_len=512), checkpoint, available_bytes=least)
+
+
+def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:
+    """Of 32 and 64 inputs, the fewer padded."""
+    matrices = 100 * (64 + 4) + 2 * ((2 * 32 + 2 * 16 + 2 * 64) * (64 + 4) + 32 * (64 + 4))
+    floats = 2 * (100 * 32 + 2 * 2 * 32 + 32)
+    least = matrices + floats + 2 * BLOCK_BYTES // 2
+    options = {"num_blocks": 2, "quantization": "int8"}
+    assert plan_cache(config_with(**options), checkpoint, available_bytes=least).num_blocks == 2
+    with pytest.raises(UsageError, match=f"its weights take {matrices + floats:,} bytes"):
+        plan_cache(config_with(**options), checkpoint, available_bytes=least - 1)
+    assert matrices + floats < WEIGHT_BYTES
+
+
+def test_a_cache_that_memory_may_not_hold_is_warned_of(checkpoint: Path) -> None:
+    free = WEIGHT_BYTES + 40 * BLOCK_BYTES
+    assert plan_cache(config_with(num_blocks=40), checkpoint, available_bytes=free).warnings == []
+    [warning] = plan_cache(config_with(num_blocks=41), checkpoint, available_bytes=free).warnings
+    assert "may grow to 167,936 bytes, and the weights leave 163,840 bytes of the memory that is free" in warning
+
+
 def test_the_fake_model_has_a_pool_of_its_own() -> None:
     config = config_with(model="fake")
     assert plan_cache(config, None) == (FAKE_NUM_BLOCKS, FAKE_MAX_MODEL_LEN, [])
     assert plan_cache(config_with(model="fake", max_model_len=20_000), None).max_model_len == 20_000
+
+
+def test_a_smaller_type_has_more_blocks(checkpoint: Path) -> None:
+    """A token has 8 heads of 8 elements, of 4 or 2 bytes, or of one with 4 more for their scale."""
+    blocks = {
+        kv_cache_dtype: plan_cache(config_with(kv_memory="1MiB", kv_cache_dtype=kv_cache_dtype), checkpoint).num_blocks
+        for kv_cache_dtype in ("auto", "bfloat16", "int8", "fp8")
+    }
+    assert blocks == {"auto": 256, "bfloat16": 512, "int8": 682, "fp8": 682}
+
+
+def test_heads_that_a_scale_does_not_fit_beside_are_an_error(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text()) | {"head_dim": 6}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="--kv-cache-dtype int8 needs heads of a multiple of 4, this model's have 6"):
+        plan_cache(config_with(num_blocks=100, kv_cache_dtype="int8"), checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from eventlm.compose.composition import compose
+from eventlm.compose.composition import compose, compose_engine
 from eventlm.config.load import load_config
-from eventlm.errors import UsageError
+from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
+from tests.checkpoints import make_checkpoint
 
 
 def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,3 +19,62 @@ def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monk
         UsageError, match=r"^--cpu-kernels amx: not on this machine, .*; available: auto, baseline, torch$"
     ):
         compose(config)
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "float32",
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.skipif("baseline" not in native.available_builds(), reason="no build of the forward pass is compiled")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "it computes in bfloat16, not float32"),
+        ({"dtype": "float16"}, "it computes in bfloat16, not float16"),
+        ({"dtype": "bfloat16", "block_size": 8}, "blocks of 8 tokens are not a multiple of 16"),
+    ],
+)
+def test_kernels_that_cannot_run_the_model_are_found_before_its_weights(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    wish = {"model": str(tmp_path), "cpu_kernels": "baseline"} | options
+    with pytest.raises(
+        UsageError, match=rf"^--cpu-kernels baseline cannot run {tmp_path}: {message}; use auto or torch"
+    ):
+        compose(load_config(None, wish, environment={}))
+
+
+def test_weights_are_checked_before_any_worker_is_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for kernels in ("auto", "torch"):
+        with pytest.raises(CheckpointError, match=r"tensor model.embed_tokens.weight is missing \(12 are\); download"):
+            compose(load_config(None, {"model": str(tmp_path), "cpu_kernels": kernels}, environment={}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threads": 3}, "--threads 3 is more than the 2 processors"),
+        ({"threads": 2, "replicas": 2}, "--threads 2 of each of 2 replicas is more than"),
+        ({"threads": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_threads_without_a_processor(
+    options: dict[str, int], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventlm.compose.composition.usable_cores", lambda: 2)
+    folder = make_checkpoint(tmp_path)
+    warnings = compose_engine(load_config(None, {"model": str(folder), "num_blocks": 100} | options)).warnings
+    assert [said in warning for warning in warnings] == [True] * bool(said)

@@ -32,7 +32,8 @@ def test_what_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
         choose_build("baseline")
     assert str(caught.value) == (
-        "--cpu-kernels baseline: not on this machine, they are not compiled; available: auto, torch"
+        "--cpu-kernels baseline: not on this machine, they are not compiled, or of another version; install eventlm "
+        "again, where there is a C++ compiler; available: auto, torch"
     )
 
 

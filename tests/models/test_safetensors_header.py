@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,25 @@ from eventlm.models.safetensors_header import find_shards, read_header, tensors_
 
 
 def write(path: Path, entries: dict[str, Any], data: bytes) -> Path:
-    header = json.dumps(entries).encode()
+    return write_raw(path, json.dumps(entries).encode(), data)
+
+
+def write_raw(path: Path, header: bytes, data: bytes = b"") -> Path:
     path.write_bytes(len(header).to_bytes(8, "little") + header + data)
     return path
 
 
-def entry(start: int, end: int, shape: list[int]) -> dict[str, Any]:
-    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_header(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
 
 
 def test_header(tmp_path: Path) -> None:
@@ -28,28 +41,64 @@ def test_header(tmp_path: Path) -> None:
     assert header.file_bytes == header.data_start + 16
 
 
+@pytest.mark.parametrize("header_bytes", [ord("<"), 0x100 + ord("<"), 0x100 + ord(" ")])
+def test_a_length_that_looks_like_text_is_none(tmp_path: Path, header_bytes: int) -> None:
+    assert read_header(write_raw(tmp_path / "model.safetensors", b"{}".ljust(header_bytes))).tensors == {}
+
+
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "message"),
     [
-        {"a": entry(0, 20, [5])},
-        {"a": entry(8, 4, [1])},
-        {"a": entry(-4, 0, [1])},
-        {"a": entry(0, 0, [1])},
-        {"a": {"dtype": "F32", "shape": [1]}},
-        {"a": 5},
+        ({"a": entry(0, 20, [5])}, "truncated: tensor a ends at byte "),
+        ({"a": entry(0, 16, [5])}, "broken safetensors header: tensor a has 16 bytes, F32 [5] takes 20; download"),
+        ({"a": entry(0, 16, [4], "I64")}, "tensor a has 16 bytes, I64 [4] takes 32"),
+        ({"a": entry(0, 16, [-4])}, "tensor a has 16 bytes"),
+        ({"a": entry(0, 0, [1])}, "tensor a has 0 bytes"),
+        ({"a": entry(8, 4, [1])}, "tensor a spans bytes 8 to 4"),
+        ({"a": entry(-4, 0, [1])}, "tensor a spans bytes -4 to 0"),
+        (
+            {"a": entry(0, 12, [3]), "b": entry(8, 16, [2])},
+            "tensor b spans bytes 8 to 16, but the one before ends at 12",
+        ),
+        ({"a": entry(0, 4, [1]), "b": entry(8, 16, [2])}, "tensor b spans bytes 8 to 16, but the one before ends at 4"),
+        ({"a": entry(0, 12, [3])}, "4 bytes behind the last tensor belong to none; download it again"),
+        ({"a": entry(0, 1 << 70, [1])}, "truncated"),
+        ({"a": {"dtype": "F32", "shape": [1]}}, "broken safetensors header: Object missing required field"),
+        ({"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}, "broken safetensors header"),
+        ({"a": 5}, "broken safetensors header"),
     ],
 )
-def test_a_header_that_lies(tmp_path: Path, entries: dict[str, Any]) -> None:
-    path = write(tmp_path / "model.safetensors", entries, bytes(16))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_header(path)
+def test_a_header_that_lies(tmp_path: Path, entries: dict[str, Any], message: str) -> None:
+    assert message in error_of(write(tmp_path / "model.safetensors", entries, bytes(16)))
 
 
-def test_a_header_longer_than_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty; download it again"),
+        (b"\2\0\0", "not a safetensors file (3 bytes)"),
+        ((1 << 62).to_bytes(8, "little") + b"{}", "not a safetensors file (10 bytes)"),
+        ((1000).to_bytes(8, "little") + b"{}", "truncated: its header alone has 1000 bytes, the file 10"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "this is a git-LFS pointer, not the file"),
+        (b"\n<!DOCTYPE html><p>Not found</p>", "this is a web page, not the file itself"),
+        ((2).to_bytes(8, "little") + b"[]", "broken safetensors header: Expected `object`, got `array`"),
+        ((4).to_bytes(8, "little") + b'{"a"', "broken safetensors header: Input data was truncated"),
+        ((4).to_bytes(8, "little") + b'\xff"a"', "broken safetensors header"),
+        ((600_006).to_bytes(8, "little") + b'{"a":' + b"[" * 600_001, "broken safetensors header"),
+    ],
+)
+def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-    with pytest.raises(CheckpointError, match="truncated"):
-        read_header(path)
+    path.write_bytes(content)
+    assert message in error_of(path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "not a file" in error_of(tmp_path / "model.safetensors")
+    (tmp_path / "folder").mkdir()
+    assert "not a file" in error_of(tmp_path / "folder")
+    assert error_of(tmp_path / "missing") == "No such file or directory"
 
 
 def test_a_single_file_goes_before_an_index(tmp_path: Path) -> None:
@@ -59,3 +108,33 @@ def test_a_single_file_goes_before_an_index(tmp_path: Path) -> None:
     assert [path.name for path in find_shards(tmp_path)] == ["1", "2"]
     (tmp_path / "model.safetensors").touch()
     assert [path.name for path in find_shards(tmp_path)] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty; download it again"),
+        ("version https://git-lfs.github.com/spec/v1\n", "this is a git-LFS pointer"),
+        ("{", "Input data was truncated; download it again"),
+        ('{"weight_map": {}}', "its weight_map is empty"),
+        ('{"weight_map": {"a": "../1"}}', "tensor a is said to be in '../1', not a file name"),
+        ('{"weight_map": {"a": "1", "b": "2"}}', "names 1, which is not there (0 of 2 files are); download the rest"),
+        ('{"a":' + "[" * 600_000, "recursion"),
+    ],
+)
+def test_an_index_that_is_of_no_use(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError) as caught:
+        find_shards(tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_weights_says_what_it_has_instead(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"neither model.safetensors nor .*index.json; a model is a folder"):
+        find_shards(tmp_path)
+    (tmp_path / "model-q4.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"it has model-q4.gguf, and only safetensors weights are read;"):
+        find_shards(tmp_path)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        find_shards(tmp_path / "nowhere")

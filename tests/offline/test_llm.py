@@ -209,8 +209,11 @@ def test_adapters_are_not_there(llm: LLM) -> None:
         ({"max_num_seq": 4}, UsageError, "unknown option 'max_num_seq'; did you mean max_num_seqs?"),
         ({"policy": "edff"}, UsageError, "did you mean edf?"),
         ({"max_num_seqs": "many"}, UsageError, "max_num_seqs='many': must be an integer"),
+        ({"quantization": "int4"}, UsageError, "quantization='int4': must be one of none, int8"),
+        ({"quantization": "int8", "dtype": "half"}, UsageError, "dtype float16 cannot be had with it; leave one"),
         ({"gpu_memory_utilization": 0.9}, UsageError, "kv_memory is the memory for the KV cache, as a size"),
         ({"model": "no/such/folder/here"}, CheckpointError, "no/such/folder/here"),
+        ({"num_blocks": 4, "max_model_len": 100}, UsageError, "raise num_blocks, or lower max_model_len"),
         ({"tokenizer": "fake"}, UsageError, "the fake model's tokenizer goes with the fake model,"),
     ],
 )

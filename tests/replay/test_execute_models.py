@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventlm.errors import UsageError
+from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.cpu_kernels import choose_build
 from eventlm.models.pull import cached
 from eventlm.offline import LLM, SamplingParams
 from eventlm.replay.executable import check_executable
 from eventlm.replay.execute import execute
 from eventlm.replay.verify import verify
+from eventlm.worker.protocol import TORCH_BACKEND, backend_name
 from tests.checkpoints import make_checkpoint
 
 #: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds.
@@ -62,20 +65,56 @@ def test_a_checkpoint_gives_the_same_tokens_again(tiny: Path, checkpoint: Path) 
     assert verify(tiny).exit_code == 0
 
 
-@pytest.mark.parametrize("kernels", ["auto", "baseline"])
-def test_compiled_kernels_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, kernels: str) -> None:
-    """With the kernels of the run, whichever are the fastest here."""
-    sizes = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
-    run = record(
-        tmp_path, checkpoint, num_requests=10, max_tokens=64, predictor=[1000] * 5, cpu_kernels=kernels, **sizes
-    )
+#: Kernels, the type that is computed in, and that of the KV cache.
+COMBINATIONS = [
+    *product(("auto", *available_builds()[1:]), ("bfloat16",), ("auto", "int8", "fp8")),
+    *product(("torch",), ("bfloat16", "float32"), ("auto", "bfloat16", "int8", "fp8")),
+]
+#: The others take long.
+AT_ONCE = {
+    ("auto", "bfloat16", "int8"),
+    ("auto", "bfloat16", "fp8"),
+    ("baseline", "bfloat16", "auto"),
+    ("torch", "float32", "int8"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "kv_cache_dtype"),
+    [pytest.param(*each, marks=[] if each in AT_ONCE else pytest.mark.soak) for each in COMBINATIONS],
+)
+def test_all_kernels_and_caches_give_the_same_tokens_again(
+    tmp_path: Path, checkpoint: Path, kernels: str, dtype: str, kv_cache_dtype: str
+) -> None:
+    """With the kernels of the run, whichever are the fastest here; blocks are shared and given back."""
+    options = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    options |= {"cpu_kernels": kernels, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    run = record(tmp_path, checkpoint, num_requests=5, max_tokens=40, predictor=[1000] * 5, **options)
     assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
     header = check_executable(run)
     assert header.config["worker"]["cpu_kernels"] == kernels
-    assert header.host["attention_backend"] == f"cpu_{choose_build(kernels)}"
+    assert header.config["cache"]["kv_cache_dtype"] == kv_cache_dtype
+    build = choose_build(kernels)
+    assert header.host["attention_backend"] == (backend_name(build) if build else TORCH_BACKEND)
+    assert header.host["dtype"] == dtype
     result = execute(run, model=str(checkpoint))
     assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
-    assert result.num_tokens > 150
+    assert result.num_tokens > 100
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_int8_weights_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, kernels: str) -> None:
+    options = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    options |= {"cpu_kernels": kernels, "quantization": "int8"}
+    run = record(tmp_path, checkpoint, num_requests=5, max_tokens=40, predictor=[1000] * 5, **options)
+    assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
+    header = check_executable(run)
+    build = choose_build(kernels)
+    assert header.host["attention_backend"] == (backend_name(build) if build else TORCH_BACKEND)
+    assert (header.host["quantization"], header.host["dtype"]) == ("int8", "bfloat16")
+    result = execute(run, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 100
 
 
 def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:

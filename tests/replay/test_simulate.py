@@ -134,7 +134,10 @@ def test_blocks_and_context_come_from_the_machine_and_the_workload() -> None:
 
 def test_blocks_come_from_the_recorded_run_and_other_limits_are_told() -> None:
     config = load_config(None, {"max_num_seqs": 8}, environment={})
-    recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4)
+    budget = config.scheduler.max_num_batched_tokens
+    recorded = CoreConfig(
+        models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=budget
+    )
     engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
     assert engine.setup.core.num_blocks == 123
     assert engine.notes == ["123 KV blocks, as recorded", "--max-num-seqs is 8; the run was recorded with 4"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import io
+import os
 import random
 import re
 import subprocess
@@ -19,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.decoder import PARTS
+from eventlm.types import SequenceId
 from eventlm.worker import forward as module
 from eventlm.worker.model_runner import ModelRunner
 from tests.checkpoints import VOCAB_SIZE, edit_json, make_checkpoint
@@ -100,7 +103,8 @@ def test_heads_that_it_cannot(tmp_path: Path) -> None:
 
 def test_no_build(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available_builds", list)
-    assert backend(checkpoint) == ("torch_sdpa_gather", ["it was not compiled, or not for this processor"])
+    reason = "it is not compiled, or of another version; install eventlm again, where there is a C++ compiler"
+    assert backend(checkpoint) == ("torch_sdpa_gather", [reason])
 
 
 def test_one_that_is_wanted_and_cannot_be_had(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +133,7 @@ def test_more_threads_than_the_system_gives(checkpoint: Path) -> None:
 def test_a_checkpoint_that_is_damaged(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, Shape())
     edit_json(tmp_path / "config.json", hidden_size=128)
-    with pytest.raises(CheckpointError, match=r"has shape \[.*\], config.json says"):
+    with pytest.raises(CheckpointError, match=r"has shape \[.*\], by config.json it is"):
         runner_with(tmp_path)
 
 
@@ -164,7 +168,7 @@ def run_some(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> Schedule:
 
 
 def test_the_file_may_go_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An embedding that is not the output matrix is read where it is mapped, as long as the worker lives."""
+    """An embedding that is not the output matrix is kept, as long as the worker lives."""
     folder = make_checkpoint(tmp_path, dtype="bfloat16")
     expected = run_some(runner_with(folder), monkeypatch).logits[1, 0]
     runner = runner_with(folder)
@@ -200,3 +204,92 @@ def test_the_parts_of_a_compiled_step_are_timed(checkpoint: Path) -> None:
     ops = runner.execute(step, payload(new_sequence(1, list(range(5, 14))))).ops
     assert {"qkv_proj", "attention", "gate_up_proj", "down_proj"} < set(ops)
     assert set(ops) <= {*PARTS, "prepare", "extras", "record"}
+
+
+def test_threads_are_kept_on_the_processors_that_are_named(checkpoint: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    before = set(os.listdir("/proc/self/task"))
+    runner = runner_with(checkpoint, threads=2, processors=[allowed[0], allowed[-1]])
+    # Threads of libraries may do what they like; the team's second member is one of the new ones.
+    masks = [os.sched_getaffinity(int(task)) for task in set(os.listdir("/proc/self/task")) - before]
+    assert {allowed[-1]} in masks
+    assert os.sched_getaffinity(0) == set(allowed)
+    assert runner.host_info()["threads"] == 2
+
+
+def test_a_step_s_inputs_are_those_of_its_sequences(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over random launches whose block tables grow and are written anew, as hits and recomputations do."""
+    runner = runner_with(checkpoint)
+    decoder = runner._forward._decoder  # type: ignore[attr-defined]
+    seen: list[tuple[list[int], list[Any]]] = []
+    monkeypatch.setattr(decoder, "_functions", Recorder(decoder._functions, seen))
+    random_stream = random.Random(5)
+    lengths: dict[int, int] = {}
+    for step in range(60):
+        new, decodes, chunks, blocks, forget = [], [], [], [], []
+        if lengths and random_stream.random() < 0.2:
+            gone = random_stream.choice(sorted(lengths))
+            del lengths[gone]
+            forget.append((gone, 0))
+        for request in sorted(lengths):
+            if random_stream.random() < 0.7:
+                decodes.append((request, 0, lengths[request], 0))
+        if len(lengths) < 6:
+            request, length = 100 + step, random_stream.randint(1, 70)
+            new.append(new_sequence(request, [random_stream.randrange(3, VOCAB_SIZE) for _ in range(length)]))
+            start = random_stream.randrange(length)
+            chunks.append((request, 0, start, length - start, 1))
+            lengths[request] = length
+        if not decodes and not chunks:
+            continue
+        for row, (request, *_) in enumerate([*decodes, *chunks]):
+            # The whole table or its end.
+            count = -(-lengths[request] // 16)
+            first = 0 if row >= len(decodes) else random_stream.randrange(count)
+            blocks.append((row, first, [random_stream.randrange(64) for _ in range(count - first)]))
+        launch = launched(step, decodes=decodes, chunks=chunks, blocks=blocks, forget=forget)
+        tokens = runner.execute(launch, payload(*new)).tokens
+        rows = [(request, length - 1, 1) for request, _, length, _ in decodes]
+        rows += [(request, start, count) for request, _, start, count, _ in chunks]
+        held = [runner._table[SequenceId(request, 0)] for request, _, _ in rows]
+        ids, steps = seen.pop()
+        assert steps == [
+            (start, count, sequence.block_table[: -(-(start + count) // 16)].tolist())
+            for (_, start, count), sequence in zip(rows, held, strict=True)
+        ]
+        assert ids == [
+            token
+            for (_, start, count), sequence in zip(rows, held, strict=True)
+            for token in sequence.token_ids[start : start + count]
+        ]
+        for (request, _, _), produced in zip(rows, tokens, strict=True):
+            lengths[request] += len(produced)
+        # Blocks for what comes next.
+        lengths = {request: length for request, length in lengths.items() if length < 500}
+
+
+class Recorder:
+    """A library that notes what `eventlm_forward` reads: token ids, and rows with the blocks of their tokens."""
+
+    def __init__(self, functions: Any, seen: list[tuple[list[int], list[Any]]]) -> None:
+        self._functions = functions
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._functions, name)
+
+    def eventlm_forward(
+        self, handle: int, token_ids: int, num_rows: int, starts: int, counts: int, tables: int, *rest: int
+    ) -> None:
+        def numbers(address: int, count: int) -> list[int]:
+            return list((ctypes.c_int32 * count).from_address(address))
+
+        addresses = (ctypes.c_void_p * num_rows).from_address(tables)
+        rows = [
+            (start, count, numbers(address, -(-(start + count) // 16)))
+            for start, count, address in zip(
+                numbers(starts, num_rows), numbers(counts, num_rows), addresses, strict=True
+            )
+        ]
+        self._seen.append((numbers(token_ids, sum(count for _, count, _ in rows)), rows))
+        self._functions.eventlm_forward(handle, token_ids, num_rows, starts, counts, tables, *rest)

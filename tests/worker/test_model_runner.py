@@ -290,7 +290,8 @@ def test_operations_are_timed_without_gaps_when_asked(tmp_path: Path, monkeypatc
     step = launched(0, chunks=[(1, 0, 0, 9, 1)], blocks=[(0, 0, [0, 1, 2])])
     ops = runner.execute(step, payload(new_sequence(1, prompt_of(9)))).ops
     once = ("prepare", "embed", "lm_head", "sample", "extras", "record")
-    assert ops == dict.fromkeys(once, 1) | dict.fromkeys(("qkv_proj", "attention", "o_proj", "mlp"), 3)
+    per_layer = ("qkv_proj", "rotary", "attention", "o_proj", "gate_up_proj", "down_proj")
+    assert ops == dict.fromkeys(once, 1) | dict.fromkeys(per_layer, 3) | {"norm": 6}
     assert sum(ops.values()) == next(times_ns) - 1
 
 

@@ -1,0 +1,125 @@
+"""Reads a checkpoint's weights piece by piece, the next piece while one is being used.
+
+Copied out of the file rather than mapped: a file that is cut short under a mapping ends the process, and its pages
+count to it. A piece is small enough to lie in a cache between the copy and its use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eventlm.errors import CheckpointError
+from eventlm.models.checkpoint_weights import WeightFile
+from eventlm.models.safetensors_header import FileStamp
+
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+#: A piece has as many rows as fit into so much, a multiple of those that are packed together.
+_PIECE_BYTES = 4 << 20
+_ROW_MULTIPLE = 32
+_CHANGED = "the file was changed while it was read; start again when nobody writes to it"
+
+
+class Piece(NamedTuple):
+    """Rows of a matrix [rows, in] from `first_row` on, or a whole vector; `values` until the next piece is taken."""
+
+    name: str
+    first_row: int
+    values: Tensor
+
+
+class _Part(NamedTuple):
+    """Where a piece lies in a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first_row: int
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_pieces(files: Sequence[WeightFile]) -> Iterator[Piece]:
+    """All tensors of the files, in the order in which they lie there.
+
+    Raises CheckpointError if a file cannot be read, or is no longer the one that was checked.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
+        for file in files:
+            if not file.tensors:
+                continue
+            with _opened(file) as descriptor:
+                parts = _parts(file)
+                buffers = [torch.empty(max(part.num_bytes for part in parts), dtype=torch.uint8) for _ in range(2)]
+                reading = reader.submit(_read, file.path, descriptor, parts[0], buffers[0])
+                for number, part in enumerate(parts):
+                    reading.result()
+                    if number + 1 < len(parts):
+                        after = buffers[(number + 1) % 2]
+                        reading = reader.submit(_read, file.path, descriptor, parts[number + 1], after)
+                    values = buffers[number % 2][: part.num_bytes].view(part.dtype).view(part.shape)
+                    yield Piece(part.name, part.first_row, values)
+
+
+@contextlib.contextmanager
+def _opened(file: WeightFile) -> Iterator[int]:
+    """The file's descriptor, while it is the one that was checked."""
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{file.path}: {error.strerror or error}") from error
+    try:
+        _check_same(file, descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        yield descriptor
+        _check_same(file, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_same(file: WeightFile, descriptor: int) -> None:
+    if FileStamp.of(descriptor) != file.stamp:
+        raise CheckpointError(f"{file.path}: {_CHANGED}")
+
+
+def _parts(file: WeightFile) -> list[_Part]:
+    """The file's tensors in pieces."""
+    parts = []
+    for tensor in file.tensors:
+        dtype = _DTYPES[tensor.dtype]
+        num_rows = tensor.shape[0]
+        row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
+        step = num_rows if len(tensor.shape) == 1 else _rows_of(_PIECE_BYTES, row_bytes)
+        for first in range(0, num_rows, step):
+            shape = (min(step, num_rows - first), *tensor.shape[1:])
+            parts.append(_Part(tensor.name, dtype, shape, first, tensor.offset + first * row_bytes))
+    return parts
+
+
+def _rows_of(num_bytes: int, row_bytes: int) -> int:
+    return max(num_bytes // row_bytes // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
+
+
+def _read(path: Path, descriptor: int, part: _Part, buffer: Tensor) -> None:
+    """Fill the buffer with the part's bytes."""
+    wanted = buffer.numpy().data[: part.num_bytes]
+    position = 0
+    while position < part.num_bytes:
+        try:
+            num_read = os.preadv(descriptor, [wanted[position:]], part.offset + position)
+        except OSError as error:
+            raise CheckpointError(f"{path}: tensor {part.name}: {error.strerror or error}") from error
+        if not num_read:
+            raise CheckpointError(f"{path}: tensor {part.name}: {_CHANGED}")
+        position += num_read

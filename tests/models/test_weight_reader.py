@@ -1,0 +1,91 @@
+"""Pieces of a checkpoint's weights, and files that change while they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eventlm.errors import CheckpointError
+from eventlm.models import weight_reader
+from eventlm.models.checkpoint_weights import StoredTensor, WeightFile
+from eventlm.models.safetensors_header import read_header, tensors_by_offset
+from eventlm.models.weight_reader import read_pieces
+
+
+def file_of(path: Path, tensors: dict[str, torch.Tensor]) -> WeightFile:
+    save_file(tensors, path)
+    header = read_header(path)
+    stored = [
+        StoredTensor(name, info.dtype, info.shape, header.data_start + info.data_offsets[0])
+        for name, info in tensors_by_offset(header)
+    ]
+    return WeightFile(path, header.stamp, stored)
+
+
+def test_pieces_make_up_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_reader, "_PIECE_BYTES", 5000)
+    tensors = {
+        "bfloat16": torch.randn(101, 40, dtype=torch.bfloat16),
+        "float16": torch.randn(33, 8, dtype=torch.float16),
+        "float32": torch.randn(1, 3000),
+        "float64": torch.randn(64, 2, dtype=torch.float64),
+        "vector": torch.randn(4000),
+    }
+    files = [
+        file_of(tmp_path / "1", {name: tensors[name] for name in ("bfloat16", "vector")}),
+        WeightFile(tmp_path / "nothing of it is needed", read_header(tmp_path / "1").stamp, []),
+        file_of(tmp_path / "2", {name: tensors[name] for name in ("float16", "float32", "float64")}),
+    ]
+    found = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
+    sizes = []
+    for name, first_row, values in read_pieces(files):
+        assert first_row % 32 == 0
+        found[name][first_row : first_row + len(values)] = values
+        sizes.append((name, len(values)))
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert [rows for name, rows in sizes if name == "bfloat16"] == [32, 32, 32, 5]
+    assert ("vector", 4000) in sizes
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def replace(path: Path) -> None:
+    path.with_name("new").write_bytes(path.read_bytes())
+    path.with_name("new").replace(path)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 1))
+
+
+def test_a_file_that_is_not_the_one_that_was_checked(tmp_path: Path) -> None:
+    for number, change in enumerate((cut, replace, touch)):
+        file = file_of(tmp_path / str(number), {"a": torch.ones(64, 64)})
+        change(file.path)
+        with pytest.raises(CheckpointError, match=rf"/{number}: the file was changed while it was read; start again"):
+            next(read_pieces([file]))
+    file.path.unlink()
+    with pytest.raises(CheckpointError, match="/2: No such file or directory"):
+        next(read_pieces([file]))
+
+
+@pytest.mark.parametrize("change", [cut, touch])
+def test_a_file_that_changes_while_it_is_read(
+    tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_reader, "_PIECE_BYTES", 5000)
+    file = file_of(tmp_path / "model.safetensors", {"a": torch.ones(320, 32)})
+    pieces = read_pieces([file])
+    next(pieces)
+    change(file.path)
+    with pytest.raises(
+        CheckpointError, match=r"/model.safetensors: (tensor a: )?the file was changed while it was read"
+    ):
+        list(pieces)
