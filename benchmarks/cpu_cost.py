@@ -1,0 +1,389 @@
+"""What a step costs against context, batch and chunk length, beside what the machine must spend on it: no cliffs.
+
+    python benchmarks/cpu_cost.py [--plots context batch chunk behind] [--model FOLDER] [--output FILE.png]
+
+    context  one token each for 1 and 4 sequences behind contexts of 1k to 32k tokens
+    batch    one token each for 1 to 256 sequences behind 128 tokens
+    chunk    the first 16 to 2,048 tokens of a prompt
+    behind   256 tokens of a prompt behind contexts of up to 32k tokens
+
+A step is the worker's forward pass and the logits of the rows that sample; no engine, no HTTP. Its floor is the longer
+of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate of products that torch
+reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance` above the line between its
+neighbours, or, where steps only get larger, above that of the smaller step before it.
+
+The model has the shape of Qwen3-0.6B and random weights, which `--model` can keep. Keys and values are distinct for
+all sequences; points that `--kv-gib` does not hold are left out. Times are the least of `--rounds` rounds, each of
+which goes over all points. Nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+# As a script this has its own folder on the path, and not the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.random_qwen import save_random_qwen
+from eventlm.bench.machine_probe import Machine, measure
+from eventlm.bench.step_floor import StepShape, floor_ns, step_work, total
+from eventlm.cli.table import table
+from eventlm.cores import usable_cores
+from eventlm.errors import EventLMError
+from eventlm.kernels.kv_quantization import is_quantized
+from eventlm.models.config import (
+    SCALED_KV_DTYPES,
+    DecoderConfig,
+    kv_bytes_per_token,
+    read_config,
+    resolve_dtype,
+    resolve_kv_dtype,
+)
+from eventlm.sampler_params import SamplerParams
+from eventlm.types import ceil_div
+from eventlm.worker.forward import Forward, make_forward
+from eventlm.worker.protocol import NewSequence, WorkerSetup
+from eventlm.worker.sequence_table import Row
+from eventlm.worker.sequence_table import Sequence as WorkerSequence
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLOCK_SIZE = 16
+CONTEXTS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_000)
+BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+CHUNKS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 264, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+BEHIND = (0, 256, 512, 1024, 2048, 4096, 8192, 16_384, 31_744)
+MAX_LENGTH = 32_768
+
+
+class Point(NamedTuple):
+    """A step: `num_rows` sequences compute `num_tokens` tokens each behind `context` others. x: its place in a plot."""
+
+    x: int
+    num_rows: int
+    num_tokens: int
+    context: int
+
+    @property
+    def num_all_tokens(self) -> int:
+        return self.num_rows * self.num_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_rows * ceil_div(self.context + self.num_tokens, BLOCK_SIZE)
+
+
+class Series(NamedTuple):
+    """One line of a plot. grows: whether x is the number of tokens of a step."""
+
+    plot: str
+    name: str
+    points: list[Point]
+    grows: bool
+
+
+class Cost(NamedTuple):
+    """A point, measured. Times of a step in ns."""
+
+    point: Point
+    least_ns: int
+    floor_ns: float
+
+    @property
+    def token_ms(self) -> float:
+        return self.least_ns / 1e6 / self.point.num_all_tokens
+
+    @property
+    def floor_token_ms(self) -> float:
+        return self.floor_ns / 1e6 / self.point.num_all_tokens
+
+
+class Cliff(NamedTuple):
+    """A point that costs `excess` more than it should by its neighbours, a share."""
+
+    place: int
+    excess: float
+
+
+def all_series() -> list[Series]:
+    """Every line of every plot."""
+    decodes = [
+        Series("context", f"batch {batch}", [Point(x, batch, 1, x) for x in CONTEXTS], grows=False) for batch in (1, 4)
+    ]
+    return [
+        *decodes,
+        Series("batch", "context 128", [Point(x, x, 1, 128) for x in BATCHES], grows=True),
+        Series("chunk", "prompt", [Point(x, 1, x, 0) for x in CHUNKS], grows=True),
+        Series("behind", "256 tokens", [Point(x, 1, 256, x) for x in BEHIND], grows=False),
+    ]
+
+
+def cliffs(costs: Sequence[Cost], tolerance: float, *, grows: bool) -> list[Cliff]:
+    """Points whose cost per token is above the line between their neighbours, or above that of a smaller step."""
+    found = []
+    for place in range(1, len(costs)):
+        own, before = costs[place], costs[place - 1]
+        expected = []
+        if place + 1 < len(costs):
+            after = costs[place + 1]
+            share = (own.point.x - before.point.x) / (after.point.x - before.point.x)
+            expected.append(before.token_ms + share * (after.token_ms - before.token_ms))
+        if grows:
+            # A longer prompt attends to more.
+            expected.append(before.token_ms * max(1.0, own.floor_token_ms / before.floor_token_ms))
+        excess = own.token_ms / min(expected) - 1 if expected else 0.0
+        if excess > tolerance:
+            found.append(Cliff(place, excess))
+    return found
+
+
+def kv_dtype(config: DecoderConfig, options: argparse.Namespace) -> str:
+    """What keys and values are kept in. Raises UsageError for what cannot be had."""
+    dtype = resolve_dtype(config, options.dtype, options.quantization)
+    return resolve_kv_dtype(config, dtype, options.kv_cache_dtype)
+
+
+def block_values(kv: Tensor) -> Tensor:
+    """Random keys or values of a block of `kv`."""
+    if not is_quantized(kv):
+        return torch.randn(kv.shape[-3:]).to(kv.dtype)
+    # Any four of these bytes are a float32 below 1, wherever a kernel keeps its scales.
+    return torch.randint(0x30, 0x40, kv.shape[-3:]).to(kv.dtype)
+
+
+class Bench:
+    """A model with so many blocks of keys and values."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace, num_blocks: int) -> None:
+        self.config: DecoderConfig = read_config(folder)
+        setup = WorkerSetup(
+            replica=0,
+            epoch=1,
+            model=str(folder),
+            dtype=options.dtype,
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+            max_model_len=MAX_LENGTH,
+            max_num_batched_tokens=max(CHUNKS),
+            max_num_seqs=max(BATCHES),
+            threads=options.threads,
+            cpu_kernels=options.cpu_kernels,
+        )
+        self.forward: Forward = make_forward(setup, self.config)
+        self.kv_token_bytes = kv_bytes_per_token(self.config, kv_dtype(self.config, options))
+        # Memory that nobody has written costs nothing to read.
+        kv = self.forward.cache.kv
+        kv.copy_(block_values(kv).expand_as(kv))
+
+    def rows(self, point: Point) -> list[Row]:
+        """Of a step."""
+        length = point.context + point.num_tokens
+        blocks = ceil_div(length, BLOCK_SIZE)
+        rows = []
+        for number in range(point.num_rows):
+            ids = [(number + place) % self.config.vocab_size for place in range(length)]
+            new = NewSequence(request=number, index=0, token_ids=ids, num_prompt_tokens=1, params=SamplerParams())
+            sequence = WorkerSequence(new)
+            sequence.block_table.extend(range(number * blocks, (number + 1) * blocks))
+            rows.append(Row(sequence, point.context, point.num_tokens, samples=True))
+        return rows
+
+    def floor_ns(self, point: Point, machine: Machine) -> float:
+        """The least that the step could take."""
+        rows, tokens = point.num_rows, point.num_tokens
+        shape = StepShape(
+            num_tokens=rows * tokens,
+            num_sampled=rows,
+            kv_tokens=rows * (point.context + tokens),
+            num_pairs=rows * (tokens * point.context + tokens * (tokens + 1) // 2),
+        )
+        work = step_work(self.config, self.forward.weight_bytes, self.kv_token_bytes, shape)
+        return floor_ns(total(work.values()), machine)
+
+    def step_ns(self, rows: list[Row]) -> int:
+        """One step's time."""
+        start = time.perf_counter_ns()
+        hidden_TH = self.forward.run(rows, None)
+        self.forward.logits(hidden_TH[rows[0].num_tokens - 1 :: rows[0].num_tokens])
+        return time.perf_counter_ns() - start
+
+
+@torch.inference_mode()
+def run_series(bench: Bench, series: Series, machine: Machine, rounds: int) -> list[Cost]:
+    """The least times of its points, which take turns; the first round does not count."""
+    steps = [bench.rows(point) for point in series.points]
+    times: list[list[int]] = [[] for _ in steps]
+    for turn in range(rounds + 1):
+        for place, rows in enumerate(steps):
+            spent = bench.step_ns(rows)
+            if turn:
+                times[place].append(spent)
+        print(f"{series.plot}, {series.name}: round {turn} of {rounds}  ", end="\r", file=sys.stderr, flush=True)
+    print(" " * 60, end="\r", file=sys.stderr)
+    return [
+        Cost(point, min(spent), bench.floor_ns(point, machine))
+        for point, spent in zip(series.points, times, strict=True)
+    ]
+
+
+def render(series: Series, costs: Sequence[Cost], found: Iterable[Cliff]) -> Iterator[str]:
+    """The lines of a table."""
+    marks = {cliff.place: f"{cliff.excess:+.0%}" for cliff in found}
+    rows = [
+        [
+            f"{cost.point.x:,}",
+            f"{cost.least_ns / 1e6:.1f}",
+            f"{cost.token_ms:.3f}",
+            f"{cost.floor_ns / 1e6:.1f}",
+            f"{cost.least_ns / cost.floor_ns:.2f}",
+            marks.get(place, ""),
+        ]
+        for place, cost in enumerate(costs)
+    ]
+    yield f"{series.plot}, {series.name}"
+    yield from table((series.plot, "step ms", "ms a token", "floor ms", "x floor", "cliff"), rows, num_left=0)
+
+
+def plot(path: Path, measured: list[tuple[Series, list[Cost]]], tolerance: float, title: str) -> None:
+    """Write a PNG, a panel for each plot: cost per token beside its floor, cliffs marked."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(series.plot for series, _ in measured))
+    figure = Figure(figsize=(5.5 * min(len(names), 2), 4 * ceil_div(len(names), 2)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(ceil_div(len(names), 2), min(len(names), 2), squeeze=False).flatten()
+    for panel in panels[len(names) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels, names, strict=False):
+        _plot_panel(panel, [pair for pair in measured if pair[0].plot == name], tolerance)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+_LABELS = {
+    "context": "tokens of context, a token each",
+    "batch": "sequences, a token each",
+    "chunk": "tokens of a prompt",
+    "behind": "tokens before 256 of a prompt",
+}
+
+
+def _plot_panel(axes: Axes, measured: list[tuple[Series, list[Cost]]], tolerance: float) -> None:
+    for (series, costs), colour in zip(measured, ("#1f5fa8", "#dd8f2e"), strict=False):
+        places = [cost.point.x for cost in costs]
+        axes.plot(places, [cost.token_ms for cost in costs], "o-", color=colour, markersize=3.5, label=series.name)
+        axes.plot(
+            places,
+            [cost.floor_token_ms for cost in costs],
+            "--",
+            color=colour,
+            linewidth=1,
+            label=f"{series.name}, floor",
+        )
+        found = cliffs(costs, tolerance, grows=series.grows)
+        axes.plot(
+            [places[cliff.place] for cliff in found],
+            [costs[cliff.place].token_ms for cliff in found],
+            *("o",),
+            markersize=10,
+            markerfacecolor="none",
+            color="#b04a2f",
+        )
+    if measured[0][0].grows:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    else:
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
+    axes.set_xlabel(_LABELS[measured[0][0].plot])
+    axes.set_ylabel("ms a token")
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8)
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """How many cliffs there are."""
+    threads = options.threads or usable_cores()
+    torch.set_num_threads(threads)
+    machine = measure(threads)
+    print(
+        f"{threads} threads, {machine.bytes_per_second / 1e9:.1f} GB/s, {machine.flops_per_second / 1e12:.2f} TFLOP/s, "
+        f"{options.cpu_kernels}, {options.dtype}, quantization {options.quantization}, "
+        f"KV cache {options.kv_cache_dtype}"
+    )
+    config = read_config(folder)
+    block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, kv_dtype(config, options))
+    most_blocks = int(options.kv_gib * 2**30) // block_bytes
+    wanted = [
+        series._replace(points=[point for point in series.points if point.num_blocks <= most_blocks])
+        for series in all_series()
+        if series.plot in options.plots
+    ]
+    bench = Bench(folder, options, max(point.num_blocks for series in wanted for point in series.points))
+    measured, num_cliffs = [], 0
+    for series in wanted:
+        costs = run_series(bench, series, machine, options.rounds)
+        found = cliffs(costs, options.tolerance, grows=series.grows)
+        num_cliffs += len(found)
+        measured.append((series, costs))
+        print("", *render(series, costs, found), sep="\n", flush=True)
+    backend = f"{bench.forward.name}, {threads} threads"
+    plot(options.output, measured, options.tolerance, f"{backend}, {machine.bytes_per_second / 1e9:.0f} GB/s")
+    if options.json:
+        points = [
+            {"plot": series.plot, "series": series.name, **cost.point._asdict()}
+            | {"least_ns": cost.least_ns, "floor_ns": cost.floor_ns}
+            for series, costs in measured
+            for cost in costs
+        ]
+        options.json.write_text(json.dumps({"backend": backend, "points": points}, indent=2))
+    print(f"\n{num_cliffs} points more than {options.tolerance:.0%} above their neighbours; {options.output}")
+    return num_cliffs
+
+
+def main() -> int:
+    """Print the tables, write the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plots", nargs="+", choices=_LABELS, default=list(_LABELS), metavar="PLOT")
+    parser.add_argument("--model", type=Path, help="checkpoint folder; if it is not there the random one is kept in it")
+    parser.add_argument("--output", type=Path, default=Path("cpu_cost.png"), metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures as well")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tolerance", type=float, default=0.1, help="above which a point is a cliff, a share")
+    parser.add_argument("--kv-gib", type=float, default=4.0, help="for keys and values")
+    parser.add_argument("--threads", type=int, default=0, help="all processors if left out")
+    parser.add_argument("--cpu-kernels", default="auto", help="as `eventlm serve` has it")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--quantization", choices=["none", "int8"], default="none", help="of weights and activations")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "bfloat16", *SCALED_KV_DTYPES], default="auto")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.model or Path(temporary)
+        try:
+            if not (folder / "config.json").is_file():
+                save_random_qwen(folder)
+            run(options, folder)
+        except EventLMError as error:
+            print(f"cpu_cost.py: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

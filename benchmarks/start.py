@@ -1,0 +1,117 @@
+"""How long does a server take from its start to the first token, and where does the time go?
+
+    python benchmarks/start.py [MODEL ...] [--rounds 3]
+
+For each model (the default one without any) `eventlm serve` is started with the compiled forward pass, with torch's,
+and with step times measured anew; printed is the best of the rounds, in seconds since the process was started: when it
+listens (its own imports, the checks of the model, the tokenizer), when it is ready (the worker: its imports, the
+weights read and packed, the warm-up where step times are not known) and when the first token of a first request is
+there. Then the imports of both processes that cost most, as Python measures them. A first round without step times in
+the cache measures them, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+VARIANTS = {
+    "compiled": ["--cpu-kernels", "auto"],
+    "torch": ["--cpu-kernels", "torch"],
+    "compiled, warm-up": ["--cpu-kernels", "auto", "--no-predictor-cache"],
+}
+#: What each process imports before it can do anything.
+IMPORTS = {
+    "engine": "import eventlm.cli.serve, eventlm.compose.composition, eventlm.server.http_server, uvloop",
+    "worker": "import eventlm.worker.process, eventlm.worker.model_runner",
+}
+NUM_IMPORTS = 6
+
+
+class Start(NamedTuple):
+    """Seconds since the process was started."""
+
+    listening: float
+    ready: float
+    first_token: float
+
+
+def start(model: str, flags: list[str]) -> Start:
+    """Start a server, ask it for one token, stop it."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "eventlm", "serve", "--model", model, "--port", "0", "--no-record"]
+    server = subprocess.Popen([*command, "--log-format", "json", *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        _, listening = _wait_for(server, "loading", began)
+        ready_line, ready = _wait_for(server, "ready", began)
+        _first_token(ready_line["url"], ready_line["model"])
+        return Start(listening, ready, time.perf_counter() - began)
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def _wait_for(server: subprocess.Popen[str], event: str, began: float) -> tuple[dict[str, Any], float]:
+    """The log line of an event, and when it came."""
+    assert server.stderr is not None
+    said = []
+    for line in server.stderr:
+        said.append(line)
+        if line.startswith("{") and (fields := json.loads(line)).get("event") == event:
+            return fields, time.perf_counter() - began
+    raise SystemExit("the server did not start:\n" + "".join(said))
+
+
+def _first_token(url: str, model: str) -> None:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+    body = json.dumps({"model": model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    reply = connection.getresponse()
+    content = reply.read()
+    if reply.status != 200:
+        raise SystemExit(f"the first request failed: {content.decode(errors='replace')}")
+    connection.close()
+
+
+def slowest_imports(code: str) -> list[tuple[str, float]]:
+    """Packages by the seconds that their own modules took, the slowest first; the last is the sum of all."""
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    seconds: dict[str, float] = {}
+    for line in done.stderr.splitlines():
+        own, _, name = line.removeprefix("import time:").split("|") if line.count("|") == 2 else ("", "", "")
+        if own.strip().isdigit():
+            package = name.strip().partition(".")[0]
+            seconds[package] = seconds.get(package, 0.0) + int(own) / 1e6
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    return [*ordered[:NUM_IMPORTS], ("all", sum(seconds.values()))]
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", metavar="MODEL", nargs="*", default=["smollm2"])
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    for model in arguments.models:
+        best: dict[str, Start] = {}
+        for _ in range(arguments.rounds):
+            for name, flags in VARIANTS.items():
+                found = start(model, flags)
+                best[name] = min(best.get(name, found), found, key=lambda each: each.first_token)
+        print(f"{model:<32} {'listening':>10} {'ready':>8} {'first token':>12} {'to torch':>9}")
+        for name, found in best.items():
+            ratio = found.first_token / best["torch"].first_token
+            print(f"  {name:<30} {found.listening:>10.2f} {found.ready:>8.2f} {found.first_token:>12.2f} {ratio:>9.2f}")
+    for process, code in IMPORTS.items():
+        costs = ", ".join(f"{name} {seconds:.2f}" for name, seconds in slowest_imports(code))
+        print(f"imports of the {process} (s, by package, without what it imports): {costs}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The benchmark of a step's cost: it finds cliffs and nothing else, and measures the steps that it says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cpu_cost import MAX_LENGTH, Bench, Cost, Point, Series, all_series, cliffs, render, run_series
+from eventlm.bench.machine_probe import Machine
+from tests.kernels.cpu.decoders import Shape, write_checkpoint
+
+MACHINE = Machine(bytes_per_second=1e10, flops_per_second=1e12)
+
+
+def costs(places: Sequence[int], times_ms: Sequence[float], floors_ms: Sequence[float] = ()) -> list[Cost]:
+    """Of steps of so many rows."""
+    floors_ms = floors_ms or [1.0] * len(places)
+    return [
+        Cost(Point(x, x, 1, 0), int(time * 1e6), floor * 1e6)
+        for x, time, floor in zip(places, times_ms, floors_ms, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "times_ms", "found"),
+    [
+        ([1, 2, 4, 8, 16], [10, 10.5, 11.5, 13.5, 17.5], []),
+        # Dearer than a step twice as large.
+        ([1, 2, 4, 8, 16], [10, 10.5, 18, 13.5, 17.5], [2]),
+        # Dearer from there on.
+        ([16, 32, 33, 64, 128], [10, 12, 20, 24, 48], [2]),
+        # The last one.
+        ([64, 128], [10, 24], [1]),
+    ],
+)
+def test_a_cliff_is_dearer_than_its_neighbours(places: list[int], times_ms: list[float], found: list[int]) -> None:
+    assert [cliff.place for cliff in cliffs(costs(places, times_ms), 0.1, grows=True)] == found
+
+
+def test_what_must_cost_more_is_no_cliff() -> None:
+    assert cliffs(costs([512, 1024], [100, 240], [50, 115]), 0.1, grows=True) == []
+    # The same tokens behind more context.
+    assert cliffs(costs([1, 2, 3], [10, 20 * 2, 30 * 3]), 0.1, grows=False) == []
+
+
+def test_all_points_fit_the_worker() -> None:
+    for series in all_series():
+        places = [point.x for point in series.points]
+        assert places == sorted(set(places))
+        for point in series.points:
+            assert point.context + point.num_tokens <= MAX_LENGTH
+            assert not series.grows or point.num_all_tokens == point.x
+
+
+def test_steps_are_measured(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)
+    options = argparse.Namespace(
+        dtype="bfloat16", quantization="none", kv_cache_dtype="auto", threads=1, cpu_kernels="auto"
+    )
+    bench = Bench(folder, options, num_blocks=100)
+    points = [Point(1, 1, 1, 33), Point(3, 3, 1, 33), Point(40, 1, 40, 16)]
+    assert [point.num_blocks for point in points] == [3, 9, 4]
+    series = Series("batch", "some", points, grows=True)
+    found = run_series(bench, series, MACHINE, rounds=2)
+    assert [cost.point for cost in found] == points
+    # Most of a step's bytes are the weights: two layers and the last product.
+    weight_bytes = 2 * (2 * (64 * 128 + 64 * 64 + 3 * 64 * 160) + 64 * 384)
+    kv_bytes = 34 * 2 * 2 * 2 * 16 * 2
+    floor_ns = (weight_bytes + kv_bytes) / MACHINE.bytes_per_second * 1e9
+    assert found[0].floor_ns == pytest.approx(floor_ns, rel=0.05)
+    assert all(cost.least_ns > cost.floor_ns / 10 for cost in found)
+    assert len("\n".join(render(series, found, [])).splitlines()) == 5
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_steps_with_8_bits_have_lower_floors_and_finite_numbers(
+    tmp_path: Path, kernels: str, kv_cache_dtype: str
+) -> None:
+    folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)
+    options = argparse.Namespace(
+        dtype="bfloat16", quantization="int8", kv_cache_dtype=kv_cache_dtype, threads=1, cpu_kernels=kernels
+    )
+    bench = Bench(folder, options, num_blocks=100)
+    # The same two layers and last product, a byte each; keys and values with their scales.
+    assert sum(bench.forward.weight_bytes.values()) == pytest.approx(
+        2 * (64 * 128 + 64 * 64 + 3 * 64 * 160) + 64 * 384, rel=0.1
+    )
+    assert bench.kv_token_bytes == bench.forward.cache.token_bytes == 2 * 2 * 2 * (16 + 4)
+    hidden_TH = bench.forward.run(bench.rows(Point(2, 2, 1, 100)), None)
+    assert bench.forward.logits(hidden_TH).isfinite().all()
