@@ -20,11 +20,12 @@ from eventlm.replay.verify import verify
 from eventlm.worker.protocol import TORCH_BACKEND, backend_name
 from tests.checkpoints import make_checkpoint
 
-#: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds.
+#: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds. Most run
+#: to their last token, so that the small pools below are too small for certain, whatever is drawn.
 PARAMS: list[dict[str, Any]] = [
-    {"temperature": 0.0, "repetition_penalty": 1.3},
-    {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.7, "presence_penalty": 0.3},
-    {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "n": 3},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "ignore_eos": True},
+    {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.7, "presence_penalty": 0.3, "ignore_eos": True},
+    {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "n": 3, "ignore_eos": True},
     {"temperature": 0.8, "min_p": 0.05, "logprobs": 2, "stop": ["a", "the"]},
     {"temperature": 0.0, "min_tokens": 4, "prompt_logprobs": 1},
 ]
