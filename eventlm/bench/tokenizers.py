@@ -6,11 +6,9 @@ from pathlib import Path
 
 import huggingface_hub
 
-from eventlm.compose.model_source import find_model
-from eventlm.config import ModelConfig
-from eventlm.errors import UsageError
+from eventlm.compose.tokenizer_source import find_tokenizer_folder
 from eventlm.models.default import KNOWN_MODELS
-from eventlm.models.hub import is_repo_id, pull_repo
+from eventlm.models.hub import is_repo_id
 from eventlm.models.pull import cached
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
@@ -27,19 +25,8 @@ def find_tokenizer(given: str, served_model: str) -> Tokenizer | None:
     """
     if not given:
         return _of_served_model(served_model)
-    if (folder := Path(given).expanduser()).is_dir():
-        return CheckpointTokenizer(folder)
-    if given == FAKE_MODEL:
-        return FakeTokenizer()
-    if given in KNOWN_MODELS and (found := find_model(ModelConfig(model=given)).folder) is not None:
-        return CheckpointTokenizer(found)
-    if is_repo_id(given):
-        return CheckpointTokenizer(pull_repo(given, with_weights=False))
-    names = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
-    raise UsageError(
-        f"--tokenizer {given}: no such folder; give one with a {_FILE}, a repository of the Hugging Face hub "
-        f"(ORG/NAME), or one of {names}"
-    )
+    folder = find_tokenizer_folder(given)
+    return FakeTokenizer() if folder is None else CheckpointTokenizer(folder)
 
 
 def _of_served_model(name: str) -> Tokenizer | None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventlm.compose.composition import Composition, compose
-from eventlm.compose.model_source import find_model
-from eventlm.config import ModelConfig
+from eventlm.compose.tokenizer_source import find_tokenizer_folder
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError
@@ -33,7 +32,7 @@ class Composed(NamedTuple):
 
 def in_keywords(message: str) -> str:
     """A message with the options as keywords of `LLM`: `kv_memory` where it says `--kv-memory`."""
-    names = {option.flag: name for name, option in known_options().items()}
+    names = {option.flag: name for name, option in known_options().items()} | {"--tokenizer": "tokenizer"}
     return _FLAG.sub(lambda flag: names.get(flag[0], flag[0]), message)
 
 
@@ -67,7 +66,7 @@ def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None
 
 def _with_tokenizer(composition: Composition, name: str) -> Composed:
     model_folder = composition.engine.setup.model
-    folder = find_model(ModelConfig(model=name)).folder
+    folder = find_tokenizer_folder(name)
     if folder is None or model_folder == FAKE_MODEL:
         raise UsageError(f"tokenizer {name!r}: the fake model's tokenizer goes with the fake model, and with no other")
     tokenizer = CheckpointTokenizer(folder)

@@ -74,12 +74,17 @@ def test_a_repository_is_fetched_without_its_weights(
 def test_a_repository_that_cannot_be_had_is_told_as_by_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(PullError, match=r"acme/tiny is not complete in the cache .* and HF_HUB_OFFLINE forbids"):
+    expected = r"--tokenizer acme/tiny: there is no such folder, and acme/tiny is not complete in the cache .* forbids"
+    with pytest.raises(PullError, match=expected):
         find_tokenizer("acme/tiny", "x")
 
 
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--tokenizer nowhere: no such folder"):
         find_tokenizer("nowhere", "fake")
-    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"--tokenizer .*: this folder has no tokenizer\.json"):
         find_tokenizer(str(tmp_path), "fake")
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    with pytest.raises(UsageError, match=r"--tokenizer .*json: this is a file; give a folder with"):
+        find_tokenizer(str(file), "fake")

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eventlm import LLM, SamplingParams
+from eventlm.errors import EventLMError, NoCheckpointError, PullError, UsageError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.options import compose_from
 from eventlm.offline.prompts import ChatOptions, render_conversations
@@ -173,3 +174,28 @@ def test_another_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     assert compose_from(options).tokenizer_folder == folder
     with pytest.raises(InvalidInputError, match="this model has no chat template; give chat_template="):
         render_conversations([], composition.tokenizer, ChatOptions(None, True, False, {}))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ("nowhere", UsageError, "tokenizer nowhere: no such folder; give a folder with a tokenizer.json, a repository"),
+        ("empty", NoCheckpointError, "tokenizer empty: this folder has no tokenizer.json; give a folder with a"),
+        ("a/repository", PullError, "tokenizer a/repository: there is no such folder, and a/repository is not complete"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_had_is_named(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    error: type[EventLMError],
+    message: str,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error) as caught:
+        LLM(folder, tokenizer=given, kv_memory="8MiB")
+    assert str(caught.value).startswith(message)
