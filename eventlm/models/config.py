@@ -10,11 +10,11 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from eventlm.errors import CheckpointError, UsageError
-from eventlm.models.safetensors_header import find_shards, not_downloaded, read_header
+from eventlm.models.json_files import convert_object, read_json_object
+from eventlm.models.safetensors_header import find_shards, read_header
 
 Positive = Annotated[int, Meta(ge=1)]
 RopeType = Literal["default", "linear", "llama3"]
@@ -99,6 +99,23 @@ class _RawConfig(Struct, frozen=True, kw_only=True):
     layer_types: list[str] | None = None
 
 
+class _RawRope(Struct, frozen=True, kw_only=True):
+    """The numbers of `rope_parameters` or `rope_scaling`."""
+
+    rope_theta: float | None = None
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int | None = None
+
+
+class _RawFamily(Struct, frozen=True, kw_only=True):
+    """What config.json says of the family, in whose terms the rest of it is."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+
+
 def read_config(folder: str | Path) -> DecoderConfig:
     """The config of the checkpoint in `folder`.
 
@@ -108,10 +125,7 @@ def read_config(folder: str | Path) -> DecoderConfig:
     values = read_json_object(path)
     architecture = _architecture(path, values)
     _check_not_quantized(path, values)
-    try:
-        raw = msgspec.convert(values, _RawConfig)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    raw = convert_object(values, _RawConfig, path)
     _check_shape(path, raw)
     head_dim = raw.head_dim or _DEFAULT_HEAD_DIM[architecture] or raw.hidden_size // raw.num_attention_heads
     if head_dim % 2:
@@ -205,30 +219,13 @@ def model_fingerprint(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; CheckpointError if it is missing, unreadable, or holds something else."""
-    try:
-        content = path.read_bytes()
-        values = msgspec.json.decode(content)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file; a checkpoint folder has one") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {not_downloaded(content) or f'not valid JSON: {error}'}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: holds {type(values).__name__}, not a JSON object")
-    return values
-
-
 def _architecture(path: Path, values: dict[str, Any]) -> str:
-    found = values.get("architectures")
-    if not isinstance(found, list) or not found:
-        found = [f"model_type {values.get('model_type')}"]
-    if found[0] not in SUPPORTED_ARCHITECTURES:
+    family = convert_object(values, _RawFamily, path)
+    found = family.architectures[0] if family.architectures else f"model_type {family.model_type}"
+    if found not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise CheckpointError(f"{path}: architecture {found[0]} is not supported (supported: {supported})")
-    return str(found[0])
+        raise CheckpointError(f"{path}: architecture {found} is not supported (supported: {supported})")
+    return found
 
 
 def _check_not_quantized(path: Path, values: dict[str, Any]) -> None:
@@ -283,15 +280,18 @@ def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
     for name in required[kind]:
         if name not in scaling:
             raise CheckpointError(f"{path}: rope type {kind} needs {name}")
-    values = {name: scaling[name] for name in required[kind]}
-    values["theta"] = scaling.get("rope_theta", raw.rope_theta or 10000.0)
-    values["original_max_position_embeddings"] = (
-        scaling.get("original_max_position_embeddings") or raw.max_position_embeddings
+    names = (*required[kind], "rope_theta", "original_max_position_embeddings")
+    used = {name: scaling[name] for name in names if name in scaling}
+    inside = "rope_scaling" if raw.rope_parameters is None else "rope_parameters"
+    numbers = convert_object(used, _RawRope, path, inside=inside)
+    return RopeConfig(
+        type=kind,
+        theta=numbers.rope_theta or raw.rope_theta or 10000.0,
+        factor=numbers.factor,
+        low_freq_factor=numbers.low_freq_factor,
+        high_freq_factor=numbers.high_freq_factor,
+        original_max_position_embeddings=numbers.original_max_position_embeddings or raw.max_position_embeddings,
     )
-    try:
-        return msgspec.convert({"type": kind, **values}, RopeConfig)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path}: rope parameters: {error}") from error
 
 
 def _stored_dtype(folder: str | Path) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from eventlm.errors import CheckpointError
+from eventlm.models.json_files import convert_object, read_json_object
 from eventlm.server.protocol import RepetitionPenalty
 from eventlm.server.tokenizer import Tokenizer
+
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +62,5 @@ def load_generation_defaults(folder: Path, tokenizer: Tokenizer) -> GenerationDe
     )
 
 
-def _read(path: Path, type_: type[Any]) -> Any:
-    if not path.is_file():
-        return type_()
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+def _read(path: Path, type_: type[_StructT]) -> _StructT:
+    return convert_object(read_json_object(path), type_, path) if path.is_file() else type_()

@@ -101,7 +101,14 @@ def test_a_window_that_no_layer_uses_is_fine(tmp_path: Path) -> None:
         ({"architectures": None, "model_type": "mamba"}, ["mamba"]),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "linear", "llama3"]),
         ({"rope_parameters": {"rope_type": "linear"}}, ["linear", "factor"]),
-        ({"rope_parameters": {"rope_type": "linear", "factor": "two"}}, ["rope", "float"]),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": "two"}},
+            ['rope_parameters.factor is "two"; it must be a number'],
+        ),
+        ({"rope_scaling": {"rope_theta": [1]}}, ["rope_scaling.rope_theta is [1]; it must be a number, or null"]),
+        ({"rope_parameters": [1, 2]}, ["rope_parameters is [1,2]; it must be an object, or null"]),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, ["yarn", "supported: default, linear, llama3"]),
+        ({"rope_theta": "1e6"}, ['rope_theta is "1e6"; it must be a number, or null']),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
         ({"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, ["sliding window"]),
         ({"layer_types": ["full_attention", "sliding_attention"]}, ["sliding window"]),
@@ -118,9 +125,18 @@ def test_a_window_that_no_layer_uses_is_fine(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ({"num_key_value_heads": 3}, ["8", "3"]),
         ({"head_dim": 7}, ["head_dim", "7"]),
-        ({"hidden_size": "64"}, ["hidden_size", "int", "str"]),
-        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
-        ({"vocab_size": None}, ["vocab_size"]),
+        ({"hidden_size": "64"}, ['hidden_size is "64"; it must be an integer of at least 1']),
+        ({"hidden_size": [64] * 99}, ["hidden_size is [64,64,", "...; it must be an integer of at least 1"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers is 0; it must be an integer of at least 1"]),
+        ({"num_key_value_heads": 1.5}, ["num_key_value_heads is 1.5; it must be an integer of at least 1, or null"]),
+        ({"vocab_size": None}, ["vocab_size is null; it must be an integer of at least 1"]),
+        ({"mlp_bias": 1}, ["mlp_bias is 1; it must be true or false"]),
+        ({"dtype": 16}, ["dtype is 16; it must be a string, or null"]),
+        ({"layer_types": "full_attention"}, ['layer_types is "full_attention"; it must be a list of strings, or null']),
+        (
+            {"architectures": "LlamaForCausalLM"},
+            ['architectures is "LlamaForCausalLM"; it must be a list of strings, or null'],
+        ),
     ],
 )
 def test_what_cannot_be_served_is_said(tmp_path: Path, changes: dict[str, Any], parts: list[str]) -> None:
@@ -131,6 +147,14 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, changes: dict[str, Any], 
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_a_key_that_is_missing_is_said(tmp_path: Path) -> None:
+    values = {name: value for name, value in LLAMA.items() if name != "vocab_size"}
+    with pytest.raises(
+        CheckpointError, match=r"config\.json: vocab_size is missing; it must be an integer of at least"
+    ):
+        read_config(write(tmp_path, values))
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:

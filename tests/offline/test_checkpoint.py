@@ -181,7 +181,11 @@ def test_another_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     [
         ("nowhere", UsageError, "tokenizer nowhere: no such folder; give a folder with a tokenizer.json, a repository"),
         ("empty", NoCheckpointError, "tokenizer empty: this folder has no tokenizer.json; give a folder with a"),
-        ("a/repository", PullError, "tokenizer a/repository: there is no such folder, and a/repository is not complete"),
+        (
+            "a/repository",
+            PullError,
+            "tokenizer a/repository: there is no such folder, and a/repository is not complete",
+        ),
     ],
 )
 def test_a_tokenizer_that_cannot_be_had_is_named(

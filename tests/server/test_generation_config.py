@@ -40,13 +40,23 @@ def test_defaults(tmp_path: Path, files: dict[str, Any], expected: GenerationDef
     assert load_generation_defaults(tmp_path, TOKENIZER) == expected
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"top_k": "many"}')
-    with pytest.raises(CheckpointError, match=r"generation_config.json.*top_k"):
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("generation_config.json", '{"top_k": "many"}', 'top_k is "many"; it must be an integer, or null'),
+        ("generation_config.json", '{"min_p": 2}', "min_p is 2; it must be a number from 0 to 1, or null"),
+        ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty is 0; it must be a number from "),
+        ("generation_config.json", "[1]", "holds [1], not a JSON object"),
+        ("generation_config.json", '{"top_k":', "not valid JSON: "),
+        (
+            "config.json",
+            '{"eos_token_id": "end"}',
+            'eos_token_id is "end"; it must be an integer, or a list of integers',
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, file: str, content: str, message: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(CheckpointError) as error:
         load_generation_defaults(tmp_path, TOKENIZER)
-
-
-def test_a_value_out_of_range_is_named(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 0}')
-    with pytest.raises(CheckpointError, match=r"generation_config.json.*repetition_penalty"):
-        load_generation_defaults(tmp_path, TOKENIZER)
+    assert f"{tmp_path / file}: {message}" in str(error.value)
