@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.compose.free_memory import free_bytes
+from eventlm.compose.free_memory import free_bytes, total_bytes
 from eventlm.config import Config
 from eventlm.config.sizes import memory_bytes
 from eventlm.errors import UsageError
 from eventlm.models.checkpoint_weights import weight_bytes
 from eventlm.models.config import DecoderConfig, kv_bytes_per_token, read_config, resolve_dtype, resolve_kv_dtype
+from eventlm.worker.protocol import FAKE_MODEL
 
 #: The fake model stores no keys and values; these are what a small real one would have.
 FAKE_NUM_BLOCKS = 4096
@@ -30,12 +31,25 @@ class CachePlan(NamedTuple):
     warnings: list[str]
 
 
-def plan_cache(config: Config, folder: Path | None, *, available_bytes: int | None = None) -> CachePlan:
+def check_kv_memory(config: Config, *, all_bytes: int | None = None) -> None:
+    """Whether the machine has the memory that `--kv-memory` asks for, if nothing else were in it; needs no model.
+
+    `all_bytes` is what the machine has, which is asked if it is not given. Raises UsageError.
+    """
+    cache = config.cache
+    if config.model.model != FAKE_MODEL and cache.kv_memory != "auto" and not cache.num_blocks:
+        _check_against_all(config, memory_bytes(cache.kv_memory), f"--kv-memory {cache.kv_memory}", all_bytes)
+
+
+def plan_cache(
+    config: Config, folder: Path | None, *, available_bytes: int | None = None, all_bytes: int | None = None
+) -> CachePlan:
     """Size the KV cache for the checkpoint in `folder` (None: the fake model).
 
-    `available_bytes` is what the machine has free, which is asked if it is not given. Without `max_model_len` the
-    context is the model's own, cut to what the cache holds (one block less than there are). Raises UsageError
-    where a longer context was asked for or the weights do not fit into memory, and CheckpointError.
+    `available_bytes` is what the machine has free and `all_bytes` what it has, which are asked if they are not given.
+    Without `max_model_len` the context is the model's own, cut to what the cache holds (one block less than there are).
+    Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
+    into memory, and CheckpointError.
     """
     decoder = read_config(folder) if folder is not None else None
     asked = config.model.max_model_len
@@ -47,6 +61,8 @@ def plan_cache(config: Config, folder: Path | None, *, available_bytes: int | No
         resolve_kv_dtype(decoder, dtype, config.cache.kv_cache_dtype)
     left_bytes = _left_by_weights(config, folder, decoder, available_bytes) if folder and decoder else 0
     num_blocks = config.cache.num_blocks or _blocks_in_memory(config, decoder, left_bytes)
+    if decoder and config.cache.num_blocks:
+        _check_against_all(config, num_blocks * _block_bytes(config, decoder), f"--num-blocks {num_blocks}", all_bytes)
     capacity = (num_blocks - 1) * config.cache.block_size
     if capacity < max(asked, 1):
         raise _too_small(config, decoder, num_blocks)
@@ -98,6 +114,18 @@ def _left_by_weights(config: Config, folder: Path, decoder: DecoderConfig, avail
             "end other programs"
         )
     return available - num_replicas * weights
+
+
+def _check_against_all(config: Config, cache_bytes: int, given: str, all_bytes: int | None) -> None:
+    """Whether all of memory would hold a cache of so many bytes for each replica. UsageError if not."""
+    there = total_bytes() if all_bytes is None else all_bytes
+    num_replicas = config.scheduler.replicas
+    if num_replicas * cache_bytes > there:
+        of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
+        raise UsageError(
+            f"{given}: a KV cache of {_mebibytes(cache_bytes)}{of_each} is more than all the memory here, which is "
+            f"{_mebibytes(there)}; give less, or leave it out for what fits"
+        )
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.compose.cache_plan import plan_cache
+from eventlm.compose.cache_plan import check_kv_memory, plan_cache
 from eventlm.compose.model_source import find_model
 from eventlm.compose.text_parts import load_text
 from eventlm.config import Config, RecordConfig
@@ -67,6 +67,7 @@ def compose_engine(config: Config) -> ComposedEngine:
     resolve_plugins(config.scheduler)
     choose_build(config.worker.cpu_kernels)
     check_quantization(config.model.dtype, config.model.quantization)
+    check_kv_memory(config)
     source = find_model(config.model)
     if source.folder is not None:
         _check_checkpoint(config, source.folder)

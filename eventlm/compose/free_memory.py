@@ -1,4 +1,4 @@
-"""How much memory processes can still get."""
+"""How much memory there is, and how much of it processes can still get."""
 
 from __future__ import annotations
 
@@ -17,22 +17,37 @@ def free_bytes(meminfo: Path = _MEMINFO, groups: list[Path] | None = None, versi
 
     Raises UsageError where nobody can tell.
     """
-    free = _machine_bytes(meminfo)
+    free = _machine_bytes(meminfo, "MemAvailable")
     for group in control_groups() if groups is None else groups:
         free = min(free, _group_bytes(group / "memory.max", group / "memory.current", group / "memory.stat", free))
     limit, usage = version_1 / "memory.limit_in_bytes", version_1 / "memory.usage_in_bytes"
     return min(free, _group_bytes(limit, usage, version_1 / "memory.stat", free))
 
 
-def _machine_bytes(meminfo: Path) -> int:
+def total_bytes(meminfo: Path = _MEMINFO, groups: list[Path] | None = None, version_1: Path = _VERSION_1) -> int:
+    """All the memory of the machine, or of a control group that this process is in: no process can ever get more.
+
+    Raises UsageError where nobody can tell.
+    """
+    total = _machine_bytes(meminfo, "MemTotal")
+    limits = [group / "memory.max" for group in (control_groups() if groups is None else groups)]
+    for limit in (*limits, version_1 / "memory.limit_in_bytes"):
+        try:
+            total = min(total, int(limit.read_text()))
+        except (OSError, ValueError):  # no such controller, or its limit is "max"
+            continue
+    return total
+
+
+def _machine_bytes(meminfo: Path, field: str) -> int:
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
         lines = []
     for line in lines:
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise UsageError(f"{meminfo} does not tell how much memory is free, and without it no model can be loaded safely")
+    raise UsageError(f"{meminfo} does not tell how much memory there is, and without it no model can be loaded safely")
 
 
 def _group_bytes(limit: Path, usage: Path, stat: Path, unlimited: int) -> int:

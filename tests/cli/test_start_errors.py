@@ -145,6 +145,12 @@ def test_flags_that_make_no_sense(tmp_path: Path, flags: list[str], message: str
     assert message in error_of("serve", "--model", "fake", "--port", "0", *flags, cwd=tmp_path, code=2)
 
 
+def test_a_cache_larger_than_memory_is_found_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    flags = ["--model", "/nowhere", "--kv-memory", "1024TiB"]
+    error = error_of("generate", "hi", *flags, cwd=tmp_path, code=2)
+    assert "--kv-memory 1024TiB: a KV cache of 1,073,741,824 MiB is more than all the memory here, which is" in error
+
+
 @pytest.mark.parametrize("flag", ["--policy", "--batcher", "--router"])
 def test_a_plugin_that_is_not_there_is_found_before_the_model_is_looked_for(tmp_path: Path, flag: str) -> None:
     assert "'nonsense'" in error_of(

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.compose.cache_plan import FAKE_MAX_MODEL_LEN, FAKE_NUM_BLOCKS, memory_bytes, plan_cache
+from eventlm.compose.cache_plan import (
+    FAKE_MAX_MODEL_LEN,
+    FAKE_NUM_BLOCKS,
+    check_kv_memory,
+    memory_bytes,
+    plan_cache,
+)
 from eventlm.config import Config
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
@@ -122,6 +128,23 @@ def test_a_cache_that_memory_may_not_hold_is_warned_of(checkpoint: Path) -> None
     assert plan_cache(config_with(num_blocks=40), checkpoint, available_bytes=free).warnings == []
     [warning] = plan_cache(config_with(num_blocks=41), checkpoint, available_bytes=free).warnings
     assert "may grow to 167,936 bytes, and the weights leave 163,840 bytes of the memory that is free" in warning
+
+
+def test_a_cache_that_all_of_memory_does_not_hold_is_an_error(checkpoint: Path) -> None:
+    check_kv_memory(config_with(kv_memory="4GiB", replicas=2), all_bytes=8 << 30)
+    check_kv_memory(config_with(kv_memory="auto"), all_bytes=1)
+    check_kv_memory(config_with(kv_memory="1TiB", model="fake"), all_bytes=1)
+    with pytest.raises(UsageError) as raised:
+        check_kv_memory(config_with(kv_memory="5GiB", replicas=2), all_bytes=8 << 30)
+    assert str(raised.value) == (
+        "--kv-memory 5GiB: a KV cache of 5,120 MiB for each of 2 replicas is more than all the memory here, which is "
+        "8,192 MiB; give less, or leave it out for what fits"
+    )
+    of_blocks = config_with(num_blocks=41, kv_memory="1TiB")
+    check_kv_memory(of_blocks, all_bytes=1)
+    assert plan_cache(of_blocks, checkpoint, all_bytes=41 * BLOCK_BYTES).num_blocks == 41
+    with pytest.raises(UsageError, match=r"--num-blocks 41: a KV cache of 167,936 bytes is more than all the memory"):
+        plan_cache(of_blocks, checkpoint, all_bytes=41 * BLOCK_BYTES - 1)
 
 
 def test_the_fake_model_has_a_pool_of_its_own() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.compose.free_memory import free_bytes
+from eventlm.compose.free_memory import free_bytes, total_bytes
 from eventlm.errors import UsageError
 
 
@@ -29,7 +29,7 @@ def test_of_a_machine_without_limits(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert free_bytes(machine(tmp_path, 1 << 30), [], nowhere) == 1 << 30
     assert free_bytes(machine(tmp_path, 1 << 30), [nowhere, group(tmp_path / "g", "max", 5)], nowhere) == 1 << 30
-    with pytest.raises(UsageError, match="does not tell how much memory is free"):
+    with pytest.raises(UsageError, match="does not tell how much memory there is"):
         free_bytes(nowhere, [], nowhere)
     assert free_bytes() > 0
 
@@ -53,3 +53,15 @@ def test_groups_of_version_1(tmp_path: Path) -> None:
     (folder / "memory.limit_in_bytes").write_text("7000\n")
     (folder / "memory.usage_in_bytes").write_text("1000\n")
     assert free_bytes(machine(tmp_path, 1 << 30), [], folder) == 6000
+
+
+def test_all_of_memory(tmp_path: Path) -> None:
+    nowhere, meminfo = tmp_path / "nowhere", machine(tmp_path, 1 << 20)
+    assert total_bytes(meminfo, [nowhere], nowhere) == 99999999 * 1024
+    groups = [group(tmp_path / "own", "max", 1000), group(tmp_path / "around", "9000", 6000)]
+    assert total_bytes(meminfo, groups, nowhere) == 9000
+    (tmp_path / "memory.limit_in_bytes").write_text("7000\n")
+    assert total_bytes(meminfo, groups, tmp_path) == 7000
+    with pytest.raises(UsageError, match="does not tell how much memory there is"):
+        total_bytes(nowhere, [], nowhere)
+    assert total_bytes() >= free_bytes()
