@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import io
+import json
 import os
 import random
 import re
@@ -33,7 +34,8 @@ BUILDS_HERE = native.available_builds()
 pytestmark = pytest.mark.skipif(not BUILDS_HERE, reason="no build of the forward pass is compiled")
 NOT_USED = "the compiled forward pass is not used, torch's is several times slower: "
 
-#: Prints by how many bytes the peak of resident memory grew.
+#: Loads a small checkpoint, so that all code is there, then another. Prints by how many bytes that raised the peak of
+#: resident memory.
 LOAD = """
 import re, sys
 from pathlib import Path
@@ -43,13 +45,14 @@ from eventlm.models.loader import load_cpu_decoder, load_decoder
 def peak_bytes():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
-def load():
-    if sys.argv[2] == "torch":
-        return load_decoder(sys.argv[1])
-    return load_cpu_decoder(sys.argv[1], available_builds()[0], max_positions=256, num_threads=1)
+def load(folder):
+    if sys.argv[3] == "torch":
+        return load_decoder(folder)
+    return load_cpu_decoder(folder, available_builds()[0], max_positions=256, num_threads=1)
 
+small = load(sys.argv[1])
 before = peak_bytes()
-decoder = load()
+decoder = load(sys.argv[2])
 print(peak_bytes() - before)
 """
 
@@ -186,9 +189,35 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path, kernels: str
     folder = write_checkpoint(tmp_path, shape, max_positions=256)
     file_bytes = (folder / "model.safetensors").stat().st_size
     assert file_bytes > 200e6
-    done = subprocess.run([sys.executable, "-c", LOAD, folder, kernels], capture_output=True, text=True, timeout=120)
+    assert peak_of_loading(folder, kernels) < 1.1 * file_bytes
+
+
+def peak_of_loading(folder: Path, kernels: str) -> int:
+    """Bytes, in a process of its own."""
+    small = write_checkpoint(folder / "small", Shape())
+    command = [sys.executable, "-c", LOAD, small, folder, kernels]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert re.fullmatch(r"\d+\n", done.stdout), done.stderr
-    assert int(done.stdout) < 1.1 * file_bytes + (16 << 20)
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_shards_are_not_held_beside_the_weights(tmp_path: Path, kernels: str) -> None:
+    """The largest tensor comes last, when all others have their place."""
+    shape = Shape(1024, 2048, 24_576, num_heads=8, num_kv_heads=2, head_dim=64, num_layers=4, tied=True)
+    single = write_checkpoint(tmp_path, shape, max_positions=256) / "model.safetensors"
+    tensors = load_file(single)
+    single.unlink()
+    largest = "model.embed_tokens.weight"
+    assert largest == max(tensors, key=lambda name: tensors[name].nbytes)
+    shards = {name: f"{2 if 'layers.3' in name else 1}-of-3.safetensors" for name in tensors}
+    shards[largest] = "3-of-3.safetensors"
+    for shard in set(shards.values()):
+        save_file({name: tensors[name] for name in tensors if shards[name] == shard}, tmp_path / shard)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    assert num_bytes > 100e6
+    assert peak_of_loading(tmp_path, kernels) < 1.1 * num_bytes
 
 
 def test_a_forward_pass_without_a_row_that_samples(checkpoint: Path) -> None:
