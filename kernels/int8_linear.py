@@ -22,11 +22,15 @@ _EXACT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of x [T, K] as int8 [T, B] in -127 to 127, and what its integers are multiples of, float32 [T]."""
+    """Each row of x [T, K] as int8 [T, B] in -127 to 127, and what its integers are multiples of, float32 [T].
+
+    That is a NaN where a number of the row is not finite, and rows without one above 1e-30 are zeros.
+    """
     rotated = _rotate(torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % BLOCK)))
     largest = rotated.abs().amax(-1)
     inverse = torch.where(largest > 1e-30, 127 / largest, 0.0)
-    return (rotated * inverse[:, None]).round().to(torch.int8), largest / 127
+    scales = torch.where(largest.isfinite(), largest / 127, torch.nan)
+    return (rotated * inverse[:, None]).round().to(torch.int8), scales
 
 
 def dequantize_rows(values: Tensor, scales: Tensor, num_inputs: int) -> Tensor:

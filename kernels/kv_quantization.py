@@ -20,10 +20,13 @@ def is_quantized(kv_cache: Tensor) -> bool:
 
 
 def quantize(values: Tensor, stored: torch.dtype) -> Tensor:
-    """[..., D] of any floating type to [..., D + 4] of one of STORED_DTYPES."""
+    """[..., D] of any floating type to [..., D + 4] of one of STORED_DTYPES.
+
+    What has no element above 1e-30 becomes zeros: the inverse of its scale might be infinite.
+    """
     values = values.float()
     largest = values.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest > 0, _LARGEST[stored] / largest, 0)
+    inverse = torch.where(largest > 1e-30, _LARGEST[stored] / largest, 0)
     scaled = (values * inverse).clamp(-_LARGEST[stored], _LARGEST[stored])
     elements = scaled.round().to(torch.int8) if stored == torch.int8 else scaled.to(torch.float8_e4m3fn)
     scales = largest / _LARGEST[stored]

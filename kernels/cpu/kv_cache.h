@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "quantize.h"
 #include "vec.h"
 
 namespace eventlm {
@@ -34,7 +35,7 @@ struct Int8 {
   using Pair = std::uint16_t;
   using Sum = i32x16;
   static constexpr bool kIsScaled = true;
-  static constexpr float kMost = 127.0f;
+  static constexpr float kMost = kInt8Max;
 
   static u32x16 pairs(const Pair* from) { return (u32x16) __builtin_convertvector(load<i8x32>(from), i16x32); }
   static Sum dot(Sum sum, u32x16 a, u32x16 b) { return dot_int16_pairs(sum, a, b); }
@@ -157,14 +158,14 @@ struct KVCache {
       most = vmax(most, vmax(values, -values));
       nothing += values * 0.0f;
     }
-    const float largest = max_of(most), inverse = largest > 0 ? Format::kMost / largest : 0.0f;
+    const Scale scale(max_of(most), Format::kMost);
     for (int d = 0; d < head_dim; d += kLanes) {
-      f32x16 values = load<f32x16>(from + d) * inverse;
+      f32x16 values = load<f32x16>(from + d) * scale.inverse;
       values = values < splat(Format::kMost) ? values : splat(Format::kMost);
       values = vmax(values, splat(-Format::kMost));
       store(to + d, __builtin_convertvector(Format::narrow(values), i8x16));
     }
-    return largest / Format::kMost + sum_of(nothing);
+    return scale.step + sum_of(nothing);
   }
 };
 

@@ -90,9 +90,12 @@ struct Matrix {
     std::vector<float> row(num_words() * 4);
     for (std::size_t i = 0; i < num_in; i++) row[i] = to_float(from[i]);
     rotate_row(row.data(), row.size());
-    float largest = 0;
-    for (float value : row) largest = std::max(largest, std::fabs(value));
-    const Scale scale(largest);
+    float largest = 0, nothing = 0;
+    for (float value : row) {
+      largest = std::max(largest, std::fabs(value));
+      nothing += value * 0.0f;
+    }
+    const Scale scale(largest, kInt8Max);
     std::uint32_t* words = panels + at / kPanel * panel_words() + at % kPanel;
     std::int8_t* to = reinterpret_cast<std::int8_t*>(words);
     std::int32_t sum = 0;
@@ -102,7 +105,7 @@ struct Matrix {
       sum += value;
     }
     std::uint32_t* end = words + num_words() * kPanel;
-    store(end, scale.step);
+    store(end, scale.step + nothing);
     store(end + kPanel, sum * kInputOffset);
   }
 };

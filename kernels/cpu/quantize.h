@@ -1,4 +1,5 @@
-// Rows of numbers as 8-bit integers: rotated, divided by the row's largest magnitude over 127, and rounded.
+// Rows of numbers as 8-bit integers: rotated, divided by the row's largest magnitude over 127, and rounded. The scale
+// of a row with a number that is not finite is a NaN, and so are its products, but not its neighbours'.
 //
 // A rotation by a Hadamard matrix in blocks of 64 (QuaRot, Ashkboos et al., 2024) spreads the few large activations of
 // a token over their block, so that they do not leave the others a handful of integers. It is its own inverse, and a
@@ -20,9 +21,10 @@ constexpr int kInputOffset = 128;
 // Numbers that are rotated together.
 constexpr int kBlock = 64;
 
-// What a row's integers are multiples of, and its inverse.
+// What a row's elements are multiples of, where its largest number becomes `most`, and its inverse. So small a number
+// that the inverse could be infinite makes a row of zeros.
 struct Scale {
-  explicit Scale(float largest) : step(largest / kInt8Max), inverse(largest > 1e-30f ? kInt8Max / largest : 0.0f) {}
+  Scale(float largest, float most) : step(largest / most), inverse(largest > 1e-30f ? most / largest : 0.0f) {}
 
   float step, inverse;
 };

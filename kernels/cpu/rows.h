@@ -63,7 +63,7 @@ class RowBuffer {
   // has been read when it is written.
   void quantize(std::size_t row) {
     if (!is_int8_) return;
-    f32x16 largest = {};
+    f32x16 largest = {}, nothing = {};
     for (std::size_t number = 0; number < num_groups_ / 2; number++) {
       f32x16 block[kBlock / kLanes];
       get(row, number, block);
@@ -73,16 +73,18 @@ class RowBuffer {
         largest = vmax(largest, magnitude(block[part]));
       }
     }
-    const Scale scale(max_of(largest));
+    const Scale scale(max_of(largest), kInt8Max);
     for (std::size_t number = 0; number < num_groups_ / 2; number++) {
       for (int part = 0; part < kBlock / kLanes; part++) {
         const bf16* from = reinterpret_cast<const bf16*>(&line(row, 2 * number + part / 2)) + part % 2 * kLanes;
-        const i32x16 values = to_int(load_bf16(from) * scale.inverse) + kInputOffset;
+        const f32x16 values = load_bf16(from);
+        const i32x16 integers = to_int(values * scale.inverse) + kInputOffset;
         store(reinterpret_cast<std::uint8_t*>(&line(row, number)) + part * kLanes,
-              __builtin_convertvector(values, u8x16));
+              __builtin_convertvector(integers, u8x16));
+        nothing += values * 0.0f;  // a NaN where a value is not finite
       }
     }
-    scales_[row] = scale.step;
+    scales_[row] = scale.step + sum_of(nothing);
   }
 
   Rows rows(int count) const {

@@ -209,16 +209,17 @@ EVENTLM_INLINE bool any_above(f32x16 v, float bound) {
 #endif
 }
 
-// 2^x to 2 units in the last place; 0 for minus infinity.
+// 2^x to 2 units in the last place; 0 for minus infinity. A NaN stays one: of two that cannot be compared `vmax` gives
+// the second.
 EVENTLM_INLINE f32x16 exp2_of(f32x16 x) {
 #if defined(__AVX512F__)
   // So low that the scaling below gives 0, and no infinity is subtracted from another.
-  x = vmax(x, splat(-200.0f));
+  x = vmax(splat(-200.0f), x);
   const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
   const f32x16 rest = x - whole;
 #else
   const i32x16 is_zero = x < splat(-126.0f);
-  x = vmax(x, splat(-126.0f));
+  x = vmax(splat(-126.0f), x);
   x = x > splat(127.0f) ? splat(127.0f) : x;
   // Adding 1.5 * 2^23 rounds to the nearest integer, which then is in the low bits.
   const f32x16 shifted = x + 12582912.0f;

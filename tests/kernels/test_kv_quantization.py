@@ -33,6 +33,16 @@ def test_what_is_no_number_stays_so(kv_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", STORED_DTYPES)
+def test_what_is_next_to_nothing_is_zeros(kv_dtype: str) -> None:
+    """The inverse of its scale would be infinite."""
+    values = torch.ones(5, 1) * torch.linspace(-1, 1, 33)
+    values[:4] *= torch.tensor([1e-36, 1e-38, 1e-40, 0.0])[:, None]
+    found = dequantize(quantize(values, STORED_DTYPES[kv_dtype]), torch.float32)
+    assert not found[:4].any()
+    assert torch.allclose(found[4], values[4], rtol=2**-4, atol=0.01)
+
+
+@pytest.mark.parametrize("kv_dtype", STORED_DTYPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_attention_is_that_over_what_the_elements_are_rounded_to(kv_dtype: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)

@@ -145,13 +145,16 @@ class CompiledDecoder:
         folder: Path,
         build: str,
         *,
+        quantization: str = "none",
         kv_dtype: str = "bfloat16",
         block_size: int = 16,
         num_blocks: int = 64,
         num_threads: int = 1,
     ) -> None:
         config: DecoderConfig = read_config(folder)
-        self.decoder: CpuDecoder = load_cpu_decoder(folder, build, max_positions=4096, num_threads=num_threads)
+        self.decoder: CpuDecoder = load_cpu_decoder(
+            folder, build, quantization=quantization, max_positions=4096, num_threads=num_threads
+        )
         shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size)
         if kv_dtype == "bfloat16":
             self._kv = torch.full((*shape, config.head_dim), torch.nan, dtype=torch.bfloat16)

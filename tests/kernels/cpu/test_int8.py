@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.kernels.int8_linear import dequantize_rows, int8_linear, quantize_rows
 from eventlm.models.loader import load_cpu_decoder, load_decoder
-from tests.kernels.cpu.decoders import Shape, TorchDecoder, random_sequences, relative_error, write_checkpoint
+from tests.kernels.cpu.decoders import (
+    CompiledDecoder,
+    Piece,
+    Shape,
+    TorchDecoder,
+    only,
+    random_sequences,
+    relative_error,
+    scattered_tables,
+    write_checkpoint,
+)
 
 BUILDS_HERE = available_builds()
+#: How far logits may be from those of float32, with keys and values of each type.
+KV_DTYPES = {"bfloat16": 0.08, "int8": 0.08, "fp8": 0.16}
 #: Hidden size and vocabulary: inputs that fill no block, one and several; outputs that fill no panel.
 SIZES = [(16, 33), (80, 97), (64, 128), (208, 31), (1024, 65)]
 
@@ -54,18 +67,15 @@ def test_products_are_exact(tmp_path: Path, hidden: int, vocab: int) -> None:
     [Shape(), Shape(48, 101, 333, 2, 2, 64, qk_norm=True, tied=True), Shape(80, 77, 97, 3, 1, 80, mlp_bias=True)],
 )
 def test_a_model(tmp_path: Path, shape: Shape) -> None:
-    """Each build and torch's operations are about as far from float32."""
-    from tests.kernels.cpu.decoders import CompiledDecoder, Piece, only, scattered_tables
-
+    """Each build, with keys and values in each format, and torch's operations are about as far from float32."""
     folder = write_checkpoint(tmp_path, shape)
     [sequence] = random_sequences(shape, [100])
     expected = TorchDecoder(folder, "float32").run(sequence)
     pieces = [[Piece(0, 0, 60)], [Piece(0, 60, 61)], [Piece(0, 61, 100)]]
-    for build in BUILDS_HERE:
-        decoder = CompiledDecoder(folder, build, num_threads=2)
-        decoder.decoder = load_cpu_decoder(folder, build, quantization="int8", max_positions=4096, num_threads=2)
+    for build, (kv_dtype, limit) in itertools.product(BUILDS_HERE, KV_DTYPES.items()):
+        decoder = CompiledDecoder(folder, build, quantization="int8", kv_dtype=kv_dtype, num_threads=2)
         found = only(decoder.run([sequence], scattered_tables([100], 16, 64), pieces))
-        assert 0.001 < relative_error(found.logits_TV, expected.logits_TV) < 0.08, build
+        assert 0.001 < relative_error(found.logits_TV, expected.logits_TV) < limit, (build, kv_dtype)
     quantized = TorchDecoder(folder, "bfloat16")
     quantized.decoder = load_decoder(folder, quantization="int8")
     assert 0.001 < relative_error(quantized.run(sequence).logits_TV, expected.logits_TV) < 0.08
@@ -84,3 +94,76 @@ def test_torch_s_operations(monkeypatch: pytest.MonkeyPatch, num_inputs: int) ->
     assert torch.allclose(int8_linear(x, values, scales, bias), found, rtol=1e-5, atol=1e-5)
     assert torch.equal(found[0], bias)
     assert relative_error(found, x @ weight.T + bias) < 0.03
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_so_in_its_row_alone(tmp_path: Path, value: float) -> None:
+    """Of activations in each build, and in torch's operations."""
+    folder = write_checkpoint(tmp_path, Shape(hidden=208, vocab=97, inner=16, num_layers=1))
+    rows = integers(19, 208, seed=2)
+    spoilt = rows.clone()
+    spoilt[[0, 7, 18], [3, 100, 207]] = value
+    is_whole = torch.ones(19, dtype=torch.bool)
+    is_whole[[0, 7, 18]] = False
+    for build in BUILDS_HERE:
+        decoder = load_cpu_decoder(folder, build, quantization="int8", max_positions=64, num_threads=2)
+        found = decoder.logits(spoilt)
+        assert found[~is_whole].isnan().all(), build
+        assert torch.equal(found[is_whole], decoder.logits(rows)[is_whole]), build
+        # Nothing of it is left where the next step's rows lie.
+        assert decoder.logits(rows).isfinite().all(), build
+    weight = quantize_rows(torch.randn(5, 208, generator=torch.Generator().manual_seed(3)))
+    found = int8_linear(spoilt, *weight, None)
+    assert found[~is_whole].isnan().all()
+    assert torch.equal(found[is_whole], int8_linear(rows, *weight, None)[is_whole])
+
+
+def test_what_is_no_number_among_the_weights_stays_so(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, Shape(hidden=80, vocab=97, num_layers=1))
+    edit_tensor(folder, "lm_head.weight", row=40, value=torch.nan)
+    edit_tensor(folder, "lm_head.weight", row=96, value=torch.inf)
+    rows = integers(5, 80, seed=4)
+    decoders = [
+        load_cpu_decoder(folder, build, quantization="int8", max_positions=64, num_threads=1) for build in BUILDS_HERE
+    ]
+    logits = [decoder.logits(rows) for decoder in decoders] + [
+        load_decoder(folder, quantization="int8").logits(rows.bfloat16())
+    ]
+    for found in logits:
+        assert found.isnan().any(0).nonzero()[:, 0].tolist() == [40, 96]
+        assert found[:, [40, 96]].isnan().all()
+
+
+def edit_tensor(folder: Path, name: str, *, row: int, value: float) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][row, 3] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_token_that_is_no_number_spoils_what_follows_it_and_nothing_else(tmp_path: Path, kv_dtype: str) -> None:
+    """In whole models: the same sequences with and without it."""
+    folder = write_checkpoint(tmp_path, Shape(80, 77, 97, 3, 1, 80))
+    edit_tensor(folder, "model.embed_tokens.weight", row=96, value=torch.nan)
+    sequences = [[number * 7 % 96 for number in range(first, first + 40)] for first in (0, 5)]
+    spoilt = [[*sequences[0][:20], 96, *sequences[0][21:]], sequences[1]]
+    tables = scattered_tables([40, 40], 16, 64)
+    steps = [[Piece(0, 0, 30), Piece(1, 0, 39)], [Piece(0, 30, 31), Piece(1, 39, 40)], [Piece(0, 31, 40)]]
+    for build in BUILDS_HERE:
+        decoder = CompiledDecoder(folder, build, quantization="int8", kv_dtype=kv_dtype)
+        expected, found = decoder.run(sequences, tables, steps), decoder.run(spoilt, tables, steps)
+        assert torch.equal(found[1].logits_TV, expected[1].logits_TV), build
+        assert torch.equal(found[0].logits_TV[:20], expected[0].logits_TV[:20]), build
+        assert found[0].logits_TV[20:].isnan().all(), build
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-40, 1e-45, 0.0])
+def test_rows_of_next_to_nothing_are_zeros(size: float) -> None:
+    x = torch.full((3, 70), size)
+    x[1] = torch.arange(70.0)
+    values, scales = quantize_rows(x)
+    assert not values[[0, 2]].any()
+    assert scales.isfinite().all()
+    found = int8_linear(x, *quantize_rows(torch.ones(4, 70)), None)
+    assert not found[[0, 2]].any()
+    assert relative_error(found[1], torch.full((4,), 2415.0)) < 0.02

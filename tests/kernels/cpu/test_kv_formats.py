@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -87,3 +88,26 @@ def test_keys_and_values_are_those_that_rounding_gives(reference: Reference, kv_
         # How work is shared out is one thing for all builds without tiles.
         if build in available_builds()[:2]:
             assert torch.equal(reference.run(build, kv_dtype=kv_dtype, num_threads=3), found)
+
+
+@pytest.mark.parametrize("kv_dtype", STORED_DTYPES)
+@pytest.mark.parametrize("size", [1e-36, 1e-38, 1e-40])
+def test_keys_and_values_of_next_to_nothing_are_as_good_as_zeros(tmp_path: Path, kv_dtype: str, size: float) -> None:
+    """Far below what the residual stream can show, where the inverse of a scale would be infinite."""
+    sequences, tables = [list(range(40)), [5]], scattered_tables([40, 1], 16, 8)
+    steps = [[Piece(0, 0, 20), Piece(1, 0, 1)], [Piece(0, 20, 39)], [Piece(0, 39, 40)]]
+    found: dict[tuple[str, float], Tensor] = {}
+    for factor in (size, 0.0):
+        folder = write_checkpoint(tmp_path / str(factor), SHAPES[0]._replace(qk_norm=False))
+        tensors = load_file(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            if "k_proj" in name or "v_proj" in name:
+                tensor.copy_(tensor.float() * factor)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        for build in available_builds():
+            decoder = CompiledDecoder(folder, build, kv_dtype=kv_dtype, num_blocks=8)
+            computed = decoder.run(sequences, tables, steps)
+            found[build, factor] = torch.cat([one.hidden_TH for one in computed])
+    for build in available_builds():
+        assert found[build, size].isfinite().all(), build
+        assert torch.equal(found[build, size], found[build, 0.0]), build
