@@ -56,3 +56,22 @@ def test_what_is_masked_is_never_drawn(decoder: CpuDecoder) -> None:
     drawn = decoder.draw(logits, np.full(20, 5.0), keys_of(20))
     assert drawn.min() >= 16_990
     assert len(set(drawn.tolist())) > 5
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
+def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary(decoder: CpuDecoder, value: float) -> None:
+    """All of them, all but one, or one, at the vocabulary's ends; and no row changes another's draw."""
+    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(3))
+    expected = decoder.draw(logits, np.linspace(0, 2, 8), keys_of(8))
+    logits[:2] = value
+    logits[2:4, 1:] = value
+    logits[4:6, : VOCAB - 1] = value
+    logits[6, VOCAB - 1] = value
+    drawn = decoder.draw(logits, np.linspace(0, 2, 8), keys_of(8))
+    assert drawn.min() >= 0
+    assert drawn.max() < VOCAB
+    assert drawn[7] == expected[7]
+    if value != torch.inf:
+        assert drawn[2:6].tolist() == [0, 0, VOCAB - 1, VOCAB - 1]
+    for row in range(8):
+        assert decoder.draw(logits[row : row + 1], np.array([row * 2 / 7]), keys_of(8)[row : row + 1]) == drawn[row]
