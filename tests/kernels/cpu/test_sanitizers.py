@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_nothing_is_read_or_written_that_is_not_there_and_nothing_is_undefined(folder: Path) -> None:
-    tests = ["test_decoder.py", "test_kv_formats.py", "test_sampling.py"]
+    tests = ["test_decoder.py", "test_int8.py", "test_kv_formats.py", "test_sampling.py"]
     done = run(
         folder, "-m", "pytest", "-q", "-s", "-x", "-o", "timeout=1500", *(f"tests/kernels/cpu/{name}" for name in tests)
     )
