@@ -249,7 +249,9 @@ def test_bfloat16_is_not_worse_than_that_of_transformers(folders: dict[str, Path
             AutoModelForCausalLM.from_pretrained(folders[name], dtype=dtype).eval()(ids).logits[0].float()
             for dtype in (torch.float32, torch.bfloat16)
         )
-    torch.testing.assert_close(TorchDecoder(folders[name], "float32").run(sequence).logits_TV, exact)
+    found = TorchDecoder(folders[name], "float32").run(sequence).logits_TV
+    # The same operations; how a library sums them depends on the processor.
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=5e-5)
     agree = (rounded.argmax(dim=-1) == exact.argmax(dim=-1)).sum()
     for build in BUILDS_HERE:
         decoder = CompiledDecoder(folders[name], build)
