@@ -13,12 +13,17 @@ from eventlm.bench.machine_probe import Machine
 from eventlm.events import Launched
 from eventlm.models.config import DecoderConfig
 
+#: How many products of int8 an instruction does in the time of one of bfloat16, with vectors (VNNI) as with tiles
+#: (AMX). Not measured: torch's own int8 products fall further behind what the processor can do than its float ones.
+INT8_SPEED = 2
+
 
 class Work(NamedTuple):
-    """What a part of a step cannot do without."""
+    """What a part of a step cannot do without: bytes, and operations on floats and on int8, two for each product."""
 
     num_bytes: int
     num_flops: int
+    num_int8_ops: int = 0
 
 
 class StepShape(NamedTuple):
@@ -45,9 +50,9 @@ def shape_of(launch: Launched) -> StepShape:
 
 
 def step_work(
-    config: DecoderConfig, weight_bytes: Mapping[str, int], kv_token_bytes: int, shape: StepShape
+    config: DecoderConfig, weight_bytes: Mapping[str, int], kv_token_bytes: int, shape: StepShape, *, is_int8: bool
 ) -> dict[str, Work]:
-    """By part. weight_bytes: of each matrix, all layers together, as the worker holds it."""
+    """By part. weight_bytes: of each matrix, all layers together, as the worker holds it. is_int8: what they hold."""
     layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
     heads = config.num_heads * config.head_dim
     num_weights = {
@@ -57,10 +62,10 @@ def step_work(
         "down_proj": layers * inner * hidden,
         "lm_head": hidden * config.vocab_size,
     }
-    work = {
-        part: Work(weight_bytes[part], 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens))
-        for part, number in num_weights.items()
-    }
+    work = {}
+    for part, number in num_weights.items():
+        num_ops = 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens)
+        work[part] = Work(weight_bytes[part], 0, num_ops) if is_int8 else Work(weight_bytes[part], num_ops)
     # A score and a weighted value for each pair.
     work["attention"] = Work(shape.kv_tokens * kv_token_bytes, 4 * layers * heads * shape.num_pairs)
     work["rotary"] = Work(shape.num_tokens * kv_token_bytes, 0)
@@ -70,9 +75,14 @@ def step_work(
 def total(works: Iterable[Work]) -> Work:
     """All of them together."""
     each = list(works)
-    return Work(sum(work.num_bytes for work in each), sum(work.num_flops for work in each))
+    return Work(
+        sum(work.num_bytes for work in each),
+        sum(work.num_flops for work in each),
+        sum(work.num_int8_ops for work in each),
+    )
 
 
 def floor_ns(work: Work, machine: Machine) -> float:
     """The least time that it takes."""
-    return 1e9 * max(work.num_bytes / machine.bytes_per_second, work.num_flops / machine.flops_per_second)
+    num_flops = work.num_flops + work.num_int8_ops / INT8_SPEED
+    return 1e9 * max(work.num_bytes / machine.bytes_per_second, num_flops / machine.flops_per_second)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from eventlm.bench.machine_probe import Machine
 from eventlm.bench.step_bench import ENGINE, TRANSPORT, CaseResult, MeasuredStep
-from eventlm.bench.step_floor import floor_ns, step_work, total
+from eventlm.bench.step_floor import StepShape, Work, floor_ns, step_work, total
 from eventlm.models.config import DecoderConfig
 
 #: The rows of a table, and the operations of each. What is not named here is the worker's preparation.
@@ -25,6 +25,8 @@ _FORWARD = {
 }
 _AROUND = {"sampling": ("sample",), TRANSPORT: (TRANSPORT,), ENGINE: (ENGINE,)}
 _PREPARATION = "preparation"
+#: Of a worker that does not tell the rotary embedding and the store from the product that they follow.
+_ROTARY, _WITH_ROTARY = "rotary", "qkv_proj"
 _ROW_OF = {op: row for row, ops in (_FORWARD | _AROUND).items() for op in ops}
 
 
@@ -55,24 +57,29 @@ class CaseTimes(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """What the floors follow from: the shape, and what the worker holds."""
+    """What the floors follow from: the shape, and what the worker holds; is_int8: of its matrices."""
 
     config: DecoderConfig
     weight_bytes: Mapping[str, int]
     kv_token_bytes: int
+    is_int8: bool
 
 
 def case_times(result: CaseResult, machine: Machine, model: Model | None) -> CaseTimes:
     """The times of a case; without a model there are no floors."""
     steps = middle_half(result.steps)
     shape = steps[len(steps) // 2].shape
-    work = step_work(model.config, model.weight_bytes, model.kv_token_bytes, shape) if model else {}
+    work = _work_of(model, shape) if model else {}
     spent = dict.fromkeys((*_FORWARD, "sampling", _PREPARATION, TRANSPORT, ENGINE), 0.0)
+    if not any(_ROTARY in step.ops for step in steps):
+        del spent[_ROW_OF[_ROTARY]]
+        if work:
+            work[_WITH_ROTARY] = total([work[_WITH_ROTARY], work.pop(_ROTARY)])
     for step in steps:
         for op, time_ns in step.ops.items():
             spent[_ROW_OF.get(op, _PREPARATION)] += time_ns / len(steps)
     step_ns = sum(spent.values())
-    forward_ns = sum(spent[row] for row in _FORWARD)
+    forward_ns = sum(spent[row] for row in _FORWARD if row in spent)
     floors = {_ROW_OF[op]: floor_ns(each, machine) / 1e6 for op, each in work.items()}
     return CaseTimes(
         name=str(result.case),
@@ -86,6 +93,10 @@ def case_times(result: CaseResult, machine: Machine, model: Model | None) -> Cas
         engine_share=1 - forward_ns / step_ns,
         engine_cpu_ms=result.engine_cpu_ns / 1e6,
     )
+
+
+def _work_of(model: Model, shape: StepShape) -> dict[str, Work]:
+    return step_work(model.config, model.weight_bytes, model.kv_token_bytes, shape, is_int8=model.is_int8)
 
 
 def middle_half(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:

@@ -32,8 +32,9 @@ process runs sequences of random tokens as a server does, recorder included, HTT
 
 floor ms is the longer of a part's bytes (weights, keys and values, as they are held) at the bandwidth of this machine
 and of its FLOPs at the peak of a product of matrices, both measured in the same run. For a whole step it is the longer
-of all its bytes and all its FLOPs. x floor says how many times that was needed. The product is one of floats: with
---quantization int8, which can do more, long prompts may need less than their floor.
+of all its bytes and all its FLOPs. x floor says how many times that was needed. With --quantization int8 the products
+with weights count at twice the peak of floats, which is what processors have over bfloat16. x floor may be below 1
+where all weights of a part fit the processor's last-level cache, which is faster than its memory.
 
   sampling        drawing the tokens
   preparation     what the worker does around the model: block tables, token ids, ends
@@ -164,6 +165,7 @@ async def _measured(
             config=read_config(Path(engine.setup.model)),
             weight_bytes=host["weight_bytes"],
             kv_token_bytes=host["kv_token_bytes"],
+            is_int8=engine.setup.config.model.quantization == "int8",
         )
     bench = StepBench(engine, num_steps=arguments.steps, temperature=arguments.temperature)
     return [

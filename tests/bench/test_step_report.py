@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from msgspec import structs
 
 from eventlm.bench.machine_probe import Machine
 from eventlm.bench.step_bench import CaseResult, MeasuredStep, StepCase
@@ -17,6 +16,7 @@ MACHINE = Machine(bytes_per_second=1e9, flops_per_second=1e12)
 SHAPE = StepShape(num_tokens=8, num_sampled=8, kv_tokens=800, num_pairs=800)
 OPS = {
     "qkv_proj": 4_000_000,
+    "rotary": 0,
     "norm": 500_000,
     "embed": 500_000,
     "lm_head": 3_000_000,
@@ -33,12 +33,17 @@ def measured(factor: float) -> MeasuredStep:
     return MeasuredStep(sum(ops.values()), ops, SHAPE)
 
 
-@pytest.fixture
-def times(tmp_path: Path) -> CaseTimes:
-    config = read_config(make_checkpoint(tmp_path))
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     weights = {"qkv_proj": 2_000_000, "o_proj": 0, "gate_up_proj": 0, "down_proj": 0, "lm_head": 1_000_000}
+    config = read_config(make_checkpoint(tmp_path_factory.mktemp("model")))
+    return Model(config=config, weight_bytes=weights, kv_token_bytes=1000, is_int8=False)
+
+
+@pytest.fixture
+def times(model: Model) -> CaseTimes:
     result = CaseResult(StepCase(8, 100), [measured(1.0)] * 4 + [measured(9.0), measured(0.1)], 700_000.0)
-    return case_times(result, MACHINE, Model(config=config, weight_bytes=weights, kv_token_bytes=1000))
+    return case_times(result, MACHINE, model)
 
 
 def test_the_middle_half_has_neither_the_quickest_nor_the_slowest() -> None:
@@ -72,6 +77,30 @@ def test_the_tables(times: CaseTimes) -> None:
     assert cells["step"] == ["10.00", "100.0%", "3.81", "2.63"]
     assert lines[-1].split()[-6:] == ["10.00", "800.0", "3.81", "2.63", "20.0%", "0.70"]
     assert len({len(line) for line in lines[4:17]}) == 1
+
+
+def test_a_worker_that_has_no_operation_for_rotary_has_it_within_the_product_before(model: Model) -> None:
+    step = measured(1.0)
+    compiled = step._replace(ops={op: time_ns for op, time_ns in step.ops.items() if op != "rotary"})
+    times = case_times(CaseResult(StepCase(8, 100), [compiled], 0.0), MACHINE, model)
+    parts = {part.name: part.floor_ms for part in times.parts}
+    assert "rotary and store" not in parts
+    # 2 MB of weights, and 8 x 1 KB of keys and values.
+    assert parts["qkv_proj"] == pytest.approx(2.008)
+    assert times.floor_ms == pytest.approx(3.808)
+    assert times.ms == pytest.approx(10.0)
+
+
+def test_int8_has_a_lower_floor(model: Model) -> None:
+    slow = Machine(bytes_per_second=1e15, flops_per_second=1e6)
+    result = CaseResult(StepCase(8, 100), [measured(1.0)], 0.0)
+    floors = [
+        {part.name: part.floor_ms for part in case_times(result, slow, each).parts if part.floor_ms}
+        for each in (model, structs.replace(model, is_int8=True))
+    ]
+    assert {name: floors[0][name] / floors[1][name] for name in ("qkv_proj", "lm_head", "attention")} == pytest.approx(
+        {"qkv_proj": 2, "lm_head": 2, "attention": 1}
+    )
 
 
 def test_without_a_model_there_is_no_floor() -> None:
