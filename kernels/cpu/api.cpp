@@ -16,6 +16,10 @@ using eventlm::Decoder;
 
 namespace {
 
+// Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
+// meaning, eventlm::Shape, the order of Weight, Part or KVFormat. native.py takes a library with another for none.
+constexpr int kInterface = 1;
+
 template <class Work>
 std::int32_t run(Work&& work) {
   try {
@@ -29,6 +33,8 @@ std::int32_t run(Work&& work) {
 }  // namespace
 
 extern "C" {
+
+EVENTLM_EXPORT int eventlm_interface() { return kInterface; }
 
 // 0 if this machine can run what was compiled for it; AMX must be asked for.
 EVENTLM_EXPORT int eventlm_prepare() {

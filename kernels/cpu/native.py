@@ -22,6 +22,8 @@ BUILDS: dict[str, frozenset[str]] = {
 }
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
+#: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
+_INTERFACE = 1
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
@@ -97,6 +99,8 @@ def _library(build: str) -> ctypes.CDLL | None:
     keeps its instructions from processes."""
     try:
         functions = ctypes.CDLL(str(Path(__file__).with_name(f"{build}.abi3.so")))
+        if functions.eventlm_interface() != _INTERFACE:
+            return None
         _declare(functions)
     except (OSError, AttributeError):
         # An AttributeError is a function that older sources did not have.

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 import resource
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,8 @@ import torch
 
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.native import BUILDS, available_builds, processor_flags
+from eventlm.models.config import read_config
+from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.loader import load_cpu_decoder
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
@@ -50,6 +56,27 @@ def test_what_other_sources_gave(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", Older)
     assert load("baseline") is None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+@pytest.mark.parametrize("added", [0, 1])
+def test_what_sources_with_another_interface_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: int) -> None:
+    """It has all the functions, which take other arguments than this file gives them."""
+    names = re.findall(r"functions\.(eventlm_\w+)\.argtypes", inspect.getsource(native._declare))
+    functions = "".join(f"long {name}(void) {{ return 0; }}\n" for name in ("eventlm_prepare", *names))
+    source = tmp_path / "other.cpp"
+    interface = f"int eventlm_interface(void) {{ return {native._INTERFACE + added}; }}"
+    source.write_text(f'extern "C" {{\n{functions}{interface}\n}}\n')
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", tmp_path / "baseline.abi3.so"], check=True)
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    monkeypatch.setattr(native, "processor_flags", frozenset)
+    monkeypatch.setattr(native, "_library", native._library.__wrapped__)
+    assert available_builds() == ([] if added else ["baseline"])
+    if added:
+        config = read_config(write_checkpoint(tmp_path / "model", Shape()))
+        chosen = choose_forward("auto", config, model="model", dtype="bfloat16", block_size=16)
+        assert not chosen.build
+        assert "of another version; install eventlm again" in chosen.reason
 
 
 def test_flags_are_words() -> None:
