@@ -22,14 +22,14 @@ from eventlm.control.core_timer import CoreTimer
 from eventlm.control.driver import Driver
 from eventlm.control.ended_rows import EndedRows
 from eventlm.control.engine_run import EngineRun, RunParts
-from eventlm.control.explanations import ExplainAnswer, Explanations, NotExplainedError
+from eventlm.control.explanations import ExplainAnswer, Explanations
 from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.predictor_source import PredictorSource
 from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
-from eventlm.control.replica import ReplicaController
+from eventlm.control.replicas import Replicas
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
     AT_SHUTDOWN,
@@ -43,13 +43,13 @@ from eventlm.control.request import (
     Submission,
     UnknownReplyError,
 )
-from eventlm.control.request_check import check_group_size, check_request
+from eventlm.control.request_check import check_group
 from eventlm.control.request_registry import RequestRegistry
 from eventlm.control.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
-from eventlm.events import Cancelled, Fact, FrontEndLost, Launched
+from eventlm.events import Cancelled, Fact, FrontEndLost
 from eventlm.grammars import GrammarError
-from eventlm.worker.protocol import PrepareGrammar, StepPayload, StepResult
+from eventlm.worker.protocol import StepResult
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
 
@@ -85,8 +85,9 @@ class InferenceEngine:
         self._drain_scheduled = False
         self._timer = CoreTimer(self.now_ns, self.put_fact)
         self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
+        self._replicas = Replicas(setup, self, self._replica_dead)
         #: Grammars of live requests; the replicas tell it of their workers.
-        self.grammars = GrammarBuilds(self._send_grammar, self._grammar_ready, self._while_alive)
+        self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
         self._limiter = RateLimiter()
         self._admission_parts = AdmissionParts(
             registry=self.registry,
@@ -96,10 +97,6 @@ class InferenceEngine:
             watch_grammar=self.grammars.watch,
         )
         self._explanations = Explanations()
-        self._live_replicas = setup.core.num_replicas
-        self._replicas = [
-            ReplicaController(worker, setup.config.worker, self, self._replica_dead) for worker in worker_setups(setup)
-        ]
 
     @property
     def state(self) -> EngineState:
@@ -139,7 +136,7 @@ class InferenceEngine:
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, by replica; 0 where there is none at the moment."""
-        return [replica.worker_pid for replica in self._replicas]
+        return self._replicas.worker_pids
 
     def metrics(self) -> EngineMetrics:
         """All figures of this moment; before `start` there are none of the log."""
@@ -164,22 +161,19 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(folder)
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
-            # All are alike: if anybody must measure, the first does.
-            warm_ups = [predictor.must_measure and replica.index == 0 for replica in self._replicas]
-            starts = [replica.start(warm_up=yes) for replica, yes in zip(self._replicas, warm_ups, strict=True)]
-            ready = await asyncio.gather(*starts)
-            parts = RunParts(self._ship, self._guarded, self.grammars, self._metrics, self._rows, self._scheduling_time)
+            ready = await self._replicas.start(must_measure=predictor.must_measure)
+            ship = self._replicas.ship
+            parts = RunParts(ship, self._guarded, self.grammars, self._metrics, self._rows, self._scheduling_time)
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
-            self._run = EngineRun.open(run, self.setup, ready[0], predictor, parts)
+            self._run = EngineRun.open(run, self.setup, ready, predictor, parts)
             self._driver = self._run.driver
-            self.worker_host = ready[0].host
+            self.worker_host = ready.host
         except BaseException:
             self.state = "dead"
-            await self._stop_workers()
+            await self._replicas.stop()
             raise
-        for replica in self._replicas:
-            replica.run()
+        self._replicas.run()
         self._drain()
         self.state = "ready"
 
@@ -198,16 +192,14 @@ class InferenceEngine:
 
         With a `submission` the group can be found by its id in the `registry`. With `on_output` all outputs go there,
         in the engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
-        RateLimitError for a submission over its limits, and what `check_request` finds. If the caller is cancelled
+        RateLimitError for a submission over its limits, and what `check_group` finds. If the caller is cancelled
         while it waits, the requests are cancelled too.
         """
         if self.state != "ready":
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
-        for request in group:
-            check_request(request, max_model_len=self.max_model_len, vocab_size=self.setup.vocab_size)
-        check_group_size(group, self.setup.core)
+        check_group(group, self.setup.core, vocab_size=self.setup.vocab_size)
         group = with_cache_rules(group, submission, self.setup.config.cache)
         driver = self._require_driver()
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
@@ -281,8 +273,6 @@ class InferenceEngine:
     async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
         """Where the time of a reply went, as far as the trace goes. Raises UnknownReplyError, NotExplainedError."""
         reply = self.registry.find(reply_id, owner)
-        if self.run_folder is None:
-            raise NotExplainedError("not_recorded", "this server does not record its runs, so nothing can be explained")
         return await self._explanations.explain(self.run_folder, reply.requests, owner=owner)
 
     def cancel(self, request: int, reason: str = CLIENT_LEFT) -> None:
@@ -323,7 +313,7 @@ class InferenceEngine:
             for request in list(self._require_driver().core.state.requests):
                 self.cancel(request, AT_SHUTDOWN)
             self._drain()
-        await self._stop_workers()
+        await self._replicas.stop()
         driver, self._driver = self._driver, None
         if driver is None:
             return
@@ -334,20 +324,11 @@ class InferenceEngine:
         else:
             driver.end(reason)
 
-    async def _stop_workers(self) -> None:
-        await asyncio.gather(*(replica.stop() for replica in self._replicas))
-
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """An edge's word on a text; nothing if the request has ended."""
         if self._driver is not None:
             self._driver.end_text(request, index, position, reason)
             self._wake()
-
-    def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
-        self._replicas[launched.replica].ship(launched, body, payload)
-
-    def _send_grammar(self, replica: int, message: PrepareGrammar) -> None:
-        self._replicas[replica].prepare_grammar(message)
 
     def _grammar_ready(self, request: int, error: GrammarError | None) -> None:
         if self._driver is not None:
@@ -394,12 +375,11 @@ class InferenceEngine:
 
     def _replica_dead(self, reason: str) -> None:
         """A replica was given up. The others go on; without any the engine is dead."""
-        self._live_replicas -= 1
-        if not self._live_replicas:
+        if not self._replicas.num_live:
             # The loss itself belongs into the log.
             self._drain()
             self._die(f"no worker is left: {reason}")
-        log.error("replica given up", reason=reason, left=self._live_replicas)
+        log.error("replica given up", reason=reason, left=self._replicas.num_live)
 
     def _die(self, reason: str) -> None:
         """Tell everybody who waits."""

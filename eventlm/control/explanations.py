@@ -82,8 +82,12 @@ class Explanations:
         #: By whom they are asked for; an empty name is everybody who has no key.
         self._pending: Counter[str] = Counter()
 
-    async def explain(self, run_folder: Path, requests: list[int], *, owner: str = "") -> ExplainAnswer:
-        """Explain requests of a run. Raises NotExplainedError. A caller that is cancelled leaves no process behind."""
+    async def explain(self, run_folder: Path | None, requests: list[int], *, owner: str = "") -> ExplainAnswer:
+        """Explain requests of a run; None: it is not recorded. Raises NotExplainedError. A caller that is cancelled
+        leaves no process behind.
+        """
+        if run_folder is None:
+            raise NotExplainedError("not_recorded", "this server does not record its runs, so nothing can be explained")
         num_pending, num_own = self._pending.total(), self._pending[owner] if owner else 0
         if num_pending >= self._max_pending or num_own >= self._max_per_owner:
             whose = " by this key" if num_pending < self._max_pending else ""

@@ -10,6 +10,20 @@ from eventlm.errors import UsageError
 from eventlm.sampler_params import SamplerParams
 
 
+def check_group(group: Sequence[EngineRequest], core: CoreConfig, *, vocab_size: int) -> None:
+    """As `check_request` for each; also raises GroupSizeError for a group that not even an idle engine admits."""
+    for request in group:
+        check_request(request, max_model_len=core.max_model_len, vocab_size=vocab_size)
+    num_sequences = sum(request.n for request in group)
+    most = core.max_queue_len + core.num_replicas * core.max_num_seqs
+    # To wait would not help.
+    if num_sequences > most and not group[0].offline:
+        raise GroupSizeError(
+            f"it asks for {num_sequences} sequences at once, and this server takes {most} at most "
+            "(--max-queue-len, and --max-num-seqs of each replica); send fewer at a time"
+        )
+
+
 def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
     """Raise ContextLengthError, TokenIdError or UsageError. `vocab_size` 0: not known, then any id may exist."""
     if request.n < 1 or (request.kind == "generate" and request.params.max_tokens < 1):
@@ -25,17 +39,6 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
     _check_ids("the prompt", request.prompt_token_ids, vocab_size)
     for name, token_ids in _named_ids(request.params):
         _check_ids(name, token_ids, vocab_size)
-
-
-def check_group_size(group: Sequence[EngineRequest], core: CoreConfig) -> None:
-    """Raise GroupSizeError for a group that not even an idle engine admits: to wait would not help."""
-    num_sequences = sum(request.n for request in group)
-    most = core.max_queue_len + core.num_replicas * core.max_num_seqs
-    if num_sequences > most and not group[0].offline:
-        raise GroupSizeError(
-            f"it asks for {num_sequences} sequences at once, and this server takes {most} at most "
-            "(--max-queue-len, and --max-num-seqs of each replica); send fewer at a time"
-        )
 
 
 def _check_text(name: str, text: str) -> None:

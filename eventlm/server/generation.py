@@ -8,8 +8,7 @@ import functools
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -28,17 +27,13 @@ from eventlm.control.request import (
     TokensOutput,
 )
 from eventlm.errors import EventLMError
-from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.choice_output import ChoiceOutput, Portion, part_of
-from eventlm.server.detokenizer import SequenceText
 from eventlm.server.engine_protocol import Engine
+from eventlm.server.generated_sequence import GeneratedSequence, generated_sequences
 from eventlm.server.output_queue import OutputQueue
 from eventlm.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
-from eventlm.server.stop_strings import StopStrings
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import NO_FORMATS, Formats
-from eventlm.server.tools.message import end_of_call, message_format
-from eventlm.server.tools.reasoning_tokens import ReasoningTokens, reasoning_tokens
 
 #: What comes at once is joined, but no more than this: of a stream that waited long, it becomes one chunk.
 MAX_OUTPUTS_TAKEN = 64
@@ -115,30 +110,6 @@ def _say_nothing(*_: object) -> None:
     """What the engine must hear of the texts, it hears of the edge that submitted them."""
 
 
-class _Sequence:
-    """One sequence's text, its output tokens so far, and how far its prompt's log-probabilities have come."""
-
-    __slots__ = ("last_token_id", "next_prompt_place", "num_tokens", "reasoning", "text")
-
-    def __init__(self, text: SequenceText, reasoning: ReasoningTokens | None) -> None:
-        self.text = text
-        self.reasoning = reasoning
-        self.num_tokens = 0
-        self.last_token_id: int | None = None
-        #: Nothing predicts the first token of a prompt.
-        self.next_prompt_place = 1
-
-    @property
-    def num_reasoning_tokens(self) -> int | None:
-        return None if self.reasoning is None else self.reasoning.count
-
-    def said(self, choice: int, text: str = "", **more: Any) -> ChoiceOutput:
-        """An output, with what all until now come to."""
-        return ChoiceOutput(
-            choice, text, num_tokens=self.num_tokens, num_reasoning_tokens=self.num_reasoning_tokens, **more
-        )
-
-
 class Generation:
     """The group's text: `take` or `outputs` gives it, `cancel` ends it when nobody reads any more.
 
@@ -163,7 +134,7 @@ class Generation:
         self.num_tokens = 0
         self.finish_reasons: Counter[str] = Counter()
         self.rows: dict[int, RequestRow] = {}
-        self._sequences = [_sequences(tokenizer, request, formats) for request in group]
+        self._sequences = [generated_sequences(tokenizer, request, formats) for request in group]
         self._unfinished = [request.n for request in group]
         self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
         #: What was read before anybody took it, and the errors between.
@@ -307,11 +278,13 @@ class Generation:
             text = self._close(place, sequence, output)
             return sequence.said(choice, text) if text else None
         if isinstance(output, PromptLogprobsOutput):
-            logprobs = _new_prompt_logprobs(sequence, output)
+            logprobs = sequence.new_prompt_logprobs(output)
             return sequence.said(choice, prompt_logprobs=logprobs) if logprobs is not None else None
         return sequence.said(choice, embedding=output.embedding)
 
-    def _take_tokens(self, place: int, choice: int, sequence: _Sequence, output: TokensOutput) -> ChoiceOutput | None:
+    def _take_tokens(
+        self, place: int, choice: int, sequence: GeneratedSequence, output: TokensOutput
+    ) -> ChoiceOutput | None:
         """Tokens behind an end of the text do not belong to the output. Tells the engine of such an end."""
         if sequence.text.is_closed:
             return None
@@ -330,7 +303,7 @@ class Generation:
             self.handles[place].text_ended(output.index, sequence.text.stop_position, sequence.text.end_reason)
         return sequence.said(choice, text, token_ids=token_ids, logprobs=part_of(output.logprobs, 0, num_kept))
 
-    def _close(self, place: int, sequence: _Sequence, output: ClosingOutput) -> str:
+    def _close(self, place: int, sequence: GeneratedSequence, output: ClosingOutput) -> str:
         """The rest of the text. Tells the engine whether it ends there, unless an end has been told."""
         told = sequence.text.stop_position is not None
         text = sequence.text.close()
@@ -340,7 +313,7 @@ class Generation:
             self.handles[place].text_ended(output.index, output.position)
         return text
 
-    def _finish(self, place: int, choice: int, sequence: _Sequence, output: FinishedOutput) -> ChoiceOutput:
+    def _finish(self, place: int, choice: int, sequence: GeneratedSequence, output: FinishedOutput) -> ChoiceOutput:
         self._unfinished[place] -= 1
         if output.row is not None:
             self.rows[choice] = output.row
@@ -359,45 +332,3 @@ def _output_details(num_reasoning_tokens: Sequence[int | None]) -> CompletionTok
     """Of several choices together; unset where none may reason."""
     counts = [number for number in num_reasoning_tokens if number is not None]
     return CompletionTokensDetails(sum(counts)) if counts else UNSET
-
-
-def _sequences(tokenizer: Tokenizer, request: EngineRequest, formats: Formats) -> list[_Sequence]:
-    params = request.params
-    format = message_format(request)
-    include_stop = request.include_stop_str_in_output
-    stops = StopStrings(request.stop) if request.stop else None
-    token_bytes = _token_bytes(tokenizer, request)
-    ends = params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids)
-    return [
-        _Sequence(
-            SequenceText(
-                token_bytes,
-                stops=stops,
-                include_stop=include_stop,
-                min_tokens=params.min_tokens,
-                end_token_ids=frozenset(() if include_stop else ends),
-                is_over=end_of_call(format, formats) if format.ends_behind_call else None,
-            ),
-            reasoning_tokens(format, formats, token_bytes),
-        )
-        for _ in range(request.n)
-    ]
-
-
-def _token_bytes(tokenizer: Tokenizer, request: EngineRequest) -> Callable[[int], bytes]:
-    """What each token adds to the text."""
-    if not request.skip_special_tokens:
-        return tokenizer.raw_token_bytes
-    if not request.visible_token_ids:
-        return tokenizer.token_bytes
-    visible = frozenset(request.visible_token_ids)
-    return lambda token_id: (tokenizer.raw_token_bytes if token_id in visible else tokenizer.token_bytes)(token_id)
-
-
-def _new_prompt_logprobs(sequence: _Sequence, output: PromptLogprobsOutput) -> TokenLogprobs | None:
-    """Those among an output's that have not come before: a recomputed prompt repeats some."""
-    num_known = sequence.next_prompt_place - output.start
-    new = part_of(output.logprobs, num_known, None)
-    assert new is not None
-    sequence.next_prompt_place += len(new.logprobs)
-    return new if new.logprobs else None

@@ -313,7 +313,7 @@ async def test_prefixes_are_shared_with_the_same_key_only() -> None:
 
 async def test_nobody_resumes_an_engine_that_is_being_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as engine:
-        stop_workers = engine._stop_workers
+        stop_workers = engine._replicas.stop
 
         async def resume_first() -> None:
             for action in (Resume(), Drain()):
@@ -323,4 +323,4 @@ async def test_nobody_resumes_an_engine_that_is_being_stopped(monkeypatch: pytes
                 await engine.submit([request()])
             await stop_workers()
 
-        monkeypatch.setattr(engine, "_stop_workers", resume_first)
+        monkeypatch.setattr(engine._replicas, "stop", resume_first)

@@ -1,0 +1,54 @@
+"""All replicas of an engine: they start and stop together, and what is for one of them finds it here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from eventlm.control.replica import Engine, ReplicaController
+from eventlm.control.setup import EngineSetup, worker_setups
+from eventlm.events import Launched
+from eventlm.worker.protocol import PrepareGrammar, StepPayload, WorkerReady
+
+
+class Replicas:
+    """By their index. `num_live` counts those that were not given up; on_dead is told why one more was."""
+
+    def __init__(self, setup: EngineSetup, engine: Engine, on_dead: Callable[[str], None]) -> None:
+        self.num_live = setup.core.num_replicas
+        self._on_dead = on_dead
+        self._all = [
+            ReplicaController(worker, setup.config.worker, engine, self._given_up) for worker in worker_setups(setup)
+        ]
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers; 0 where there is none at the moment."""
+        return [replica.worker_pid for replica in self._all]
+
+    async def start(self, *, must_measure: bool) -> WorkerReady:
+        """Bring all first workers up; what that of the first says. Raises what keeps a worker from starting."""
+        # All are alike: if anybody must measure, the first does.
+        starts = [replica.start(warm_up=must_measure and replica.index == 0) for replica in self._all]
+        return (await asyncio.gather(*starts))[0]
+
+    def run(self) -> None:
+        """The run has begun: listen to the workers."""
+        for replica in self._all:
+            replica.run()
+
+    async def stop(self) -> None:
+        """End the workers."""
+        await asyncio.gather(*(replica.stop() for replica in self._all))
+
+    def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
+        """Send a launch to its worker."""
+        self._all[launched.replica].ship(launched, body, payload)
+
+    def prepare_grammar(self, replica: int, message: PrepareGrammar) -> None:
+        """Have a replica's worker build a grammar."""
+        self._all[replica].prepare_grammar(message)
+
+    def _given_up(self, reason: str) -> None:
+        self.num_live -= 1
+        self._on_dead(reason)
