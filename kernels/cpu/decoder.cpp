@@ -9,14 +9,15 @@ namespace eventlm {
 
 namespace {
 
-constexpr int kTicketsPerLayer = 10;
+// Those of run_layer.
+constexpr int kOperationsPerLayer = 10;
 // Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so that
 // a result does not depend on who else is in the step.
 constexpr int kContextPerPass = 1024;
-constexpr std::size_t kRowsPerTicket = 8;
-constexpr std::int32_t kIdsPerTicket = 8192;
+constexpr std::size_t kRowsPerPiece = 8;
+constexpr std::int32_t kIdsPerPiece = 8192;
 // So many are drawn from sooner than threads wake that have gone to sleep since the last product.
-constexpr std::size_t kMaxTicketsAlone = 24;
+constexpr std::size_t kMaxPiecesAlone = 24;
 constexpr float kLog2E = 1.44269504f;
 
 std::int64_t now_ns() {
@@ -27,15 +28,6 @@ std::int64_t now_ns() {
 template <class T>
 void grow(Aligned<T>& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
-}
-
-template <class Work>
-void share(Ticket& ticket, std::size_t count, std::size_t at_once, Work&& work) {
-  for (;;) {
-    const std::size_t begin = ticket.next() * at_once;
-    if (begin >= count) return;
-    for (std::size_t i = begin; i < std::min(begin + at_once, count); i++) work(i);
-  }
 }
 
 }  // namespace
@@ -59,7 +51,7 @@ Decoder::Decoder(const Shape& shape, const float* cosines, const float* sines, b
       normed_(shape.hidden_size, is_int8),
       attended_(static_cast<std::size_t>(shape.num_heads) * shape.head_dim, is_int8),
       inner_(shape.intermediate_size, is_int8),
-      tickets_((shape.num_layers + 1) * kTicketsPerLayer) {}
+      operations_(1 + shape.num_layers * kOperationsPerLayer) {}
 
 void Decoder::reserve(std::size_t num_tokens) {
   grow(residual_, num_tokens * hidden_stride_);
@@ -100,9 +92,7 @@ void Decoder::plan_attention(const std::vector<StepRow>& rows) {
   grow(partials_, static_cast<std::size_t>(num_partials) * shape_.num_heads * (shape_.head_dim + 2));
 }
 
-void Decoder::lap(int member, Part part) {
-  team_.barrier();
-  if (member != 0) return;
+void Decoder::lap(Part part) {
   const std::int64_t now = now_ns();
   times_[static_cast<int>(part)] += now - last_ns_;
   last_ns_ = now;
@@ -119,93 +109,89 @@ void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>&
   }
   reserve(step.num_tokens);
   plan_attention(rows);
-  for (Ticket& ticket : tickets_) ticket.reset();
+  for (Operation& operation : operations_) operation.reset();
   last_ns_ = now_ns();
-  team_.run([&](int member) { run_layers(member, step); });
+  team_.run([&] { run_layers(step); });
   for (std::size_t token = 0; token < step.num_tokens; token++) {
     std::copy_n(&residual_[token * hidden_stride_], shape_.hidden_size, hidden + token * shape_.hidden_size);
   }
 }
 
-void Decoder::run_layers(int member, Step& step) {
+void Decoder::run_layers(Step& step) {
   const std::size_t size = shape_.hidden_size;
-  share(ticket(0), step.num_tokens, kRowsPerTicket, [&](std::size_t token) {
+  auto embed = [&](std::size_t token) {
     float* to = &residual_[token * hidden_stride_];
     if (weights_.embedding == nullptr) return weights_.lm_head.unpack(step.token_ids[token], to);
     const bf16* from = weights_.embedding + step.token_ids[token] * size;
     for (std::size_t i = 0; i < size; i++) to[i] = to_float(from[i]);
-  });
-  lap(member, Part::embed);
-  for (int number = 0; number < shape_.num_layers; number++) run_layer(member, step, number);
-}
-
-void Decoder::norm_rows(Ticket& ticket, const float* from, std::size_t count, const Aligned<float>& weight) {
-  share(ticket, count, kRowsPerTicket, [&](std::size_t row) {
-    rms_norm(from + row * hidden_stride_, weight.data(), shape_.hidden_size, shape_.eps, normed_, row);
-    normed_.quantize(row);
-  });
-}
-
-void Decoder::quantize_rows(Ticket& ticket, RowBuffer& rows, std::size_t count) {
-  if (!rows.is_int8()) return;
-  team_.barrier();
-  share(ticket, count, 1, [&](std::size_t row) { rows.quantize(row); });
-}
-
-void Decoder::run_layer(int member, Step& step, int number) {
-  Layer& layer = weights_.layers[number];
-  const std::size_t tickets = (number + 1) * kTicketsPerLayer, count = step.num_tokens;
-  const int num_rows = static_cast<int>(count);
-  const int group = shape_.num_heads / shape_.num_kv_heads;
-  const KVCache cache = step.kv.layer(number, shape_.num_kv_heads, shape_.head_dim);
-  auto add_to_residual = [&](const Aligned<float>& bias) {
-    return [this, add = bias.empty() ? nullptr : bias.data()](int row, std::size_t panel, f32x16 left, f32x16 right) {
-      float* to = &residual_[row * hidden_stride_ + panel * kPanel];
-      if (add != nullptr)
-        left += load<f32x16>(add + panel * kPanel), right += load<f32x16>(add + panel * kPanel + kLanes);
-      store(to, load<f32x16>(to) + left);
-      store(to + kLanes, load<f32x16>(to + kLanes) + right);
-    };
   };
+  operations_[0].share(step.num_tokens, kRowsPerPiece, embed, [this] { lap(Part::embed); });
+  for (int number = 0; number < shape_.num_layers; number++) run_layer(step, number);
+}
 
-  norm_rows(ticket(tickets), residual_.data(), count, layer.input_norm);
-  lap(member, Part::norm);
-  multiply_heads(ticket(tickets + 1), step, layer, cache);
-  lap(member, Part::qkv_proj);
-  {
-    thread_local AttentionState state;
-    const std::size_t num_kv_heads = shape_.num_kv_heads;
-    share(ticket(tickets + 2), items_.size() * num_kv_heads, 1, [&](std::size_t i) {
-      attend_item(step, cache, items_[i / num_kv_heads], static_cast<int>(i % num_kv_heads), state);
-    });
-  }
-  if (std::any_of(first_partials_.begin(), first_partials_.end(), [](std::int32_t first) { return first >= 0; })) {
-    team_.barrier();
-    share(ticket(tickets + 3), step.rows.size() * shape_.num_heads, group,
-          [&](std::size_t i) { combine(step, i / shape_.num_heads, static_cast<int>(i % shape_.num_heads)); });
-  }
-  quantize_rows(ticket(tickets + 8), attended_, count);
-  lap(member, Part::attention);
-  multiply_shared(team_, ticket(tickets + 4), layer.output, attended_.rows(num_rows),
-                  add_to_residual(layer.output_bias));
-  lap(member, Part::o_proj);
-  norm_rows(ticket(tickets + 5), residual_.data(), count, layer.post_attention_norm);
-  lap(member, Part::norm);
-  const float* both = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data();
-  multiply_shared(team_, ticket(tickets + 6), layer.gate_up, normed_.rows(num_rows),
-                  [&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
-                    if (both != nullptr)
-                      gate += load<f32x16>(both + panel * kPanel), up += load<f32x16>(both + panel * kPanel + kLanes);
-                    inner_.put(row, panel * kLanes, silu(gate) * up);
-                  });
-  quantize_rows(ticket(tickets + 9), inner_, count);
-  lap(member, Part::gate_up_proj);
-  multiply_shared(team_, ticket(tickets + 7), layer.down, inner_.rows(num_rows), add_to_residual(layer.down_bias));
-  lap(member, Part::down_proj);
+// Returns with all rows of the residual stream normed, as inputs of a product.
+void Decoder::norm_rows(Operation& operation, const Aligned<float>& weight, std::size_t count) {
+  auto norm_row = [&](std::size_t row) {
+    rms_norm(&residual_[row * hidden_stride_], weight.data(), shape_.hidden_size, shape_.eps, normed_, row);
+    normed_.quantize(row);
+  };
+  operation.share(count, kRowsPerPiece, norm_row, [this] { lap(Part::norm); });
+}
+
+void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t count, Part part) {
+  if (!rows.is_int8()) return;
+  operation.share(count, 1, [&](std::size_t row) { rows.quantize(row); }, [this, part] { lap(part); });
+}
+
+// A matrix times `rows`, added to the residual stream.
+void Decoder::multiply_add(Operation& operation, const Matrix& matrix, const Rows& rows, const Aligned<float>& bias,
+                           Part part) {
+  const float* add = bias.empty() ? nullptr : bias.data();
+  auto put = [this, add](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    float* to = &residual_[row * hidden_stride_ + panel * kPanel];
+    if (add != nullptr)
+      left += load<f32x16>(add + panel * kPanel), right += load<f32x16>(add + panel * kPanel + kLanes);
+    store(to, load<f32x16>(to) + left);
+    store(to + kLanes, load<f32x16>(to + kLanes) + right);
+  };
+  multiply_shared(operation, team_.size(), matrix, rows, put, [this, part] { lap(part); });
+}
+
+void Decoder::run_layer(Step& step, int number) {
+  Operation* operation = &operations_[1 + static_cast<std::size_t>(number) * kOperationsPerLayer];
+  // A thread that comes late passes over what is done.
+  if (operation[kOperationsPerLayer - 1].is_done()) return;
+  const Layer& layer = weights_.layers[number];
+  const std::size_t count = step.num_tokens;
+  const int num_rows = static_cast<int>(count);
+  const KVCache cache = step.kv.layer(number, shape_.num_kv_heads, shape_.head_dim);
+
+  norm_rows(*operation++, layer.input_norm, count);
+  multiply_heads(*operation++, step, layer, cache);
+  attend_all(*operation++, step, cache);
+  combine_all(*operation++, step);
+  quantize_rows(*operation++, attended_, count, Part::attention);
+  multiply_add(*operation++, layer.output, attended_.rows(num_rows), layer.output_bias, Part::o_proj);
+  norm_rows(*operation++, layer.post_attention_norm, count);
+  multiply_gate_up(*operation++, layer, num_rows);
+  quantize_rows(*operation++, inner_, count, Part::gate_up_proj);
+  multiply_add(*operation++, layer.down, inner_.rows(num_rows), layer.down_bias, Part::down_proj);
+}
+
+// Gate and up of all rows, and the activation of both.
+void Decoder::multiply_gate_up(Operation& operation, const Layer& layer, int num_rows) {
+  const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data();
+  auto put = [this, bias](int row, std::size_t panel, f32x16 gate, f32x16 up) {
+    if (bias != nullptr)
+      gate += load<f32x16>(bias + panel * kPanel), up += load<f32x16>(bias + panel * kPanel + kLanes);
+    inner_.put(row, panel * kLanes, silu(gate) * up);
+  };
+  multiply_shared(operation, team_.size(), layer.gate_up, normed_.rows(num_rows), put,
+                  [this] { lap(Part::gate_up_proj); });
 }
 
 // Query, key and value of all tokens; a head is finished as soon as its last panel is multiplied.
-void Decoder::multiply_heads(Ticket& ticket, const Step& step, const Layer& layer, const KVCache& cache) {
+void Decoder::multiply_heads(Operation& operation, const Step& step, const Layer& layer, const KVCache& cache) {
   alignas(64) thread_local float heads[kBlockRows * kMaxHeadDim];
   const std::size_t panels = round_up(shape_.head_dim, kPanel) / kPanel;
   const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
@@ -217,7 +203,9 @@ void Decoder::multiply_heads(Ticket& ticket, const Step& step, const Layer& laye
     store(head + panel % panels * kPanel + kLanes, right);
     if (panel % panels == panels - 1) put_head(step, layer, cache, row, static_cast<int>(panel / panels), head);
   };
-  multiply_shared(team_, ticket, layer.qkv, normed_.rows(static_cast<int>(step.num_tokens)), put, panels);
+  multiply_shared(
+      operation, team_.size(), layer.qkv, normed_.rows(static_cast<int>(step.num_tokens)), put,
+      [this] { lap(Part::qkv_proj); }, panels);
 }
 
 // One head of one token, counted through queries, keys and values: what attention needs of it.
@@ -235,6 +223,15 @@ void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cach
   const float scale = kLog2E / std::sqrt(static_cast<float>(dim));
   bf16* query = reinterpret_cast<bf16*>(&queries_[token * query_stride_ + head * dim / 2]);
   for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);
+}
+
+void Decoder::attend_all(Operation& operation, const Step& step, const KVCache& cache) {
+  thread_local AttentionState state;
+  const std::size_t num_heads = shape_.num_kv_heads;
+  auto attend_one = [&](std::size_t i) {
+    attend_item(step, cache, items_[i / num_heads], static_cast<int>(i % num_heads), state);
+  };
+  operation.share(items_.size() * num_heads, 1, attend_one, [this] { lap(Part::attention); });
 }
 
 void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state) {
@@ -270,6 +267,15 @@ void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& it
   }
 }
 
+void Decoder::combine_all(Operation& operation, const Step& step) {
+  if (std::none_of(first_partials_.begin(), first_partials_.end(), [](std::int32_t first) { return first >= 0; }))
+    return;
+  const std::size_t num_heads = shape_.num_heads;
+  auto combine_one = [&](std::size_t i) { combine(step, i / num_heads, static_cast<int>(i % num_heads)); };
+  operation.share(step.rows.size() * num_heads, num_heads / shape_.num_kv_heads, combine_one,
+                  [this] { lap(Part::attention); });
+}
+
 // Passes over parts of one context, put together in their order.
 void Decoder::combine(const Step& step, std::size_t row, int head) {
   if (first_partials_[row] < 0) return;
@@ -302,51 +308,44 @@ void Decoder::logits(const float* hidden, int num_rows, float* out) {
   if (num_rows == 0) return;
   const std::size_t size = shape_.hidden_size, vocab = shape_.vocab_size;
   reserve(num_rows);
-  Ticket norms, products;
+  Operation norms, products;
+  auto norm_row = [&](std::size_t row) {
+    rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps, normed_, row);
+    normed_.quantize(row);
+  };
+  auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    const std::size_t first = panel * kPanel;
+    float* to = out + row * vocab + first;
+    if (first + kPanel <= vocab) {
+      store(to, left);
+      store(to + kLanes, right);
+      return;
+    }
+    for (std::size_t i = 0; first + i < vocab; i++) to[i] = i < kLanes ? left[i] : right[i - kLanes];
+  };
   last_ns_ = now_ns();
-  team_.run([&](int member) {
-    share(norms, num_rows, kRowsPerTicket, [&](std::size_t row) {
-      rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps, normed_, row);
-      normed_.quantize(row);
-    });
-    team_.barrier();
-    multiply_shared(team_, products, weights_.lm_head, normed_.rows(num_rows),
-                    [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
-                      const std::size_t first = panel * kPanel;
-                      float* to = out + row * vocab + first;
-                      if (first + kPanel <= vocab) {
-                        store(to, left);
-                        store(to + kLanes, right);
-                        return;
-                      }
-                      for (std::size_t i = 0; first + i < vocab; i++) to[i] = i < kLanes ? left[i] : right[i - kLanes];
-                    });
-    lap(member, Part::lm_head);
+  team_.run([&] {
+    norms.share(num_rows, kRowsPerPiece, norm_row);
+    multiply_shared(products, team_.size(), weights_.lm_head, normed_.rows(num_rows), put,
+                    [this] { lap(Part::lm_head); });
   });
 }
 
 void Decoder::draw(const float* logits, int num_rows, const float* temperatures, const std::uint32_t* keys,
                    std::int32_t* ids) {
   const std::int32_t vocab = shape_.vocab_size;
-  const std::size_t num_parts = (vocab + kIdsPerTicket - 1) / kIdsPerTicket;
+  const std::size_t num_parts = (vocab + kIdsPerPiece - 1) / kIdsPerPiece;
   std::vector<Best> parts(num_rows * num_parts);
   auto draw_part = [&](std::size_t item) {
     const std::size_t row = item / num_parts;
-    const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerTicket;
-    parts[item] = eventlm::draw(logits + row * vocab, begin, std::min(begin + kIdsPerTicket, vocab), temperatures[row],
+    const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerPiece;
+    parts[item] = eventlm::draw(logits + row * vocab, begin, std::min(begin + kIdsPerPiece, vocab), temperatures[row],
                                 keys[2 * row], keys[2 * row + 1]);
   };
   last_ns_ = now_ns();
-  if (parts.size() <= kMaxTicketsAlone) {
-    for (std::size_t item = 0; item < parts.size(); item++) draw_part(item);
-    times_[static_cast<int>(Part::sample)] += now_ns() - last_ns_;
-  } else {
-    Ticket ticket;
-    team_.run([&](int member) {
-      share(ticket, parts.size(), 1, draw_part);
-      lap(member, Part::sample);
-    });
-  }
+  Operation drawing;
+  auto draw_all = [&] { drawing.share(parts.size(), 1, draw_part, [this] { lap(Part::sample); }); };
+  parts.size() <= kMaxPiecesAlone ? draw_all() : team_.run(draw_all);
   for (int row = 0; row < num_rows; row++) {
     const auto first = parts.begin() + static_cast<std::ptrdiff_t>(row * num_parts);
     ids[row] =

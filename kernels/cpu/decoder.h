@@ -73,16 +73,21 @@ class Decoder {
 
   void reserve(std::size_t num_tokens);
   void plan_attention(const std::vector<StepRow>& rows);
-  void run_layers(int member, Step& step);
-  void run_layer(int member, Step& step, int number);
-  void multiply_heads(Ticket& ticket, const Step& step, const Layer& layer, const KVCache& cache);
+  void run_layers(Step& step);
+  void run_layer(Step& step, int number);
+  void norm_rows(Operation& operation, const Aligned<float>& weight, std::size_t count);
+  void quantize_rows(Operation& operation, RowBuffer& rows, std::size_t count, Part part);
+  void multiply_heads(Operation& operation, const Step& step, const Layer& layer, const KVCache& cache);
+  void multiply_gate_up(Operation& operation, const Layer& layer, int num_rows);
+  void multiply_add(Operation& operation, const Matrix& matrix, const Rows& rows, const Aligned<float>& bias,
+                    Part part);
   void put_head(const Step& step, const Layer& layer, const KVCache& cache, std::size_t token, int head, float* sums);
+  void attend_all(Operation& operation, const Step& step, const KVCache& cache);
   void attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state);
+  void combine_all(Operation& operation, const Step& step);
   void combine(const Step& step, std::size_t row, int head);
-  void norm_rows(Ticket& ticket, const float* from, std::size_t count, const Aligned<float>& weight);
-  void quantize_rows(Ticket& ticket, RowBuffer& rows, std::size_t count);
-  void lap(int member, Part part);
-  Ticket& ticket(std::size_t number) { return tickets_[number]; }
+  // Counts the time since the last call to a part. Operations call it as they end, one after the other.
+  void lap(Part part);
 
   const Shape shape_;
   const Aligned<float> cosines_, sines_;
@@ -97,7 +102,7 @@ class Decoder {
   RowBuffer normed_, attended_, inner_;
   std::vector<Item> items_;
   std::vector<std::int32_t> token_rows_, first_partials_;
-  std::vector<Ticket> tickets_;
+  std::vector<Operation> operations_;
   std::int64_t times_[static_cast<int>(Part::count)] = {};
   std::int64_t last_ns_ = 0;
 };

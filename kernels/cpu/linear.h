@@ -43,10 +43,18 @@ struct Integers {
   static EVENTLM_INLINE Sums dot(Sums sums, u32x16 columns, u32x16 inputs) { return dot_quads(sums, inputs, columns); }
 };
 
+// What a pass of rows over a panel asks memory for meanwhile: its part of the next panel, which so comes from memory
+// while all passes multiply, and not only while the first does.
+struct Ahead {
+  const char* bytes = nullptr;
+  std::size_t step = 0;  // for each two lines that are multiplied
+};
+
 // NUM_ROWS rows of one tile times NUM_PANELS panels that lie one after the other; put(row, panel, left half, right
 // half) takes the sums.
 template <class Numbers, int NUM_ROWS, int NUM_PANELS, class Put>
-EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, Put&& put) {
+EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, Put&& put,
+                                  Ahead ahead = {}) {
   typename Numbers::Sums sums[NUM_ROWS][2 * NUM_PANELS] = {};
   const std::uint32_t* weights = matrix.panel(panel);
   const std::uint32_t* inputs = rows.row(row);
@@ -57,6 +65,10 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
 #pragma GCC unroll 8
       for (int half = 0; half < 2 * NUM_PANELS; half++) {
         columns[half] = load<u32x16>(weights + half / 2 * panel_words + half % 2 * kLanes);
+      }
+      if constexpr (NUM_PANELS == 1) {
+        __builtin_prefetch(ahead.bytes, 0, 2);
+        ahead.bytes += ahead.step;
       }
 #pragma GCC unroll 16
       for (int r = 0; r < NUM_ROWS; r++) {
@@ -76,12 +88,12 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
 // Up to kRowsAtOnce rows, the number as a template's argument so that the sums are registers.
 template <class Numbers, int NUM_ROWS, class Put>
 EVENTLM_INLINE void multiply_rows(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
-                                  Put&& put) {
+                                  Put&& put, Ahead ahead) {
   if constexpr (NUM_ROWS > 0) {
     if (count == NUM_ROWS) {
-      multiply_tile<Numbers, NUM_ROWS, 1>(matrix, panel, rows, row, put);
+      multiply_tile<Numbers, NUM_ROWS, 1>(matrix, panel, rows, row, put, ahead);
     } else {
-      multiply_rows<Numbers, NUM_ROWS - 1>(matrix, panel, rows, row, count, put);
+      multiply_rows<Numbers, NUM_ROWS - 1>(matrix, panel, rows, row, count, put, ahead);
     }
   }
 }
@@ -103,10 +115,14 @@ void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, 
     }
   }
 #endif
+  const std::size_t num_bytes = matrix.panel_words() * sizeof(std::uint32_t);
   for (; panel < end; panel++) {
+    const char* next = reinterpret_cast<const char*>(matrix.panel(panel)) + num_bytes;
     for (int row = first; row < last;) {
       const int count = std::min({kRowsAtOnce, last - row, kTileRows - row % kTileRows});
-      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put);
+      const std::size_t begin = num_bytes * (row - first) / (last - first);
+      const std::size_t step = 2 * kLineBytes * count / (last - first);
+      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put, {next + begin, step});
       row += count;
     }
   }
@@ -233,42 +249,48 @@ void multiply(const Matrix& matrix, std::size_t begin, std::size_t end, const Ro
 constexpr std::size_t kInputBytesAtOnce = 3 << 19;
 constexpr std::size_t kPanelBytesAtOnce = 1 << 18;
 
-// One member's share of a product; the members take units of panels and rows by the ticket until none is left. A unit
-// has a multiple of `together` panels.
-template <class Numbers, class Put>
-void share_units(Team& team, Ticket& ticket, const Matrix& matrix, const Rows& rows, Put&& put, std::size_t together) {
-  const std::size_t num_panels = matrix.num_panels(), num_rows = rows.count;
-  const std::size_t most_rows = std::max<std::size_t>(kInputBytesAtOnce / (rows.num_groups * kLineBytes), 1);
-  const std::size_t num_parts = (num_rows + most_rows - 1) / most_rows;
-  const std::size_t part = round_up((num_rows + num_parts - 1) / num_parts, kBlockRows);
-  // Small enough that the members end together; with few rows large enough that a ticket is nothing beside it, and four
-  // panels at least (see multiply_vectors), with many few enough that they stay in the second cache.
-  const bool is_many = num_rows > kBlockRows;
-  const std::size_t least = is_many ? together : round_up(4, together);
-  const std::size_t most = is_many ? kPanelBytesAtOnce / (matrix.panel_words() * 4) : 64;
-  const std::size_t group = std::max(std::min(num_panels / (8 * team.size()), most) / least * least, least);
-  const std::size_t num_groups = (num_panels + group - 1) / group;
-  for (;;) {
-    const std::size_t unit = ticket.next();
-    const std::size_t first = unit / num_groups * part, begin = unit % num_groups * group;
-    if (first >= num_rows) return;
-    multiply<Numbers>(matrix, begin, std::min(begin + group, num_panels), rows, static_cast<int>(first),
-                      static_cast<int>(std::min(first + part, num_rows)), put);
+// The units of panels and rows in which members take a product. A unit has a multiple of `together` panels.
+struct Units {
+  Units(std::size_t num_panels, std::size_t panel_bytes, const Rows& rows, int num_members, std::size_t together)
+      : num_panels(num_panels), num_rows(rows.count) {
+    const std::size_t most_rows = std::max<std::size_t>(kInputBytesAtOnce / (rows.num_groups * kLineBytes), 1);
+    const std::size_t num_parts = (num_rows + most_rows - 1) / most_rows;
+    part = round_up((num_rows + num_parts - 1) / num_parts, kBlockRows);
+    // Small enough that the members end together; with few rows large enough that taking one is nothing beside it, and
+    // four panels at least (see multiply_vectors), with many few enough that they stay in the second cache.
+    const bool is_many = num_rows > kBlockRows;
+    const std::size_t least = is_many ? together : round_up(4, together);
+    const std::size_t most = is_many ? kPanelBytesAtOnce / panel_bytes : 64;
+    group = std::max(std::min(num_panels / (8 * num_members), most) / least * least, least);
+    num_groups = (num_panels + group - 1) / group;
   }
-}
 
-// put(row, panel, left half, right half) takes the products.
-template <class Put>
-void multiply_shared(Team& team, Ticket& ticket, const Matrix& matrix, const Rows& rows, Put&& put,
-                     std::size_t together = 1) {
-  if (!matrix.is_int8) return share_units<Floats>(team, ticket, matrix, rows, put, together);
-  auto put_scaled = [&](int row, std::size_t panel, i32x16 left, i32x16 right) {
+  std::size_t count() const { return (num_rows + part - 1) / part * num_groups; }
+
+  const std::size_t num_panels, num_rows;
+  std::size_t part, group, num_groups;
+};
+
+// put(row, panel, left half, right half) takes the products; finish() is called behind the last.
+template <class Put, class Finish>
+void multiply_shared(Operation& operation, int num_members, const Matrix& matrix, const Rows& rows, Put&& put,
+                     Finish&& finish, std::size_t together = 1) {
+  const Units units(matrix.num_panels(), matrix.panel_words() * 4, rows, num_members, together);
+  auto share = [&]<class Numbers>(Numbers, auto&& put_sums) {
+    auto multiply_unit = [&](std::size_t unit) {
+      const std::size_t row = unit / units.num_groups * units.part, panel = unit % units.num_groups * units.group;
+      multiply<Numbers>(matrix, panel, std::min(panel + units.group, units.num_panels), rows, static_cast<int>(row),
+                        static_cast<int>(std::min(row + units.part, units.num_rows)), put_sums);
+    };
+    operation.share(units.count(), 1, multiply_unit, finish);
+  };
+  if (!matrix.is_int8) return share(Floats{}, put);
+  share(Integers{}, [&](int row, std::size_t panel, i32x16 left, i32x16 right) {
     const PanelEnd& end = matrix.end(panel);
     const f32x16 scale = splat(rows.scales[row]);
     put(row, panel, to_floats(left - end.offsets[0]) * (scale * end.scales[0]),
         to_floats(right - end.offsets[1]) * (scale * end.scales[1]));
-  };
-  share_units<Integers>(team, ticket, matrix, rows, put_scaled, together);
+  });
 }
 
 }  // namespace eventlm

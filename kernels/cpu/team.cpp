@@ -1,6 +1,7 @@
 #include "team.h"
 
 #if defined(__linux__)
+#include <pthread.h>
 #include <sched.h>
 #endif
 #if defined(__x86_64__)
@@ -14,6 +15,7 @@ namespace {
 // Looks at a value for some tens of microseconds before it asks the system to be woken: between the operations of a
 // step the others come within a few, and a core whose thread has been preempted must not be kept from it.
 constexpr int kSpins = 2000;
+constexpr unsigned kOpen = 1u << 31;
 
 void relax() {
 #if defined(__x86_64__)
@@ -33,11 +35,11 @@ void wait_while(const std::atomic<unsigned>& value, unsigned old) {
 
 }  // namespace
 
-Team::Team(int num_members) : num_members_(num_members) {
+void Operation::wait() const { wait_while(is_done_, 0); }
+
+Team::Team(int num_members) {
   try {
-    for (int member = 1; member < num_members_; member++) {
-      threads_.emplace_back([this, member] { serve(member); });
-    }
+    for (int member = 1; member < num_members; member++) threads_.emplace_back([this] { serve(); });
   } catch (...) {
     dismiss();
     throw;
@@ -47,7 +49,7 @@ Team::Team(int num_members) : num_members_(num_members) {
 Team::~Team() { dismiss(); }
 
 void Team::dismiss() {
-  leaving_ = true;
+  leaving_.store(true, std::memory_order_relaxed);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   for (auto& thread : threads_) thread.join();
@@ -55,55 +57,43 @@ void Team::dismiss() {
 
 void Team::pin(const int* processors) {
 #if defined(__linux__)
-  run([processors](int member) {
-    if (member == 0) return;
-    cpu_set_t* set = CPU_ALLOC(processors[member] + 1);
-    const std::size_t size = CPU_ALLOC_SIZE(processors[member] + 1);
+  for (std::size_t other = 0; other < threads_.size(); other++) {
+    const int processor = processors[other + 1];
+    cpu_set_t* set = CPU_ALLOC(processor + 1);
+    const std::size_t size = CPU_ALLOC_SIZE(processor + 1);
     CPU_ZERO_S(size, set);
-    CPU_SET_S(processors[member], size, set);
+    CPU_SET_S(processor, size, set);
     // One that has gone meanwhile is no loss.
-    sched_setaffinity(0, size, set);
+    pthread_setaffinity_np(threads_[other].native_handle(), size, set);
     CPU_FREE(set);
-  });
+  }
 #else
   (void)processors;
 #endif
 }
 
-void Team::run(const std::function<void(int)>& work) noexcept {
-  if (num_members_ > 1) {
-    work_ = &work;
-    running_.store(num_members_ - 1, std::memory_order_relaxed);
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
-  }
-  work(0);
-  // The others are at their last lines, unless their cores have been taken from them.
-  for (int spin = 0; running_.load(std::memory_order_acquire) != 0; spin++) {
+void Team::run(const std::function<void()>& work) noexcept {
+  if (threads_.empty()) return work();
+  work_ = &work;
+  inside_.fetch_or(kOpen, std::memory_order_release);
+  round_.fetch_add(1, std::memory_order_release);
+  round_.notify_all();
+  work();
+  inside_.fetch_and(~kOpen, std::memory_order_relaxed);
+  // Those inside are at their last lines, unless their cores have been taken from them.
+  for (int spin = 0; inside_.load(std::memory_order_acquire) != 0; spin++) {
     spin < kSpins ? relax() : std::this_thread::yield();
   }
 }
 
-void Team::serve(int member) {
+void Team::serve() {
   unsigned round = 0;
   for (;;) {
     wait_while(round_, round);
-    round++;
-    if (leaving_) return;
-    (*work_)(member);
-    running_.fetch_sub(1, std::memory_order_release);
-  }
-}
-
-void Team::barrier() {
-  if (num_members_ == 1) return;
-  const unsigned phase = phase_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_members_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    phase_.fetch_add(1, std::memory_order_release);
-    phase_.notify_all();
-  } else {
-    wait_while(phase_, phase);
+    round = round_.load(std::memory_order_acquire);
+    if (leaving_.load(std::memory_order_relaxed)) return;
+    if (inside_.fetch_add(1, std::memory_order_acquire) & kOpen) (*work_)();
+    inside_.fetch_sub(1, std::memory_order_release);
   }
 }
 

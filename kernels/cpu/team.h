@@ -1,11 +1,12 @@
-// A team of threads that runs one function together: the caller is its first member, the others wait for it between
-// calls. Work is handed out by counters, so that a member whose core is taken away holds up only what it has in hand.
+// A team of threads that run one function together: the caller is its first member, the others wait for it between
+// calls. Nobody waits for a member, only for work: a thread whose core is taken away holds up what it has in hand, and
+// while it sleeps it is not missed.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <functional>
-#include <memory>
 #include <thread>
 #include <vector>
 
@@ -18,41 +19,74 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  int size() const { return num_members_; }
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Keeps each member but the caller on one of these processors, [size()], where the system has a call for that. The
   // caller's own thread starts others, which would be kept there too.
   void pin(const int* processors);
 
-  // Calls work(member) on every member and returns when all have. Not reentrant. What work throws ends the process: the
-  // others would wait for a member that has.
-  void run(const std::function<void(int)>& work) noexcept;
-
-  // Within `run`: returns when every member has come here.
-  void barrier();
+  // Calls work() here, and on each other member that comes before this call has ended; one that comes late may call it
+  // twice. So what is to be done is shared out by Operations. Returns when all that came have returned. Not reentrant.
+  // What work throws ends the process: the others would wait for what was not done.
+  void run(const std::function<void()>& work) noexcept;
 
  private:
-  void serve(int member);
+  void serve();
   void dismiss();
 
-  const int num_members_;
-  const std::function<void(int)>* work_ = nullptr;
+  const std::function<void()>* work_ = nullptr;
   alignas(64) std::atomic<unsigned> round_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<unsigned> phase_{0};
-  alignas(64) std::atomic<int> running_{0};
-  bool leaving_ = false;
+  // Members in the present call, and kOpen while it lasts.
+  alignas(64) std::atomic<unsigned> inside_{0};
+  std::atomic<bool> leaving_{false};
   std::vector<std::thread> threads_;
 };
 
-// Hands out 0, 1, 2 ... to the members of a team.
-class alignas(64) Ticket {
+// Pieces of work that the members of a team take until none is left.
+class alignas(64) Operation {
  public:
-  std::size_t next() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  void reset() { next_.store(0, std::memory_order_relaxed); }
+  // Calls work(i) for every i below `count`, here or on other members that call the same, `at_once` of them one after
+  // the other, and then finish() on one of them. Returns when all is done.
+  template <class Work, class Finish>
+  void share(std::size_t count, std::size_t at_once, Work&& work, Finish&& finish) {
+    if (count == 0 || is_done()) return;
+    std::size_t mine = 0;
+    for (;;) {
+      const std::size_t begin = next_.fetch_add(at_once, std::memory_order_relaxed);
+      if (begin >= count) break;
+      const std::size_t end = std::min(begin + at_once, count);
+      for (std::size_t i = begin; i < end; i++) work(i);
+      mine += end - begin;
+    }
+    if (mine > 0 && done_.fetch_add(mine, std::memory_order_acq_rel) + mine == count) {
+      finish();
+      is_done_.store(1, std::memory_order_release);
+      is_done_.notify_all();
+    } else {
+      wait();
+    }
+  }
+
+  template <class Work>
+  void share(std::size_t count, std::size_t at_once, Work&& work) {
+    share(count, at_once, work, [] {});
+  }
+
+  bool is_done() const { return is_done_.load(std::memory_order_acquire) != 0; }
+
+  // While nobody shares it.
+  void reset() {
+    next_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    is_done_.store(0, std::memory_order_relaxed);
+  }
 
  private:
+  void wait() const;
+
   std::atomic<std::size_t> next_{0};
+  std::atomic<std::size_t> done_{0};
+  std::atomic<unsigned> is_done_{0};
 };
 
 }  // namespace eventlm

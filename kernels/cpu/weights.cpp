@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kHugePage = 2 << 20;
 // Rows of a matrix that a thread packs at a time.
-constexpr std::size_t kRowsPerTicket = kPanel;
+constexpr std::size_t kRowsPackedAtOnce = kPanel;
 
 }  // namespace
 
@@ -91,14 +91,12 @@ void Weights::load_matrix(Team& team, Weight weight, int layer_number, const bf1
         return;
     }
   }
-  Ticket ticket;
-  team.run([&](int) {
-    for (;;) {
-      const std::size_t begin = ticket.next() * kRowsPerTicket;
-      if (begin >= num_rows) return;
-      const std::size_t count = std::min(kRowsPerTicket, num_rows - begin);
+  Operation packing;
+  team.run([&] {
+    packing.share((num_rows + kRowsPackedAtOnce - 1) / kRowsPackedAtOnce, 1, [&](std::size_t piece) {
+      const std::size_t begin = piece * kRowsPackedAtOnce, count = std::min(kRowsPackedAtOnce, num_rows - begin);
       matrix->pack(rows + begin * matrix->num_in, first_row + begin, count, first, columns, shape_.head_dim);
-    }
+    });
   });
 }
 
