@@ -24,7 +24,7 @@ constexpr int kSubBlocksTogether = 4, kValueVectors = 4;
 constexpr int kSubBlocksTogether = 1, kValueVectors = 1;
 #endif
 
-// Where the keys and values of some tokens are, by sub-block, and those behind them, which are asked for meanwhile.
+// Where the keys and values of some tokens are, by sub-block.
 template <class Format>
 struct ContextPart {
   using Pair = typename Format::Pair;
@@ -34,16 +34,55 @@ struct ContextPart {
   int count;
   int num_sub_blocks;
 
-  ContextPart(const KVCache& cache, const AttentionTile& tile, int begin) {
-    count = std::clamp(tile.end - begin, 0, kContextAtOnce);
+  ContextPart(const KVCache& cache, const ContextRange& range, int begin) {
+    count = std::clamp(range.end - begin, 0, kContextAtOnce);
     num_sub_blocks = (count + kSubBlock - 1) / kSubBlock;
     for (int s = 0; s < num_sub_blocks; s++) {
       const int place = begin + s * kSubBlock;
-      const std::size_t at = cache.offset(tile.blocks[place / cache.block_size], tile.head, place % cache.block_size);
+      const std::size_t at = cache.offset(range.blocks[place / cache.block_size], range.head, place % cache.block_size);
       keys[s] = elements_of<Format>(cache.keys + at);
       values[s] = elements_of<Format>(cache.values + at);
     }
   }
+};
+
+// Asks memory for a part's keys and values while the one before it is computed with.
+template <class Format>
+class PartAhead {
+ public:
+  PartAhead(const ContextPart<Format>& before, const ContextPart<Format>& part, int head_dim)
+      : part_(part),
+        lines_(kSubBlock * head_dim * static_cast<int>(sizeof(typename Format::Pair)) / 2 /
+               static_cast<int>(kLineBytes)) {
+    const int num_groups = before.num_sub_blocks / kSubBlocksTogether + before.num_sub_blocks % kSubBlocksTogether;
+    const int num_chunks = head_dim / kLanes / kValueVectors + head_dim / kLanes % kValueVectors;
+    const int num_times = num_groups * head_dim / 2 + num_chunks * ((before.count + 1) / 2);
+    at_once_ = (2 * part.num_sub_blocks * lines_ + num_times - 1) / num_times;
+  }
+
+  // To be called for each pair that is multiplied by the first rows.
+  EVENTLM_INLINE void ask() {
+    for (int i = 0; i < at_once_; i++, at_ += kLineBytes, left_--) {
+      if (left_ == 0 && !advance()) return;
+      __builtin_prefetch(at_, 0, 2);
+    }
+  }
+
+ private:
+  bool advance() {
+    const int number = next_, count = part_.num_sub_blocks;
+    if (number == 2 * count) return false;
+    at_ = reinterpret_cast<const char*>(number < count ? part_.keys[number] : part_.values[number - count]);
+    left_ = lines_;
+    next_++;
+    return true;
+  }
+
+  const ContextPart<Format>& part_;
+  const int lines_;  // of a sub-block's keys, or values
+  int at_once_;
+  int next_ = 0, left_ = 0;
+  const char* at_ = nullptr;
 };
 
 // Queries as a format's products take them, [rows][head_dim / 2] words, and what their scores are multiplied by.
@@ -72,19 +111,17 @@ inline void prepare(const AttentionTile& tile, int head_dim, QueryRows& queries)
   }
 }
 
-// Scores of 16 tokens times NUM_SUB_BLOCKS for NUM_ROWS rows from `row` on. next: keys to ask for meanwhile, or null.
+// Scores of 16 tokens times NUM_SUB_BLOCKS for NUM_ROWS rows from `row` on.
 template <class Format, int NUM_ROWS, int NUM_SUB_BLOCKS>
-EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, const typename Format::Pair* const* next,
-                               int num_pairs, const QueryRows& queries, int row, float* scores) {
+EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, PartAhead<Format>& ahead, int num_pairs,
+                               const QueryRows& queries, int row, float* scores) {
   typename Format::Sum sums[NUM_ROWS][NUM_SUB_BLOCKS] = {};
   const std::uint32_t* words = queries.words + row * num_pairs;
   for (int pair = 0; pair < num_pairs; pair++) {
     u32x16 key[NUM_SUB_BLOCKS];
 #pragma GCC unroll 4
-    for (int s = 0; s < NUM_SUB_BLOCKS; s++) {
-      key[s] = Format::pairs(keys[s] + pair * kSubBlock);
-      if (next != nullptr) __builtin_prefetch(next[s] + pair * kSubBlock);
-    }
+    for (int s = 0; s < NUM_SUB_BLOCKS; s++) key[s] = Format::pairs(keys[s] + pair * kSubBlock);
+    if (row == 0) ahead.ask();
 #pragma GCC unroll 8
     for (int r = 0; r < NUM_ROWS; r++) {
       const u32x16 query = u32x16{} + words[r * num_pairs + pair];
@@ -107,37 +144,35 @@ EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, const t
 
 // Scores of some sub-blocks for all rows; so many at once that additions need not wait for each other.
 template <class Format, int NUM_SUB_BLOCKS>
-EVENTLM_INLINE void score(const typename Format::Pair* const* keys, const typename Format::Pair* const* next,
-                          int num_pairs, const QueryRows& queries, int num_rows, float* scores) {
-  for (int row = 0; row < num_rows; row += 4, next = nullptr) {
+EVENTLM_INLINE void score(const typename Format::Pair* const* keys, PartAhead<Format>& ahead, int num_pairs,
+                          const QueryRows& queries, int num_rows, float* scores) {
+  for (int row = 0; row < num_rows; row += 4) {
     switch (std::min(num_rows - row, 4)) {
       case 4:
-        score_rows<Format, 4, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        score_rows<Format, 4, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
         break;
       case 3:
-        score_rows<Format, 3, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        score_rows<Format, 3, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
         break;
       case 2:
-        score_rows<Format, 2, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        score_rows<Format, 2, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
         break;
       case 1:
-        score_rows<Format, 1, NUM_SUB_BLOCKS>(keys, next, num_pairs, queries, row, scores);
+        score_rows<Format, 1, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
         break;
     }
   }
 }
 
 template <class Format>
-void score_part(const ContextPart<Format>& part, const ContextPart<Format>& next, int head_dim,
-                const QueryRows& queries, int num_rows, float* scores) {
+void score_part(const ContextPart<Format>& part, PartAhead<Format>& ahead, int head_dim, const QueryRows& queries,
+                int num_rows, float* scores) {
   int s = 0;
   for (; s + kSubBlocksTogether <= part.num_sub_blocks; s += kSubBlocksTogether) {
-    const bool is_next = s + kSubBlocksTogether <= next.num_sub_blocks;
-    score<Format, kSubBlocksTogether>(part.keys + s, is_next ? next.keys + s : nullptr, head_dim / 2, queries, num_rows,
-                                      scores + s * kSubBlock);
+    score<Format, kSubBlocksTogether>(part.keys + s, ahead, head_dim / 2, queries, num_rows, scores + s * kSubBlock);
   }
   for (; s < part.num_sub_blocks; s++) {
-    score<Format, 1>(part.keys + s, nullptr, head_dim / 2, queries, num_rows, scores + s * kSubBlock);
+    score<Format, 1>(part.keys + s, ahead, head_dim / 2, queries, num_rows, scores + s * kSubBlock);
   }
 }
 
@@ -182,11 +217,10 @@ EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int vi
   }
 }
 
-// output[row][16 x NUM_VECTORS] = output * scale + weights x values of these token pairs. next: as above.
+// output[row][16 x NUM_VECTORS] = output * scale + weights x values of these token pairs.
 template <class Format, int NUM_ROWS, int NUM_VECTORS>
-EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, const typename Format::Pair* const* next,
-                               int num_pairs, bool last_is_half, const WeightRows& weights, int row, float* output,
-                               int stride) {
+EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, PartAhead<Format>& ahead, int num_pairs,
+                               bool last_is_half, const WeightRows& weights, int row, float* output, int stride) {
   typename Format::Sum sums[NUM_ROWS][NUM_VECTORS] = {};
   output += row * stride;
   if constexpr (!Format::kIsScaled) {
@@ -201,8 +235,8 @@ EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, const
     for (int v = 0; v < NUM_VECTORS; v++) {
       both[v] = Format::pairs(values[pair] + v * kLanes);
       if (last_is_half && pair == num_pairs - 1) both[v] &= 0xffffu;
-      if (next != nullptr) __builtin_prefetch(next[pair] + v * kLanes);
     }
+    if (row == 0) ahead.ask();
 #pragma GCC unroll 8
     for (int r = 0; r < NUM_ROWS; r++) {
       const u32x16 weight = u32x16{} + words[r * (kContextAtOnce / 2) + pair];
@@ -222,56 +256,51 @@ EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, const
 }
 
 template <class Format, int NUM_VECTORS>
-EVENTLM_INLINE void add_all_values(const typename Format::Pair* const* values, const typename Format::Pair* const* next,
-                                   int num_pairs, bool last_is_half, const WeightRows& weights, int num_rows,
-                                   float* output, int stride) {
-  for (int row = 0; row < num_rows; row += 4, next = nullptr) {
+EVENTLM_INLINE void add_all_values(const typename Format::Pair* const* values, PartAhead<Format>& ahead, int num_pairs,
+                                   bool last_is_half, const WeightRows& weights, int num_rows, float* output,
+                                   int stride) {
+  for (int row = 0; row < num_rows; row += 4) {
     switch (std::min(num_rows - row, 4)) {
       case 4:
-        add_values<Format, 4, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        add_values<Format, 4, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
         break;
       case 3:
-        add_values<Format, 3, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        add_values<Format, 3, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
         break;
       case 2:
-        add_values<Format, 2, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        add_values<Format, 2, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
         break;
       case 1:
-        add_values<Format, 1, NUM_VECTORS>(values, next, num_pairs, last_is_half, weights, row, output, stride);
+        add_values<Format, 1, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
         break;
     }
   }
 }
 
 template <class Format>
-void add_part(const ContextPart<Format>& part, const ContextPart<Format>& following, int head_dim, int num_rows,
+void add_part(const ContextPart<Format>& part, PartAhead<Format>& ahead, int head_dim, int num_rows,
               const WeightRows& weights, float* output) {
-  using Pair = typename Format::Pair;
-  const Pair* values[kContextAtOnce / 2];
-  const Pair* next[kContextAtOnce / 2];
+  const typename Format::Pair* values[kContextAtOnce / 2];
   const int num_pairs = (part.count + 1) / 2;
-  const bool last_is_half = part.count % 2 != 0, is_next = following.num_sub_blocks == kContextAtOnce / kSubBlock;
-  for (int pair = 0; pair < num_pairs; pair++) {
-    values[pair] = part.values[pair / 8] + pair % 8 * head_dim;
-    if (is_next) next[pair] = following.values[pair / 8] + pair % 8 * head_dim;
-  }
+  const bool last_is_half = part.count % 2 != 0;
+  for (int pair = 0; pair < num_pairs; pair++) values[pair] = part.values[pair / 8] + pair % 8 * head_dim;
   auto advance = [&](int by) {
     for (int pair = 0; pair < num_pairs; pair++) values[pair] += by;
-    for (int pair = 0; is_next && pair < num_pairs; pair++) next[pair] += by;
   };
   constexpr int kWide = kValueVectors * kLanes;
   int d = 0;
   for (; d + kWide <= head_dim; d += kWide, advance(kWide)) {
-    add_all_values<Format, kValueVectors>(values, is_next ? next : nullptr, num_pairs, last_is_half, weights, num_rows,
-                                          output + d, head_dim);
+    add_all_values<Format, kValueVectors>(values, ahead, num_pairs, last_is_half, weights, num_rows, output + d,
+                                          head_dim);
   }
   for (; d < head_dim; d += kLanes, advance(kLanes)) {
-    add_all_values<Format, 1>(values, nullptr, num_pairs, last_is_half, weights, num_rows, output + d, head_dim);
+    add_all_values<Format, 1>(values, ahead, num_pairs, last_is_half, weights, num_rows, output + d, head_dim);
   }
 }
 
 template <class Format>
-void attend_by_vectors(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
+void attend_by_vectors(const KVCache& cache, const AttentionTile& tile, const ContextRange& following,
+                       AttentionState& state) {
   const int head_dim = cache.head_dim, num_rows = tile.num_rows;
   QueryRows queries;
   WeightRows weights;
@@ -279,12 +308,15 @@ void attend_by_vectors(const KVCache& cache, const AttentionTile& tile, Attentio
   prepare<Format>(tile, head_dim, queries);
   ContextPart<Format> part(cache, tile, tile.begin);
   for (int c = tile.begin; c < tile.end; c += kContextAtOnce) {
-    const ContextPart<Format> next(cache, tile, c + kContextAtOnce);
-    score_part(part, next, head_dim, queries, num_rows, scores);
+    const int end = c + kContextAtOnce;
+    const ContextPart<Format> next =
+        end < tile.end ? ContextPart<Format>(cache, tile, end) : ContextPart<Format>(cache, following, following.begin);
+    PartAhead<Format> ahead(part, next, head_dim);
+    score_part(part, ahead, head_dim, queries, num_rows, scores);
     for (int row = 0; row < num_rows; row++) {
       weigh(scores + row * kContextAtOnce, part, tile.limit[row] - c, state.rows[row], weights, row);
     }
-    add_part(part, next, head_dim, num_rows, weights, state.output);
+    add_part(part, ahead, head_dim, num_rows, weights, state.output);
     part = next;
   }
 }
@@ -298,23 +330,25 @@ inline int most_query_rows(int head_dim) {
 }
 
 template <class Format>
-void attend_to(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
+void attend_to(const KVCache& cache, const AttentionTile& tile, const ContextRange& following, AttentionState& state) {
 #if defined(__AMX_BF16__)
   if (fits_tiles(tile, cache.head_dim)) return attend_by_tiles<Format>(cache, tile, state);
 #endif
-  attend_by_vectors<Format>(cache, tile, state);
+  attend_by_vectors<Format>(cache, tile, following, state);
 }
 
-inline void attend(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
+// following: what this thread attends to next, which is asked for at the end; empty if nothing is known.
+inline void attend(const KVCache& cache, const AttentionTile& tile, const ContextRange& following,
+                   AttentionState& state) {
   std::fill_n(state.rows, tile.num_rows, RowState{});
   std::fill_n(state.output, tile.num_rows * cache.head_dim, 0.0f);
   switch (cache.format) {
     case KVFormat::bf16:
-      return attend_to<Bf16>(cache, tile, state);
+      return attend_to<Bf16>(cache, tile, following, state);
     case KVFormat::int8:
-      return attend_to<Int8>(cache, tile, state);
+      return attend_to<Int8>(cache, tile, following, state);
     case KVFormat::fp8:
-      return attend_to<Fp8>(cache, tile, state);
+      return attend_to<Fp8>(cache, tile, following, state);
   }
 }
 

@@ -20,14 +20,18 @@ constexpr int kQueryRows = kVectorRows;
 // The score of a token that a row does not see. Finite, so that no infinity is subtracted from another.
 constexpr float kHidden = -1e30f;
 
+// Part of a sequence's context, keys and values of one head.
+struct ContextRange {
+  const std::int32_t* blocks;
+  int head;
+  int begin, end;  // in tokens; begin is a multiple of 16
+};
+
 // Queries of one sequence and one key-value head, and the part of the context that they see.
-struct AttentionTile {
+struct AttentionTile : ContextRange {
   const std::uint32_t* queries[kQueryRows];  // [head_dim / 2] words each, scaled by log2(e) / sqrt(head_dim)
   int limit[kQueryRows];                     // how many tokens of the sequence each sees, ascending
   int num_rows;
-  const std::int32_t* blocks;
-  int head;
-  int begin, end;  // of the context, in tokens; begin is a multiple of 16
 };
 
 // Where a pass stands.

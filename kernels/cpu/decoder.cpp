@@ -14,7 +14,9 @@ constexpr int kOperationsPerLayer = 10;
 // Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so that
 // a result does not depend on who else is in the step.
 constexpr int kContextPerPass = 1024;
-constexpr std::size_t kRowsPerPiece = 8;
+constexpr std::size_t kRowsPerPiece = 4;
+// So many pieces of attention for each member: few enough for several passes in each, many enough to end together.
+constexpr std::size_t kPiecesPerMember = 4;
 constexpr std::int32_t kIdsPerPiece = 8192;
 // So many are drawn from sooner than threads wake that have gone to sleep since the last product.
 constexpr std::size_t kMaxPiecesAlone = 24;
@@ -225,31 +227,38 @@ void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cach
   for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);
 }
 
+// Passes are taken several at a time, so that the memory of the next is asked for before one ends.
 void Decoder::attend_all(Operation& operation, const Step& step, const KVCache& cache) {
   thread_local AttentionState state;
-  const std::size_t num_heads = shape_.num_kv_heads;
-  auto attend_one = [&](std::size_t i) {
-    attend_item(step, cache, items_[i / num_heads], static_cast<int>(i % num_heads), state);
+  const std::size_t num_heads = shape_.num_kv_heads, count = items_.size() * num_heads;
+  const std::size_t at_once = std::max<std::size_t>(count / (kPiecesPerMember * team_.size()), 1);
+  auto context = [&](std::size_t pass) {
+    const Item& item = items_[pass / num_heads];
+    return ContextRange{step.rows[item.row].blocks, static_cast<int>(pass % num_heads), item.begin, item.end};
   };
-  operation.share(items_.size() * num_heads, 1, attend_one, [this] { lap(Part::attention); });
+  auto attend_some = [&](std::size_t piece) {
+    const std::size_t begin = piece * at_once, end = std::min(begin + at_once, count);
+    for (std::size_t pass = begin; pass < end; pass++) {
+      const ContextRange following = pass + 1 < end ? context(pass + 1) : ContextRange{};
+      attend_item(step, cache, items_[pass / num_heads], context(pass), following, state);
+    }
+  };
+  operation.share((count + at_once - 1) / at_once, 1, attend_some, [this] { lap(Part::attention); });
 }
 
-void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state) {
-  const int group = shape_.num_heads / shape_.num_kv_heads, dim = shape_.head_dim;
+void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, const ContextRange& context,
+                          const ContextRange& following, AttentionState& state) {
+  const int group = shape_.num_heads / shape_.num_kv_heads, dim = shape_.head_dim, head = context.head;
   const StepRow& row = step.rows[item.row];
-  AttentionTile tile;
+  AttentionTile tile{context};
   tile.num_rows = item.num_queries * group;
-  tile.blocks = row.blocks;
-  tile.head = head;
-  tile.begin = item.begin;
-  tile.end = item.end;
   const std::size_t first_token = step.first_token[item.row] + item.first_query;
   for (int i = 0; i < tile.num_rows; i++) {
     const std::size_t token = first_token + i / group;
     tile.queries[i] = &queries_[token * query_stride_ + (head * group + i % group) * dim / 2];
     tile.limit[i] = row.start + item.first_query + i / group + 1;
   }
-  attend(cache, tile, state);
+  attend(cache, tile, following, state);
   for (int i = 0; i < tile.num_rows; i++) {
     const float* from = state.output + i * dim;
     const float sum = sum_of(state.rows[i].sum);

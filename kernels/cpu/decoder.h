@@ -83,7 +83,8 @@ class Decoder {
                     Part part);
   void put_head(const Step& step, const Layer& layer, const KVCache& cache, std::size_t token, int head, float* sums);
   void attend_all(Operation& operation, const Step& step, const KVCache& cache);
-  void attend_item(const Step& step, const KVCache& cache, const Item& item, int head, AttentionState& state);
+  void attend_item(const Step& step, const KVCache& cache, const Item& item, const ContextRange& context,
+                   const ContextRange& following, AttentionState& state);
   void combine_all(Operation& operation, const Step& step);
   void combine(const Step& step, std::size_t row, int head);
   // Counts the time since the last call to a part. Operations call it as they end, one after the other.

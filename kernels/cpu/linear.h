@@ -43,18 +43,17 @@ struct Integers {
   static EVENTLM_INLINE Sums dot(Sums sums, u32x16 columns, u32x16 inputs) { return dot_quads(sums, inputs, columns); }
 };
 
-// What a pass of rows over a panel asks memory for meanwhile: its part of the next panel, which so comes from memory
-// while all passes multiply, and not only while the first does.
-struct Ahead {
-  const char* bytes = nullptr;
-  std::size_t step = 0;  // for each two lines that are multiplied
+// What a pass of rows over a panel asks memory for meanwhile.
+struct PanelAhead {
+  const char* bytes;
+  std::size_t step;  // for each two lines that are multiplied
 };
 
 // NUM_ROWS rows of one tile times NUM_PANELS panels that lie one after the other; put(row, panel, left half, right
 // half) takes the sums.
 template <class Numbers, int NUM_ROWS, int NUM_PANELS, class Put>
 EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, Put&& put,
-                                  Ahead ahead = {}) {
+                                  PanelAhead ahead) {
   typename Numbers::Sums sums[NUM_ROWS][2 * NUM_PANELS] = {};
   const std::uint32_t* weights = matrix.panel(panel);
   const std::uint32_t* inputs = rows.row(row);
@@ -68,6 +67,7 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
       }
       if constexpr (NUM_PANELS == 1) {
         __builtin_prefetch(ahead.bytes, 0, 2);
+        __builtin_prefetch(ahead.bytes + kLineBytes, 0, 2);
         ahead.bytes += ahead.step;
       }
 #pragma GCC unroll 16
@@ -88,7 +88,7 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
 // Up to kRowsAtOnce rows, the number as a template's argument so that the sums are registers.
 template <class Numbers, int NUM_ROWS, class Put>
 EVENTLM_INLINE void multiply_rows(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
-                                  Put&& put, Ahead ahead) {
+                                  Put&& put, PanelAhead ahead) {
   if constexpr (NUM_ROWS > 0) {
     if (count == NUM_ROWS) {
       multiply_tile<Numbers, NUM_ROWS, 1>(matrix, panel, rows, row, put, ahead);
@@ -108,21 +108,25 @@ void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, 
   if (last - first <= 2) {
     for (; panel + 4 <= end; panel += 4) {
       if (last - first == 1) {
-        multiply_tile<Numbers, 1, 4>(matrix, panel, rows, first, put);
+        multiply_tile<Numbers, 1, 4>(matrix, panel, rows, first, put, {});
       } else {
-        multiply_tile<Numbers, 2, 4>(matrix, panel, rows, first, put);
+        multiply_tile<Numbers, 2, 4>(matrix, panel, rows, first, put, {});
       }
     }
   }
 #endif
-  const std::size_t num_bytes = matrix.panel_words() * sizeof(std::uint32_t);
+  // If there are several passes, each asks for its part of the next panel: so memory is read while all of them
+  // multiply, and not only while the first does. One alone is as fast as the processor's own look ahead.
+  const std::size_t panel_bytes = matrix.panel_words() * sizeof(std::uint32_t), num_rows = last - first;
   for (; panel < end; panel++) {
-    const char* next = reinterpret_cast<const char*>(matrix.panel(panel)) + num_bytes;
+    const char* bytes = reinterpret_cast<const char*>(matrix.panel(panel));
     for (int row = first; row < last;) {
       const int count = std::min({kRowsAtOnce, last - row, kTileRows - row % kTileRows});
-      const std::size_t begin = num_bytes * (row - first) / (last - first);
-      const std::size_t step = 2 * kLineBytes * count / (last - first);
-      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put, {next + begin, step});
+      PanelAhead ahead{bytes, 0};
+      if (num_rows > kRowsAtOnce) {
+        ahead = {bytes + panel_bytes + panel_bytes * (row - first) / num_rows, 2 * kLineBytes * count / num_rows};
+      }
+      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put, ahead);
       row += count;
     }
   }

@@ -16,7 +16,6 @@ namespace eventlm {
 // Rows of a tile, and inputs of its row.
 constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
-constexpr std::size_t kLineBytes = 64;
 
 inline std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
 

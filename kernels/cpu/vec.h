@@ -18,6 +18,7 @@ namespace eventlm {
 
 using bf16 = std::uint16_t;
 constexpr int kLanes = 16;
+constexpr std::size_t kLineBytes = 64;
 
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64)));

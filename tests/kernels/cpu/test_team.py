@@ -1,0 +1,92 @@
+"""The threads of the compiled forward pass, watched for accesses that race with each other."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+#: Operations of which each needs the whole of the one before, by more threads than there are processors, some of which
+#: come late or lose their processor within a piece. Memory of a call is gone when it returns.
+PROGRAM = """
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+
+#include "team.h"
+
+using namespace eventlm;
+
+constexpr std::size_t kSize = 40;
+
+int main(int, char** arguments) {
+  const int num_members = std::atoi(arguments[1]), is_racing = std::atoi(arguments[2]);
+  Team team(num_members);
+  for (int round = 0; round < 300; round++) {
+    std::vector<Operation> operations(30);
+    std::vector<long> values(kSize, 1), sums(kSize);
+    int num_finished = 0;
+    if (round % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));  // the others go to sleep
+    team.run([&] {
+      for (std::size_t number = 0; number < operations.size(); number++) {
+        auto& from = number % 2 ? sums : values;
+        auto& to = number % 2 ? values : sums;
+        auto work = [&](std::size_t i) {
+          if (i == 3 && number == static_cast<std::size_t>(round % 30)) {
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+          }
+          to[is_racing ? 0 : i] = std::accumulate(from.begin(), from.end(), 0L) % 1000 + static_cast<long>(i);
+        };
+        operations[number].share(round % 11 == 0 ? 1 : kSize, 1 + round % 3, work, [&] { num_finished++; });
+      }
+    });
+    if (num_finished != 30) return std::printf("%d operations finished\\n", num_finished), 1;
+    std::vector<long> wanted(kSize, 1), next(kSize);
+    for (int number = 0; number < 30; number++) {
+      const long sum = std::accumulate(wanted.begin(), wanted.end(), 0L) % 1000;
+      const std::size_t count = round % 11 == 0 ? 1 : kSize;
+      for (std::size_t i = 0; i < count; i++) next[i] = sum + static_cast<long>(i);
+      std::swap(wanted, next);
+    }
+    if (!is_racing && values != wanted) return std::printf("other values in round %d\\n", round), 1;
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no compiler")
+    folder = tmp_path_factory.mktemp("team")
+    (folder / "main.cpp").write_text(PROGRAM)
+    sources = [str(folder / "main.cpp"), str(ROOT / "kernels/cpu/team.cpp")]
+    command = [compiler, "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{ROOT / 'kernels/cpu'}"]
+    built = subprocess.run(
+        [*command, *sources, "-o", str(folder / "team")], capture_output=True, text=True, check=False
+    )
+    if built.returncode and "tsan" in built.stderr:
+        pytest.skip("no compiler with sanitizers")
+    assert built.returncode == 0, built.stderr
+    once = subprocess.run([folder / "team", "1", "0"], capture_output=True, text=True, check=False)
+    if "unexpected memory mapping" in once.stderr:
+        pytest.skip("the sanitizer does not know this system's memory layout")
+    return folder / "team"
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 7])
+def test_each_operation_has_all_of_the_one_before_it(program: Path, num_members: int) -> None:
+    done = subprocess.run([program, str(num_members), "0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_races_are_seen(program: Path) -> None:
+    done = subprocess.run([program, "7", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "WARNING: ThreadSanitizer: data race" in done.stderr
