@@ -102,11 +102,16 @@ inline void prepare(const AttentionTile& tile, int head_dim, QueryRows& queries)
       for (int d = 0; d < head_dim; d += kLanes) store_bf16(to + d, load_bf16(from + d) * Fp8::kShift);
       queries.factors[row] = Fp8::kShift;
     } else {
-      f32x16 most = {};
-      for (int d = 0; d < head_dim; d += kLanes) most = vmax(most, vmax(load_bf16(from + d), -load_bf16(from + d)));
+      f32x16 most = {}, nothing = {};
+      for (int d = 0; d < head_dim; d += kLanes) {
+        const f32x16 values = load_bf16(from + d);
+        most = vmax(most, vmax(values, -values));
+        nothing += values * 0.0f;
+      }
       const Int16Unit unit(max_of(most));
       for (int d = 0; d < head_dim; d += kLanes) store(to + d, unit.narrow(load_bf16(from + d)));
-      queries.factors[row] = unit.size;
+      // Integers know no NaN.
+      queries.factors[row] = unit.size + sum_of(nothing);
     }
   }
 }
@@ -191,7 +196,7 @@ EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int vi
   hide(scores, visible, count);
   weights.scales[row] = raise(scores, count, state);
   bf16* to = reinterpret_cast<bf16*>(weights.words + row * kContextAtOnce / 2);
-  f32x16 most = {};
+  f32x16 most = {}, nothing = {};
   for (int c = 0; c < count; c += kLanes) {
     f32x16 weight = weight_of(load<f32x16>(scores + c) - state.maximum);
     state.sum += weight;
@@ -203,6 +208,7 @@ EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int vi
     if constexpr (std::is_same_v<Format, Int8>) {
       store(scores + c, weight);
       most = vmax(most, weight);
+      nothing += weight * 0.0f;
     } else {
       if constexpr (std::is_same_v<Format, Fp8>) weight *= Fp8::kShift;
       store_bf16(to + c, weight);
@@ -211,7 +217,7 @@ EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int vi
   if constexpr (std::is_same_v<Format, Int8>) {
     const Int16Unit unit(max_of(most));
     for (int c = 0; c < count; c += kLanes) store(to + c, unit.narrow(load<f32x16>(scores + c)));
-    weights.factors[row] = unit.size;
+    weights.factors[row] = unit.size + sum_of(nothing);
   } else if constexpr (std::is_same_v<Format, Fp8>) {
     weights.factors[row] = Fp8::kShift;
   }

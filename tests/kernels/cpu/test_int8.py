@@ -157,6 +157,21 @@ def test_a_token_that_is_no_number_spoils_what_follows_it_and_nothing_else(tmp_p
         assert found[0].logits_TV[20:].isnan().all(), build
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_a_head_that_is_no_number_spoils_every_token(tmp_path: Path, name: str, kv_dtype: str) -> None:
+    """Its queries, its keys or its values alone."""
+    shape = Shape()
+    folder = write_checkpoint(tmp_path, shape)
+    edit_tensor(folder, f"model.layers.0.self_attn.{name}.weight", row=5, value=torch.nan)
+    [sequence] = random_sequences(shape, [70])
+    steps = [[Piece(0, 0, 60)], [Piece(0, 60, 61)], [Piece(0, 61, 70)]]
+    for build in BUILDS_HERE:
+        decoder = CompiledDecoder(folder, build, kv_dtype=kv_dtype)
+        found = only(decoder.run([sequence], scattered_tables([70], 16, 64), steps))
+        assert found.logits_TV.isnan().all(), build
+
+
 @pytest.mark.parametrize("size", [1e-38, 1e-40, 1e-45, 0.0])
 def test_rows_of_next_to_nothing_are_zeros(size: float) -> None:
     x = torch.full((3, 70), size)
