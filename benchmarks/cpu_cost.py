@@ -39,7 +39,8 @@ from eventlm.bench.machine_probe import Machine, measure
 from eventlm.bench.step_floor import StepShape, floor_ns, step_work, total
 from eventlm.cli.table import table
 from eventlm.cores import usable_cores
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, UsageError
+from eventlm.kernels.cpu.native import BUILDS
 from eventlm.kernels.kv_quantization import is_quantized
 from eventlm.models.config import (
     SCALED_KV_DTYPES,
@@ -49,6 +50,7 @@ from eventlm.models.config import (
     resolve_dtype,
     resolve_kv_dtype,
 )
+from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import ceil_div
 from eventlm.worker.forward import Forward, make_forward
@@ -183,6 +185,7 @@ class Bench:
             cpu_kernels=options.cpu_kernels,
         )
         self.forward: Forward = make_forward(setup, self.config)
+        self._is_int8 = options.quantization == "int8"
         self.kv_token_bytes = kv_bytes_per_token(self.config, kv_dtype(self.config, options))
         # Memory that nobody has written costs nothing to read.
         kv = self.forward.cache.kv
@@ -210,7 +213,7 @@ class Bench:
             kv_tokens=rows * (point.context + tokens),
             num_pairs=rows * (tokens * point.context + tokens * (tokens + 1) // 2),
         )
-        work = step_work(self.config, self.forward.weight_bytes, self.kv_token_bytes, shape)
+        work = step_work(self.config, self.forward.weight_bytes, self.kv_token_bytes, shape, is_int8=self._is_int8)
         return floor_ns(total(work.values()), machine)
 
     def step_ns(self, rows: list[Row]) -> int:
@@ -335,6 +338,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         for series in all_series()
         if series.plot in options.plots
     ]
+    if not any(series.points for series in wanted):
+        raise UsageError(f"--kv-gib {options.kv_gib:g} does not hold the keys and values of a single point; raise it")
     bench = Bench(folder, options, max(point.num_blocks for series in wanted for point in series.points))
     measured, num_cliffs = [], 0
     for series in wanted:
@@ -368,11 +373,16 @@ def main() -> int:
     parser.add_argument("--tolerance", type=float, default=0.1, help="above which a point is a cliff, a share")
     parser.add_argument("--kv-gib", type=float, default=4.0, help="for keys and values")
     parser.add_argument("--threads", type=int, default=0, help="all processors if left out")
-    parser.add_argument("--cpu-kernels", default="auto", help="as `eventlm serve` has it")
+    parser.add_argument("--cpu-kernels", choices=[AUTO, *BUILDS, TORCH], default=AUTO, help="as of `serve`")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--quantization", choices=["none", "int8"], default="none", help="of weights and activations")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "bfloat16", *SCALED_KV_DTYPES], default="auto")
     options = parser.parse_args()
+    if options.rounds < 1 or options.threads < 0:
+        parser.error("--rounds is 1 at least, --threads 0 at least")
+    for path in filter(None, (options.output, options.json)):
+        if not path.absolute().parent.is_dir():
+            parser.error(f"{path}: its folder does not exist")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.model or Path(temporary)
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks import cpu_cost
 from benchmarks.cpu_cost import MAX_LENGTH, Bench, Cost, Point, Series, all_series, cliffs, render, run_series
 from eventlm.bench.machine_probe import Machine
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
@@ -82,13 +84,51 @@ def test_steps_with_8_bits_have_lower_floors_and_finite_numbers(
 ) -> None:
     folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)
     options = argparse.Namespace(
-        dtype="bfloat16", quantization="int8", kv_cache_dtype=kv_cache_dtype, threads=1, cpu_kernels=kernels
+        dtype="bfloat16", quantization="none", kv_cache_dtype="auto", threads=1, cpu_kernels=kernels
     )
+    in_floats = Bench(folder, options, num_blocks=100)
+    options.quantization, options.kv_cache_dtype = "int8", kv_cache_dtype
     bench = Bench(folder, options, num_blocks=100)
     # The same two layers and last product, a byte each; keys and values with their scales.
     assert sum(bench.forward.weight_bytes.values()) == pytest.approx(
         2 * (64 * 128 + 64 * 64 + 3 * 64 * 160) + 64 * 384, rel=0.1
     )
     assert bench.kv_token_bytes == bench.forward.cache.token_bytes == 2 * 2 * 2 * (16 + 4)
+    # Where only the products count, those with weights have half the floor, and few are not.
+    multiplies = Machine(bytes_per_second=1e15, flops_per_second=1e6)
+    point = Point(2, 2, 1, 1)
+    assert bench.floor_ns(point, multiplies) == pytest.approx(in_floats.floor_ns(point, multiplies) / 2, rel=0.02)
     hidden_TH = bench.forward.run(bench.rows(Point(2, 2, 1, 100)), None)
     assert bench.forward.logits(hidden_TH).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--cpu-kernels", "sse"], "invalid choice: 'sse'"),
+        (["--rounds", "0"], "--rounds is 1 at least"),
+        (["--threads", "-1"], "--threads 0 at least"),
+        (["--output", "nowhere/cost.png"], "nowhere/cost.png: its folder does not exist"),
+        (["--json", "nowhere/cost.json"], "nowhere/cost.json: its folder does not exist"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
+) -> None:
+    monkeypatch.setattr(cpu_cost, "run", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(cpu_cost, "save_random_qwen", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["cpu_cost.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        cpu_cost.main()
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_too_little_memory_for_any_point_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)
+    monkeypatch.setattr(cpu_cost, "measure", lambda _: MACHINE)
+    monkeypatch.setattr(sys, "argv", ["cpu_cost.py", "--model", str(folder), "--kv-gib", "0", "--threads", "1"])
+    assert cpu_cost.main() == 1
+    assert "--kv-gib 0 does not hold the keys and values of a single point" in capsys.readouterr().err
