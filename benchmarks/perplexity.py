@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from eventlm.cli.table import table
+from eventlm.config.load import load_config
+from eventlm.config.options import options as known_options
 from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu import native
@@ -43,6 +45,8 @@ TEXT = Path(__file__).with_name("data") / "python_reference.txt"
 TEXT_SHA256 = "3950a27c696887aeb33f9b141c17d83bd05d0850b940c7055195eb159521aade"
 REFERENCE = "transformers float32"
 _BLOCK_SIZE = 16
+#: What `--also` takes: the options that say how a worker computes.
+_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels")
 
 #: Logits [n, V], float32, behind each of the last n of some tokens.
 LogitsOf = Callable[[list[int], int], Tensor]
@@ -229,12 +233,16 @@ def render(figures: dict[str, dict[str, float]]) -> Iterator[str]:
 
 
 def worker_way(text: str) -> Way:
-    """Of `--also`. Raises UsageError for what is no option of a worker."""
-    options = dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair)
-    unknown = sorted(set(options) - set(WorkerSetup.__struct_fields__))
-    if unknown or not options:
-        raise UsageError(f"--also {text}: say NAME=VALUE[,NAME=VALUE] with options of a worker, such as dtype=float16")
-    return Way(dict(options))
+    """Of `--also`. Raises UsageError for what is none of the options, and for a value that one does not take."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if any(name not in _OPTIONS or not sign for name, sign, _ in pairs):
+        raise UsageError(f"--also {text}: say NAME=VALUE[,NAME=VALUE], with a NAME of {', '.join(_OPTIONS)}")
+    given = {name: value for name, _, value in pairs}
+    try:
+        config = load_config(None, given, environment={}, are_flags=False)
+    except UsageError as error:
+        raise UsageError(f"--also {text}: {error}") from error
+    return Way({name: getattr(getattr(config, known_options()[name].section), name) for name in given})
 
 
 def available(name: str) -> bool:
@@ -298,6 +306,10 @@ def main() -> int:
         parser.error("--stride lies between 0 and --window, --chunk-tokens is 1 at least")
     if arguments.tokens is not None and arguments.tokens < 2:
         parser.error("--tokens: 2 at least, the first has none before it")
+    if arguments.threads < 0:
+        parser.error("--threads: 0 at least")
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"--json {arguments.json}: its folder does not exist")
     try:
         run(arguments)
     except EventLMError as error:

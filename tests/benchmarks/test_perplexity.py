@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import perplexity
 from benchmarks.perplexity import (
     REFERENCE,
     in_transformers,
@@ -62,7 +64,43 @@ def test_a_path_is_told_from_the_reference_by_what_it_computes(tmp_path: Path) -
 
 
 def test_one_more_path() -> None:
-    assert worker_way("dtype=float16,cpu_kernels=torch").worker == {"dtype": "float16", "cpu_kernels": "torch"}
-    for text in ("", "float16", "dtpye=float16"):
-        with pytest.raises(UsageError, match="--also"):
-            worker_way(text)
+    assert worker_way("dtype=half,cpu_kernels=torch").worker == {"dtype": "float16", "cpu_kernels": "torch"}
+    assert worker_way("kv_cache_dtype=fp8").worker == {"kv_cache_dtype": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "say NAME=VALUE"),
+        ("float16", "say NAME=VALUE"),
+        ("dtype=float16,int8", "say NAME=VALUE"),
+        ("dtpye=float16", "a NAME of dtype, quantization, kv_cache_dtype, cpu_kernels"),
+        # What the benchmark says itself.
+        ("block_size=32", "a NAME of dtype, quantization, kv_cache_dtype, cpu_kernels"),
+        ("quantization=int4", "quantization='int4': must be one of none, int8"),
+        ("cpu_kernels=sse", "cpu_kernels='sse': must be one of auto, amx"),
+    ],
+)
+def test_no_path(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        worker_way(text)
+    assert str(raised.value).startswith(f"--also {text}: ")
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--threads", "-1"], "--threads: 0 at least"),
+        (["--json", "nowhere/figures.json"], "--json nowhere/figures.json: its folder does not exist"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
+) -> None:
+    monkeypatch.setattr(perplexity, "run", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(sys, "argv", ["perplexity.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        perplexity.main()
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
