@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +35,7 @@ def checkpoint(name: ModelName, peers: Peers) -> Path:
         return default
     folder = peers.folder / "models" / name / "hf"
     if not folder.exists():
-        print(f"make random weights of {name}'s shape in {folder}", flush=True)
+        print(f"make random weights of {name}'s shape in {folder}", file=sys.stderr, flush=True)
         partial = _fresh(folder)
         save_random_qwen(partial)
         _pad_tokenizer(default, partial, VOCAB_SIZE)

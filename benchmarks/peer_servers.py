@@ -95,15 +95,19 @@ class Server:
         self._log = folder / f"{name}.log"
         work = folder / name
         work.mkdir(parents=True, exist_ok=True)
+        command = COMMANDS[name](target)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                COMMANDS[name](target),
-                cwd=work,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    cwd=work,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ServerError(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             self._wait_until_ready()
         except BaseException:

@@ -183,11 +183,19 @@ def _unpack_llama_cpp(peers: Peers) -> None:
         archive.extractall(partial, filter="data")
     sdist.unlink()
     (unpacked,) = partial.iterdir()
-    for mend in MENDS:
-        source = unpacked / "vendor" / "llama.cpp" / mend.file
-        source.write_text(source.read_text().replace(mend.wrong, mend.right))
+    apply_mends(unpacked / "vendor" / "llama.cpp")
     unpacked.rename(parent / "source")
     partial.rmdir()
+
+
+def apply_mends(llama_source: Path) -> None:
+    """Raises SetupError for a line that is not there: with another version its mend may have another place, or none."""
+    for mend in MENDS:
+        source = llama_source / mend.file
+        text = source.read_text()
+        if mend.wrong not in text:
+            raise SetupError(f"{source} has no line `{mend.wrong.strip()}` to mend")
+        source.write_text(text.replace(mend.wrong, mend.right))
 
 
 def _build_llama_server(peers: Peers) -> None:

@@ -47,6 +47,7 @@ from benchmarks.peer_setup import (
     only_one,
     set_up,
 )
+from eventlm.errors import PullError
 from eventlm.models.pull import cache_folder
 
 PROMPT_TOKENS = 128
@@ -237,6 +238,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if min(*arguments.clients, arguments.rounds) < 1:
         parser.error("--clients and --rounds must be at least 1")
+    if not arguments.output.absolute().parent.is_dir():
+        parser.error(f"--output {arguments.output}: its folder does not exist")
     return arguments
 
 
@@ -263,10 +266,15 @@ def main() -> int:
     # Servers are ended in `finally` clauses, which a plain SIGTERM would pass over.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     peers = locate(cache_folder() / "peers")
-    with only_one(peers):
-        is_whole = prepare(arguments, peers)
-    if not arguments.setup_only:
-        is_whole &= not any(one.wrong for one in measure(arguments, peers))
+    try:
+        with only_one(peers):
+            is_whole = prepare(arguments, peers)
+        if not arguments.setup_only:
+            is_whole &= not any(one.wrong for one in measure(arguments, peers))
+    except PullError as error:
+        # Of the model that all checkpoints are made of.
+        say(f"peers.py: {error}")
+        return 1
     return 0 if is_whole else 1
 
 

@@ -98,6 +98,8 @@ def main() -> None:
     parser.add_argument("models", metavar="MODEL", nargs="*", default=["smollm2"])
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds is 1 at least")
     for model in arguments.models:
         best: dict[str, Start] = {}
         for _ in range(arguments.rounds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import peer_checkpoints, peer_servers, peers
+from benchmarks import peer_checkpoints, peer_openvino_server, peer_servers, peers
 from benchmarks.peer_report import COLUMNS, Measurement, format_ratios, format_table, medians, ratios
 from benchmarks.peer_servers import COMMANDS, Server, ServerError, Target
-from benchmarks.peer_setup import SetupError, locate, run_step
+from benchmarks.peer_setup import MENDS, SetupError, apply_mends, locate, run_step
 from eventlm.cli import bench_serve
 from eventlm.cli.parser import Parser
+from eventlm.errors import PullError
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer
 
 
@@ -143,6 +145,38 @@ def test_peers_get_a_slot_for_every_client(tmp_path: Path, monkeypatch: pytest.M
         assert command[command.index("--port") + 1] == "8123"
 
 
+def test_openvino_has_a_thread_for_every_processor() -> None:
+    """Of itself it leaves the second ones of cores idle."""
+    for properties in peer_openvino_server.PROPERTIES.values():
+        assert properties["INFERENCE_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+        assert properties["ENABLE_HYPER_THREADING"] == "YES"
+
+
+def test_a_line_that_is_mended_must_be_there(tmp_path: Path) -> None:
+    for mend in MENDS:
+        source = tmp_path / mend.file
+        source.parent.mkdir(parents=True)
+        source.write_text(f"before\n{mend.wrong}\nbehind\n")
+    apply_mends(tmp_path)
+    assert [(tmp_path / mend.file).read_text() for mend in MENDS] == [
+        f"before\n{mend.right}\nbehind\n" for mend in MENDS
+    ]
+    with pytest.raises(SetupError, match=r"mmq.cpp has no line `_tile_loadconfig\(&tc\);` to mend"):
+        apply_mends(tmp_path)
+
+
+def test_progress_is_none_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tokenizer(tmp_path / "default")
+    monkeypatch.setattr("eventlm.models.pull.cached", lambda _: tmp_path / "default")
+    monkeypatch.setattr(peer_checkpoints, "save_random_qwen", lambda _: None)
+    folder = peer_checkpoints.checkpoint("qwen3-0.6b", locate(tmp_path))
+    assert (folder / "tokenizer.json").is_file()
+    printed = capsys.readouterr()
+    assert (printed.out, "make random weights" in printed.err) == ("", True)
+
+
 def test_a_larger_vocabulary_leaves_texts_as_they_were(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     make_tokenizer(small)
@@ -166,6 +200,35 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path, mon
     monkeypatch.setitem(COMMANDS, "broken", lambda _: program)
     with pytest.raises(ServerError, match=r"exit code 5:\n +no such model"):
         Server("broken", Target("smollm2", "bf16", 1, 1, locate(tmp_path)), tmp_path)
+
+
+def test_a_server_that_is_not_there_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that could not be compiled: the others go on."""
+    monkeypatch.setitem(COMMANDS, "missing", lambda _: [str(tmp_path / "llama-server"), "--port", "1"])
+    with pytest.raises(ServerError, match="llama-server cannot be started: No such file or directory"):
+        Server("missing", Target("smollm2", "bf16", 1, 1, locate(tmp_path)), tmp_path)
+
+
+def test_without_the_default_model_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> bool:
+        raise PullError("smollm2 cannot be fetched")
+
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path))
+    monkeypatch.setattr(peers, "prepare", fail)
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--output", str(tmp_path / "peers.json")])
+    assert peers.main() == 1
+    assert capsys.readouterr().err == "peers.py: smollm2 cannot be fetched\n"
+
+
+def test_a_file_that_cannot_be_written_is_found_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--output", "nowhere/peers.json"])
+    with pytest.raises(SystemExit):
+        peers.parse_arguments()
+    assert "--output nowhere/peers.json: its folder does not exist" in capsys.readouterr().err
 
 
 def test_every_round_is_in_the_file_and_failures_are_in_the_exit_code(

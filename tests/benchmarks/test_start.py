@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import start
+
 ROOT = Path(__file__).parents[2]
 #: Runs each script with --help as the interpreter would, its folder and not the root in front of the path. It is one
 #: process, since each would load the same libraries again.
@@ -40,3 +44,11 @@ def test_every_benchmark_starts() -> None:
     )
     assert run.stderr == ""
     assert [line for script in scripts if (line := f"{script} 0") not in run.stdout.splitlines()] == []
+
+
+def test_no_rounds_are_a_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["start.py", "--rounds", "0"])
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 2
+    assert "--rounds is 1 at least" in capsys.readouterr().err
