@@ -12,13 +12,13 @@ from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
 from eventlm.config.sizes import memory_bytes
 from eventlm.control.engine import InferenceEngine
-from eventlm.control.setup import make_setup, resolve_plugins
+from eventlm.control.setup import EngineSetup, make_setup, resolve_plugins, worker_setups
 from eventlm.core.predictor import Predictor
 from eventlm.cores import usable_cores
 from eventlm.errors import UsageError
 from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import check_quantization, read_config, resolve_dtype
-from eventlm.models.cpu_kernels import choose_build, choose_forward
+from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.tokenizer import Tokenizer
@@ -69,8 +69,7 @@ def compose_engine(config: Config) -> ComposedEngine:
     check_quantization(config.model.dtype, config.model.quantization)
     check_kv_memory(config)
     source = find_model(config.model)
-    if source.folder is not None:
-        _check_checkpoint(config, source.folder)
+    forward = _check_checkpoint(config, source.folder) if source.folder is not None else None
     plan = plan_cache(config, source.folder)
     setup = make_setup(
         config,
@@ -81,7 +80,7 @@ def compose_engine(config: Config) -> ComposedEngine:
         vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
     )
     engine = InferenceEngine(setup)
-    return ComposedEngine(engine, plan.warnings + _thread_warnings(config))
+    return ComposedEngine(engine, plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward))
 
 
 def _thread_warnings(config: Config) -> list[str]:
@@ -96,14 +95,31 @@ def _thread_warnings(config: Config) -> list[str]:
     ]
 
 
-def _check_checkpoint(config: Config, folder: Path) -> None:
-    """What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds."""
+def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str]:
+    """Of threads that no processor can be kept for."""
+    if forward is None or not setup.config.worker.pin_threads:
+        return []
+    if not forward.build:
+        return ["--pin-threads does nothing: it is for the compiled forward pass, and torch's operations are used"]
+    first = worker_setups(setup)[0]
+    if first.processors:
+        return []
+    num_threads = counted(setup.core.num_replicas * first.threads, "compute thread")
+    return [f"--pin-threads does nothing: there are {num_threads}, and fewer processors to keep them on"]
+
+
+def _check_checkpoint(config: Config, folder: Path) -> ForwardChoice:
+    """How the model will be computed.
+
+    What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds.
+    """
     decoder = read_config(folder)
     dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
-    choose_forward(
+    forward = choose_forward(
         config.worker.cpu_kernels, decoder, model=str(folder), dtype=dtype, block_size=config.cache.block_size
     )
     find_weights(folder, decoder)
+    return forward
 
 
 def _check_predictor(coefficients: list[int]) -> None:

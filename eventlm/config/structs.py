@@ -219,7 +219,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 0
     pin_threads: Annotated[
         bool,
-        Meta(description="keep each compute thread on a processor of its own, if there are enough for all workers"),
+        Meta(
+            description="keep each compute thread of the compiled forward pass, but for a worker's first, on a "
+            "processor of its own, if there are enough for all workers"
+        ),
     ] = False
     cpu_kernels: Annotated[
         Literal["auto", "amx", "avx512", "avx2", "baseline", "torch"],

@@ -7,9 +7,11 @@ import pytest
 
 from eventlm.compose.composition import compose, compose_engine
 from eventlm.config.load import load_config
+from eventlm.control.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from tests.checkpoints import make_checkpoint
+from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 
 def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +80,28 @@ def test_threads_without_a_processor(
     folder = make_checkpoint(tmp_path)
     warnings = compose_engine(load_config(None, {"model": str(folder), "num_blocks": 100} | options)).warnings
     assert [said in warning for warning in warnings] == [True] * bool(said)
+
+
+@pytest.mark.skipif("baseline" not in native.available_builds(), reason="no build of the forward pass is compiled")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtype": "bfloat16"}, ""),
+        ({"dtype": "bfloat16", "replicas": 2}, "there are 2 compute threads, and fewer processors to keep them on"),
+        ({"dtype": "bfloat16", "cpu_kernels": "torch"}, "torch's operations are used"),
+        # What the compiled forward pass cannot run.
+        ({"dtype": "float32"}, "torch's operations are used"),
+        ({"dtype": "float32", "pin_threads": False}, ""),
+    ],
+)
+def test_threads_that_are_not_pinned(
+    options: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventlm.compose.composition.usable_cores", lambda: 8)
+    monkeypatch.setattr("eventlm.control.setup.spread_processors", lambda: [0])
+    folder = write_checkpoint(tmp_path, Shape())
+    wish = {"model": str(folder), "num_blocks": 300, "threads": 1, "pin_threads": True} | options
+    composed = compose_engine(load_config(None, wish, environment={}))
+    assert [warning.endswith(said) for warning in composed.warnings] == [True] * bool(said)
+    is_pinned = worker_setups(composed.engine.setup)[0].processors == [0]
+    assert is_pinned == (bool(wish["pin_threads"]) and options.get("replicas") is None)
