@@ -60,7 +60,7 @@ class CaseResult(NamedTuple):
 class StepRecorder:
     """Puts together what the events say of the steps of one case. Attach it to the bus; `found` is set with the last.
 
-    shape: whether a launch is one of those to measure; only steps that follow another such step at once are.
+    is_wanted: whether a launch is one of those to measure; only steps that follow another such step at once are.
     """
 
     def __init__(self, num_wanted: int, is_wanted: Callable[[Launched], bool]) -> None:

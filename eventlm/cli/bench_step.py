@@ -8,10 +8,10 @@ import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
-from eventlm.cli.engine_command import run_in_loop
+from eventlm.cli.engine_command import print_warnings, run_in_loop
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.config.structs import AUTO
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from eventlm.bench.step_bench import StepCase
     from eventlm.bench.step_report import CaseTimes
     from eventlm.control.engine import InferenceEngine
+
+
+class _Measured(NamedTuple):
+    """What is reported."""
+
+    machine: Machine
+    times: list[CaseTimes]
 
 
 def configure(parser: Parser) -> None:
@@ -118,21 +125,16 @@ def _numbers(flag: str, text: str) -> list[int]:
 async def _bench(config: Config, arguments: argparse.Namespace, cases: list[StepCase]) -> int:
     import msgspec
 
-    from eventlm.bench.machine_probe import probe
     from eventlm.bench.step_bench import check_cases
     from eventlm.bench.step_report import as_json, step_lines
     from eventlm.cli.stop_signals import StopSignals
     from eventlm.compose.composition import compose_engine
-    from eventlm.control.setup import worker_setups
 
     engine, warnings = compose_engine(config)
-    for warning in warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    print_warnings(warnings)
     check_cases(engine, cases, arguments.steps)
     with StopSignals() as signals:
-        # Before the worker has its threads.
-        machine = await asyncio.to_thread(probe, worker_setups(engine.setup)[0].threads)
-        measuring = asyncio.ensure_future(_measured(engine, arguments, cases, machine))
+        measuring = asyncio.ensure_future(_measured(engine, arguments, cases))
         stopped = asyncio.ensure_future(signals.stop.wait())
         await asyncio.wait({measuring, stopped}, return_when=asyncio.FIRST_COMPLETED)
         is_stopped = not measuring.done()
@@ -142,21 +144,22 @@ async def _bench(config: Config, arguments: argparse.Namespace, cases: list[Step
         await engine.stop()
         if is_stopped:
             return signals.exit_code
-    times = measuring.result()
-    report = (engine.model_names[0], engine.worker_host.get("attention_backend", ""), machine, times)
+    report = (engine.model_names[0], engine.worker_host.get("attention_backend", ""), *measuring.result())
     print(msgspec.json.encode(as_json(*report)).decode() if arguments.json else "\n".join(step_lines(*report)))
     return 0
 
 
-async def _measured(
-    engine: InferenceEngine, arguments: argparse.Namespace, cases: list[StepCase], machine: Machine
-) -> list[CaseTimes]:
+async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, cases: list[StepCase]) -> _Measured:
     from tqdm import tqdm
 
+    from eventlm.bench.machine_probe import probe
     from eventlm.bench.step_bench import StepBench
     from eventlm.bench.step_report import Model, case_times
+    from eventlm.control.setup import worker_setups
     from eventlm.models.config import read_config
 
+    # Before the worker has its threads.
+    machine = await asyncio.to_thread(probe, worker_setups(engine.setup)[0].threads)
     await engine.start()
     host = engine.worker_host
     model = None
@@ -168,7 +171,8 @@ async def _measured(
             is_int8=engine.setup.config.model.quantization == "int8",
         )
     bench = StepBench(engine, num_steps=arguments.steps, temperature=arguments.temperature)
-    return [
+    times = [
         case_times(await bench.measure(case), machine, model)
         for case in tqdm(cases, unit=" cases", disable=not sys.stderr.isatty(), leave=False)
     ]
+    return _Measured(machine, times)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from eventlm.config import Config
@@ -28,6 +28,11 @@ def compose_and_warn(config: Config) -> Composition:
     from eventlm.compose.composition import compose
 
     composed = compose(config)
-    for warning in composed.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    print_warnings(composed.warnings)
     return composed
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Say what the user should know of an engine."""
+    for warning in warnings:
+        print(f"eventlm: warning: {warning}", file=sys.stderr)

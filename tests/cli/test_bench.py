@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from eventlm.errors import EventLMError
 from tests.cli.conftest import RunHere
 from tests.serving import PATIENCE_SECONDS, Server, command, wait_until
 
@@ -212,3 +214,15 @@ def test_step_refuses(run_here: RunHere, flags: tuple[str, ...], complaint: str)
     code, out, err = run_here("bench", "step", "--model", "fake", *flags)
     assert (code, out) == (2, "")
     assert complaint in err
+
+
+def test_step_is_stopped_while_the_machine_is_measured(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the process that measures, too, and that is no error to be told."""
+
+    def probe(_: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        raise EventLMError("this machine's memory and multipliers could not be measured: KeyboardInterrupt")
+
+    monkeypatch.setattr("eventlm.bench.machine_probe.probe", probe)
+    assert run_here("bench", "step", "--model", "fake") == (130, "", "")
