@@ -17,6 +17,7 @@ from eventlm.worker.grammar_compiler import GrammarCompiler
 from eventlm.worker.grammar_table import GrammarTable
 from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
+from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.row_extras import row_extras
 from eventlm.worker.sampler import Sampler
@@ -33,6 +34,8 @@ class ModelRunner:
         self.config = read_config(setup.model)
         self._forward = make_forward(setup, self.config)
         self.cache = self._forward.cache
+        self._pages = PageToucher(self.cache.kv)
+        self._pages.stay_ahead_of(0)
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
         self._sampler = Sampler(self.config.vocab_size, torch.device("cpu"), self._forward.draw)
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
@@ -48,6 +51,7 @@ class ModelRunner:
         """
         timer = OpTimer() if self.setup.profile_ops else None
         rows = self._table.apply(launch, payload)
+        self._pages.stay_ahead_of(self._table.num_blocks_used)
         for request, index in launch.forget:
             self._sampler.table.remove(SequenceId(request, index))
             self._grammars.remove(SequenceId(request, index))

@@ -99,6 +99,8 @@ class SequenceTable:
     def __init__(self, *, block_size: int, num_blocks: int) -> None:
         self._block_size = block_size
         self._num_blocks = num_blocks
+        #: Blocks below this number have been in a table.
+        self.num_blocks_used = 0
         self._sequences: dict[SequenceId, Sequence] = {}
 
     def __len__(self) -> int:
@@ -162,6 +164,7 @@ class SequenceTable:
             if not 0 <= number < self._num_blocks:
                 raise DesyncError(f"sequence {_name(sequence)}: block {number} of {self._num_blocks}")
         table[place : place + len(numbers)] = array("i", numbers)
+        self.num_blocks_used = max(self.num_blocks_used, max(numbers, default=-1) + 1)
 
     def _decode_row(self, sequence: Sequence, confirmed: int, in_flight: int) -> Row:
         lengths = sequence.lengths

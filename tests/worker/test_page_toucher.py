@@ -1,0 +1,65 @@
+"""Memory is there before the blocks that lie in it are used."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eventlm.kernels import host_memory
+from eventlm.worker.page_toucher import PageToucher
+
+#: Blocks of 256 KiB in each of six parts: eight are touched at once.
+SHAPE = (3, 2, 100, 4, 16, 2048)
+BLOCK_BYTES = 4 * 16 * 2048 * 2
+
+
+def resident(kv: Tensor) -> np.ndarray:
+    """Whether each block of each part has its memory, bool [parts, blocks]."""
+    words = np.fromfile(
+        "/proc/self/pagemap",
+        dtype=np.uint64,
+        offset=kv.data_ptr() // mmap.PAGESIZE * 8,
+        count=kv.nbytes // mmap.PAGESIZE,
+    )
+    pages = (words >> 63).astype(bool).reshape(kv.shape[0] * 2, kv.shape[2], -1)
+    # The first and the last page may be a neighbour's too.
+    return pages[:, :, 1:-1].all(axis=2)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not is_true() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert is_true()
+
+
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not show its pages")
+def test_blocks_that_come_next_have_their_memory() -> None:
+    kv = host_memory.zeros(SHAPE, torch.bfloat16)
+    assert kv[0, 0, 0].nbytes == BLOCK_BYTES
+    assert resident(kv).mean() < 0.1
+    toucher = PageToucher(kv)
+    toucher.stay_ahead_of(0)
+    wait_until(lambda: resident(kv)[:, :16].all())
+    # Pages may be huge, and those asked for are three rounds at most.
+    assert not resident(kv)[:, 48:].all(axis=0).any()
+    # A round under way is not disturbed; each step asks again.
+    wait_until(lambda: (toucher.stay_ahead_of(60), resident(kv)[:, :76].all())[1])
+    wait_until(lambda: (toucher.stay_ahead_of(100), resident(kv).all())[1])
+    assert not kv.any()
+
+
+def test_a_system_that_cannot_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.worker.page_toucher._MADV_POPULATE_WRITE", 12345)
+    kv = host_memory.zeros((1, 2, 10, 1, 16, 64), torch.bfloat16)
+    toucher = PageToucher(kv)
+    for number in range(10):
+        toucher.stay_ahead_of(number)
+    assert not kv.any()
