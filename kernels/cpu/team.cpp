@@ -50,7 +50,7 @@ Team::~Team() { dismiss(); }
 
 void Team::dismiss() {
   leaving_.store(true, std::memory_order_relaxed);
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(1, std::memory_order_seq_cst);
   round_.notify_all();
   for (auto& thread : threads_) thread.join();
 }
@@ -76,7 +76,7 @@ void Team::run(const std::function<void()>& work) noexcept {
   if (threads_.empty()) return work();
   work_ = &work;
   inside_.fetch_or(kOpen, std::memory_order_release);
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(1, std::memory_order_seq_cst);
   round_.notify_all();
   work();
   inside_.fetch_and(~kOpen, std::memory_order_relaxed);

@@ -60,7 +60,9 @@ class alignas(64) Operation {
     }
     if (mine > 0 && done_.fetch_add(mine, std::memory_order_acq_rel) + mine == count) {
       finish();
-      is_done_.store(1, std::memory_order_release);
+      // What wakes the others first looks whether any sleep. Unless both are in one order with this, it may find nobody
+      // while somebody, who has not seen this, goes to sleep for good.
+      is_done_.store(1, std::memory_order_seq_cst);
       is_done_.notify_all();
     } else {
       wait();
