@@ -18,7 +18,7 @@ from torch import Tensor
 from eventlm.kernels import host_memory
 from eventlm.kernels.cpu.native import NativeShape, library
 
-#: In the order of decoder.h's Weight.
+#: In the order of weights.h's Weight.
 WEIGHTS = (
     *("embedding", "lm_head", "final_norm", "input_norm", "post_attention_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm"),
@@ -54,7 +54,9 @@ class StepRow(NamedTuple):
 
 
 class CpuDecoder:
-    """Weights are given one by one, then it runs. cosines, sines: float32 [max_positions, head_dim / 2].
+    """Weights are given one by one, then it runs, all in one thread at a time.
+
+    cosines, sines: float32 [max_positions, head_dim / 2].
 
     is_int8: matrices are int8, inputs become so (quantize.h).
 
@@ -79,7 +81,7 @@ class CpuDecoder:
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
         if not shape.is_tied:
-            self._embedding = torch.empty(shape.vocab_size, shape.hidden_size, dtype=torch.bfloat16)
+            self._embedding = host_memory.empty((shape.vocab_size, shape.hidden_size), torch.bfloat16)
             self._functions.eventlm_set_embedding(self._handle, self._embedding.data_ptr())
 
     def pin(self, processors: Sequence[int]) -> None:

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from eventlm.kernels.cpu import native
+from eventlm.kernels.cpu.decoder import CpuDecoder
 from eventlm.kernels.cpu.native import BUILDS, available_builds, processor_flags
 from eventlm.models.config import read_config
-from eventlm.models.cpu_kernels import choose_forward
+from eventlm.models.cpu_kernels import choose_forward, native_shape
 from eventlm.models.loader import load_cpu_decoder
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
@@ -100,3 +101,20 @@ def test_missing_memory_is_an_error(tmp_path: Path, build: str) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert torch.equal(decoder.logits(hidden_SH), before)
+
+
+@is_compiled
+def test_missing_memory_for_the_embedding_is_an_error(tmp_path: Path) -> None:
+    """Packed weights find room, an embedding of the same size beside them does not."""
+    config = read_config(write_checkpoint(tmp_path, Shape()))
+    shape = native_shape(config, 64)
+    shape.vocab_size = 1 << 24  # 2 GiB
+    angles = torch.zeros(64, 8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + (3 << 30), hard))
+    try:
+        with pytest.raises(MemoryError):
+            CpuDecoder("baseline", shape, angles, angles, num_threads=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
