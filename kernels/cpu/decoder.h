@@ -1,11 +1,10 @@
 // The forward pass of a Llama or Qwen3 decoder over the tokens of one step: the same operations as
 // eventlm/models/decoder.py and kernels/paged_attention.py, each shared out among a team of threads.
 //
-// Weights are bf16 and packed, the residual stream and everything between the products is float32.
+// Weights are bf16 or int8 and packed, the residual stream and everything between the products is float32.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "attention.h"

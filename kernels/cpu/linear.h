@@ -1,4 +1,4 @@
-// Products of activations [rows, in] in bf16 with a packed matrix, in float32 sums.
+// Products of activations [rows, in] with a packed matrix: of bf16 in float32 sums, of int8 in exact ones of int32.
 //
 // A sum runs over the input from its beginning to its end in one accumulator, whatever the number of rows and threads:
 // a row's result does not depend on its neighbours, as long as the same instructions are used (AMX rounds otherwise).

@@ -30,7 +30,7 @@ _MAX_GROUP = 32
 
 
 class NativeShape(ctypes.Structure):
-    """A decoder's shape, as decoder.h has it. `is_tied`: whether the embedding is the output matrix, 0 or 1."""
+    """A decoder's shape, as weights.h has it. `is_tied`: whether the embedding is the output matrix, 0 or 1."""
 
     _fields_ = (
         *(

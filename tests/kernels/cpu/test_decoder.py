@@ -28,7 +28,7 @@ from tests.kernels.cpu.decoders import (
 )
 
 BUILDS_HERE = available_builds()
-#: Where products of five rows and more have other instructions than those of fewer.
+#: Where products of four rows and more have other instructions than those of fewer.
 TILED = "amx"
 FEWEST_TILE_ROWS = 4
 
@@ -116,7 +116,7 @@ def test_long_contexts(tmp_path: Path, build: str) -> None:
 
 @pytest.mark.parametrize("build", BUILDS_HERE)
 def test_steps_of_any_number_of_rows(folders: dict[str, Path], build: str) -> None:
-    """A row's bits do not depend on how many others are in its step; with tiles, on whether those are five or more."""
+    """A row's bits do not depend on how many others are in its step; with tiles, on whether there are four or more."""
     name = "biases, groups of 3"
     shape = SHAPES[name]
     [sequence] = random_sequences(shape, [70])
@@ -261,8 +261,8 @@ def test_bfloat16_is_not_worse_than_that_of_transformers(folders: dict[str, Path
 
 
 def test_a_step_takes_tokens_from_any_place_of_the_vocabulary(folders: dict[str, Path]) -> None:
-    """An embedding that is not the output matrix is read from the file, whose mapping must outlive the loading."""
-    for name in ("llama", "odd number of heads"):
+    """Of an embedding of its own, and of one that is the output matrix."""
+    for name in ("llama", "odd number of heads", "qwen3, tied, groups of 1"):
         vocab = SHAPES[name].vocab
         sequence = list(range(vocab - 1, -1, -1))
         expected = TorchDecoder(folders[name], "float32").run(sequence)
