@@ -69,9 +69,10 @@ def plan_cache(
     max_model_len = asked or min(longest, capacity)
     warnings = _warn_of_overcommitment(config, decoder, num_blocks, left_bytes)
     if max_model_len < (asked or longest):
+        too_few = "--num-blocks" if config.cache.num_blocks or decoder is None else "--kv-memory"
         warnings.append(
             f"the context is cut from {longest} to {max_model_len} tokens, which {num_blocks} KV blocks hold; "
-            "raise --kv-memory for more"
+            f"raise {too_few} for more"
         )
     return CachePlan(num_blocks, max_model_len, warnings)
 

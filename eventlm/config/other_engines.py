@@ -23,6 +23,7 @@ _SAME_AS = {
     "model": "m model_path hf hf_repo",
     "num_blocks": "num_gpu_blocks_override",
     "policy": "scheduling_policy schedule_policy",
+    "quantization": "q",
     "replicas": "data_parallel_size dp_size dp",
     "served_model_name": "alias a",
     "threads": "t",

@@ -71,6 +71,9 @@ def test_the_context_is_cut_to_one_block_less_than_the_pool_with_a_warning(check
     plan = plan_cache(config_with(num_blocks=11), checkpoint)
     assert plan.max_model_len == 160
     assert "cut from 512 to 160 tokens" in plan.warnings[0]
+    assert plan.warnings[0].endswith("; raise --num-blocks for more")
+    [warning] = plan_cache(config_with(kv_memory=f"{11 * BLOCK_BYTES}B"), checkpoint).warnings
+    assert warning.endswith("; raise --kv-memory for more")
     assert plan_cache(config_with(num_blocks=11, max_model_len=160), checkpoint) == (11, 160, [])
 
 

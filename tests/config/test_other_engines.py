@@ -22,4 +22,5 @@ def test_a_name_is_found_however_it_is_written() -> None:
         "; --kv-memory is the memory for the KV cache, as a size"
     )
     assert name_elsewhere("-ctk", lambda name: options()[name].flag) == "; its name here is --kv-cache-dtype"
+    assert name_elsewhere("-q", lambda name: options()[name].flag) == "; its name here is --quantization"
     assert name_elsewhere("prt", str) == ""
