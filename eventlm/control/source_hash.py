@@ -31,9 +31,12 @@ def _written(part: object) -> Iterator[str]:
         yield f"{type(part).__name__}("
         for name in part._fields:
             field = getattr(part, name, None)
+            if isinstance(part, ast.JoinedStr):
+                # Some versions put an empty text into an f-string.
+                field = [each for each in part.values if not (isinstance(each, ast.Constant) and each.value == "")]
             if name not in _SILENT_FIELDS and field is not None and field != []:
                 yield f"{name}="
-                yield from _written(_parts_that_act(part, field) if isinstance(field, list) else field)
+                yield from _written(_parts_that_act(field) if isinstance(field, list) else field)
                 yield ","
         yield ")"
     elif isinstance(part, list):
@@ -46,12 +49,8 @@ def _written(part: object) -> Iterator[str]:
         yield ascii(part)
 
 
-def _parts_that_act(owner: ast.AST, parts: list[object]) -> list[object]:
-    """Without statements that do nothing, as docstrings (an attribute's too) and `pass`, and without the empty text
-    that some versions put into an f-string.
-    """
-    if isinstance(owner, ast.JoinedStr):
-        return [part for part in parts if not (isinstance(part, ast.Constant) and part.value == "")]
+def _parts_that_act(parts: list[object]) -> list[object]:
+    """Without statements that do nothing, as docstrings (an attribute's too) and `pass`."""
     return [
         part
         for part in parts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
+from eventlm.control import source_hash as module
 from eventlm.control.source_hash import source_hash
 
 SOURCE = '''
@@ -25,6 +28,14 @@ HASH = "851a10afbf5a30bc"
 
 def test_it_is_the_same_for_ever() -> None:
     assert source_hash(SOURCE) == HASH
+
+
+@pytest.mark.parametrize("texts", [["at", ""], ["", "at"], [""]])
+def test_an_empty_text_in_an_f_string_is_none(texts: list[str]) -> None:
+    """Whether a version of Python puts one there or not, also where nothing else is in it."""
+    with_empty = ast.JoinedStr(values=[ast.Constant(value=text) for text in texts])
+    without = ast.JoinedStr(values=[ast.Constant(value=text) for text in texts if text])
+    assert list(module._written(with_empty)) == list(module._written(without))
 
 
 @pytest.mark.parametrize(
