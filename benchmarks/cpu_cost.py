@@ -320,8 +320,8 @@ def _plot_panel(axes: Axes, measured: list[tuple[Series, list[Cost]]], tolerance
     axes.legend(fontsize=8)
 
 
-def run(options: argparse.Namespace, folder: Path) -> int:
-    """How many cliffs there are."""
+def run(options: argparse.Namespace, folder: Path) -> None:
+    """Measure all points, print the tables, write the picture. Raises EventLMError for what cannot be had."""
     threads = options.threads or usable_cores()
     torch.set_num_threads(threads)
     machine = measure(threads)
@@ -359,11 +359,10 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         ]
         options.json.write_text(json.dumps({"backend": backend, "points": points}, indent=2))
     print(f"\n{num_cliffs} points more than {options.tolerance:.0%} above their neighbours; {options.output}")
-    return num_cliffs
 
 
 def main() -> int:
-    """Print the tables, write the picture."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plots", nargs="+", choices=_LABELS, default=list(_LABELS), metavar="PLOT")
     parser.add_argument("--model", type=Path, help="checkpoint folder; if it is not there the random one is kept in it")
