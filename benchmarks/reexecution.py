@@ -7,8 +7,9 @@ that sequences are preempted, prompts that share prefixes, penalties and masks a
 tokens asked for are divided among them; a batch of 32 gives most of them, because it takes the least time for each.
 
 At the end comes a control that must fail: a run of its own is executed again with every row in a step alone, from the
-recorded tokens. In bfloat16 a row's logits depend on the batch in their last bits, so some tokens must differ; if none
-does, the comparison would be worth nothing. In float32 they differ too seldom for that.
+recorded tokens. It is computed in torch, where a bfloat16 row's logits depend on the batch in their last bits, so some
+tokens must differ; if none does, the comparison would be worth nothing. (In float32 they differ too seldom for that,
+and with most builds of the compiled forward pass never.)
 
 Exit code 0 if every load came out identical and the control did not.
 """
@@ -30,7 +31,7 @@ import uvloop
 from eventlm.bus.trace_info import info
 from eventlm.cli.logging_setup import configure_logging
 from eventlm.cli.table import table
-from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, SchedulerConfig
+from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import EngineRequest
 from eventlm.control.setup import make_setup
@@ -63,6 +64,7 @@ class Load(NamedTuple):
     prefix_tokens: int = 0
     n: int = 1
     replicas: int = 1
+    cpu_kernels: str = "auto"
 
 
 LOADS = [
@@ -75,7 +77,7 @@ LOADS = [
     Load("shared prefixes, n=2", 0.14, 32, [DRAWN, MASKED], prefix_tokens=144, n=2),
     Load("two replicas", 0.10, 16, [DRAWN, GREEDY], replicas=2),
 ]
-CONTROL = Load("control: rows alone", 1.0, 16, [GREEDY, DRAWN])
+CONTROL = Load("control: rows alone", 1.0, 16, [GREEDY, DRAWN], cpu_kernels="torch")
 
 
 class Outcome(NamedTuple):
@@ -110,6 +112,7 @@ async def record(load: Load, model: str, dtype: str, num_tokens: int, folder: Pa
         model=ModelConfig(model=model, dtype=dtype),
         cache=CacheConfig(num_blocks=load.num_blocks),
         scheduler=SchedulerConfig(max_num_seqs=load.max_num_seqs, replicas=load.replicas),
+        worker=WorkerConfig(cpu_kernels=load.cpu_kernels),
         record=RecordConfig(record=str(folder), record_tokens=True, record_keep="1TiB", validate_every=0),
     )
     longest = min(MAX_MODEL_LEN, (load.num_blocks - 1) * config.cache.block_size)

@@ -15,8 +15,9 @@ constexpr int kOperationsPerLayer = 10;
 // a result does not depend on who else is in the step.
 constexpr int kContextPerPass = 1024;
 constexpr std::size_t kRowsPerPiece = 4;
-// So many pieces of attention for each member: few enough for several passes in each, many enough to end together.
-constexpr std::size_t kPiecesPerMember = 4;
+// A member takes several passes of attention at a time: a share of all that they cost, and at most so many.
+constexpr int kPiecesPerMember = 4;
+constexpr std::size_t kMostPasses = 8;
 constexpr std::int32_t kIdsPerPiece = 8192;
 // So many are drawn from sooner than threads wake that have gone to sleep since the last product.
 constexpr std::size_t kMaxPiecesAlone = 24;
@@ -87,11 +88,25 @@ void Decoder::plan_attention(const std::vector<StepRow>& rows) {
       items_.push_back({at, first, count, 0, row.start + first + count, -1});
     }
   }
-  // The longest first, so that the threads end together.
-  std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
-    return a.num_queries * (a.end - a.begin) > b.num_queries * (b.end - b.begin);
-  });
   grow(partials_, static_cast<std::size_t>(num_partials) * shape_.num_heads * (shape_.head_dim + 2));
+  divide_attention();
+}
+
+// Puts the longest passes first, so that the threads end together, and divides all into pieces.
+void Decoder::divide_attention() {
+  const std::size_t num_heads = shape_.num_kv_heads, num_passes = items_.size() * num_heads;
+  auto cost = [](const Item& item) { return static_cast<std::int64_t>(item.num_queries) * (item.end - item.begin); };
+  std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
+  std::int64_t all = 0, taken = 0;
+  for (const Item& item : items_) all += cost(item) * shape_.num_kv_heads;
+  const std::int64_t most = all / (kPiecesPerMember * team_.size());
+  first_passes_ = {0};
+  for (std::size_t pass = 1; pass < num_passes; pass++) {
+    taken += cost(items_[(pass - 1) / num_heads]);
+    const bool is_full = taken + cost(items_[pass / num_heads]) > most;
+    if (is_full || pass - first_passes_.back() == kMostPasses) first_passes_.push_back(pass), taken = 0;
+  }
+  first_passes_.push_back(num_passes);
 }
 
 void Decoder::lap(Part part) {
@@ -227,23 +242,22 @@ void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cach
   for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);
 }
 
-// Passes are taken several at a time, so that the memory of the next is asked for before one ends.
+// Passes that a thread takes together ask for the memory of the next before one ends.
 void Decoder::attend_all(Operation& operation, const Step& step, const KVCache& cache) {
   thread_local AttentionState state;
-  const std::size_t num_heads = shape_.num_kv_heads, count = items_.size() * num_heads;
-  const std::size_t at_once = std::max<std::size_t>(count / (kPiecesPerMember * team_.size()), 1);
+  const std::size_t num_heads = shape_.num_kv_heads;
   auto context = [&](std::size_t pass) {
     const Item& item = items_[pass / num_heads];
     return ContextRange{step.rows[item.row].blocks, static_cast<int>(pass % num_heads), item.begin, item.end};
   };
   auto attend_some = [&](std::size_t piece) {
-    const std::size_t begin = piece * at_once, end = std::min(begin + at_once, count);
-    for (std::size_t pass = begin; pass < end; pass++) {
+    const std::size_t end = first_passes_[piece + 1];
+    for (std::size_t pass = first_passes_[piece]; pass < end; pass++) {
       const ContextRange following = pass + 1 < end ? context(pass + 1) : ContextRange{};
       attend_item(step, cache, items_[pass / num_heads], context(pass), following, state);
     }
   };
-  operation.share((count + at_once - 1) / at_once, 1, attend_some, [this] { lap(Part::attention); });
+  operation.share(first_passes_.size() - 1, 1, attend_some, [this] { lap(Part::attention); });
 }
 
 void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, const ContextRange& context,

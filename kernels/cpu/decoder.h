@@ -72,6 +72,7 @@ class Decoder {
 
   void reserve(std::size_t num_tokens);
   void plan_attention(const std::vector<StepRow>& rows);
+  void divide_attention();
   void run_layers(Step& step);
   void run_layer(Step& step, int number);
   void norm_rows(Operation& operation, const Aligned<float>& weight, std::size_t count);
@@ -102,6 +103,8 @@ class Decoder {
   RowBuffer normed_, attended_, inner_;
   std::vector<Item> items_;
   std::vector<std::int32_t> token_rows_, first_partials_;
+  // Of attention, an item and a head each: where each piece begins, and the end.
+  std::vector<std::size_t> first_passes_;
   std::vector<Operation> operations_;
   std::int64_t times_[static_cast<int>(Part::count)] = {};
   std::int64_t last_ns_ = 0;
