@@ -58,8 +58,14 @@ def test_blocks_that_come_next_have_their_memory() -> None:
 
 def test_a_system_that_cannot_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventlm.worker.page_toucher._MADV_POPULATE_WRITE", 12345)
-    kv = host_memory.zeros((1, 2, 10, 1, 16, 64), torch.bfloat16)
+    kv = host_memory.zeros(SHAPE, torch.bfloat16)
     toucher = PageToucher(kv)
-    for number in range(10):
-        toucher.stay_ahead_of(number)
+    toucher.stay_ahead_of(0)
+    first = toucher._thread
+    assert first is not None
+    first.join(10)
+    assert not first.is_alive()
+    # It is not tried again.
+    toucher.stay_ahead_of(60)
+    assert toucher._thread is first
     assert not kv.any()
