@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
-from eventlm.worker.sampler import Draw
+from eventlm.worker.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
 
 
@@ -35,13 +34,18 @@ class Forward(Protocol):
     #: What a trace says of it.
     name: str
     vocab_size: int
-    #: How it draws tokens, if not in torch.
+    #: How it draws tokens, if not in torch: from logits, and from what `run` gave.
     draw: Draw | None
+    draw_next: DrawNext | None
     #: Of the matrices by the operation that multiplies by them, all layers together.
     weight_bytes: dict[str, int]
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         """The residual stream behind the last layer, [T, H]; stores the keys and values of all rows."""
+        ...
+
+    def lap(self, timer: OpTimer, name: str) -> None:
+        """The operation `name` ends here, and had what the time since the lap before has not gone to by itself."""
         ...
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
@@ -70,15 +74,15 @@ def make_forward(setup: WorkerSetup, config: DecoderConfig) -> Forward:
     return TorchForward(setup, config)
 
 
-def step_token_ids(rows: Seq[Row]) -> np.ndarray:
-    """The tokens of all rows, one row after the other, int32 [T]."""
+def step_token_ids(rows: Seq[Row]) -> list[int]:
+    """The tokens of all rows, one row after the other."""
     token_ids: list[int] = []
     for row in rows:
         if row.num_tokens == 1:
             token_ids.append(row.sequence.token_ids[row.start])
         else:
             token_ids += row.sequence.token_ids[row.start : row.start + row.num_tokens]
-    return np.array(token_ids, dtype=np.int32)
+    return token_ids
 
 
 class CpuForward:
@@ -98,21 +102,24 @@ class CpuForward:
         if setup.processors:
             self._decoder.pin(setup.processors)
         self.draw: Draw | None = self._decoder.draw
+        self.draw_next: DrawNext | None = self._decoder.draw_next
         self.weight_bytes = self._decoder.weight_bytes
+        #: At the last lap.
+        self._times_ns = self._decoder.times_ns()
         self.cache = _make_cache(setup, config, torch.bfloat16)
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         token_ids_T = step_token_ids(rows)
         steps = [StepRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
-        before = self._decoder.times_ns() if timer else {}
-        if timer:
-            timer.lap("prepare")
         hidden_TH = self._decoder.forward(token_ids_T, steps, self.cache.kv)
         if timer:
-            after = self._decoder.times_ns()
-            spent = {part: after[part] - before[part] for part in after if after[part] > before[part]}
-            timer.share(spent, rest="prepare")
+            self.lap(timer, "prepare")
         return hidden_TH
+
+    def lap(self, timer: OpTimer, name: str) -> None:
+        before, self._times_ns = self._times_ns, self._decoder.times_ns()
+        spent = {part: self._times_ns[part] - before[part] for part in before if self._times_ns[part] > before[part]}
+        timer.share(spent, rest=name)
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
         return self._decoder.norm(hidden_SH)
@@ -126,6 +133,7 @@ class TorchForward:
 
     name = TORCH_BACKEND
     draw: Draw | None = None
+    draw_next: DrawNext | None = None
 
     def __init__(self, setup: WorkerSetup, config: DecoderConfig) -> None:
         dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
@@ -146,6 +154,9 @@ class TorchForward:
         lap = timer.lap if timer else no_lap
         lap("prepare")
         return self._decoder.forward(batch.token_ids_T, batch.positions_T, self._rope, attention, lap)
+
+    def lap(self, timer: OpTimer, name: str) -> None:
+        timer.lap(name)
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
         return self._decoder.norm.forward(hidden_SH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,12 @@ class ModelRunner:
         self._pages = PageToucher(self.cache.kv)
         self._pages.stay_ahead_of(0)
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
-        self._sampler = Sampler(self.config.vocab_size, torch.device("cpu"), self._forward.draw)
+        self._sampler = Sampler(
+            self.config.vocab_size,
+            torch.device("cpu"),
+            draw=self._forward.draw,
+            draw_next=self._forward.draw_next,
+        )
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
         self._grammars = GrammarTable(
             self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
@@ -92,7 +98,7 @@ class ModelRunner:
         self, rows: list[Row], forced: list[list[int]], timer: OpTimer | None
     ) -> tuple[list[list[int]], list[RowExtras]]:
         """Tokens and extras. Stores the keys and values of all rows."""
-        lap = timer.lap if timer else no_lap
+        lap = partial(self._forward.lap, timer) if timer else no_lap
         sampled_rows = [number for number, row in enumerate(rows) if row.samples]
         sampled = [rows[number].sequence for number in sampled_rows]
         # While the model runs.
@@ -102,19 +108,23 @@ class ModelRunner:
         if len(sampled_rows) < len(hidden_TH):
             ends_R = np.cumsum([row.num_tokens for row in rows])
             hidden_SH = hidden_TH[torch.from_numpy(ends_R[sampled_rows] - 1)]
-        logits_SV = self._forward.logits(hidden_SH)
-        lap("lm_head")
-        found = None
-        if masks is not None:
-            found = masks.result()
-            lap("grammar")
-        forced_S = np.array([forced[number][0] for number in sampled_rows]) if forced else None
-        drawn_S = self._sampler.sample(logits_SV, sampled, forced_S=forced_S, masks=found)
+        drawn, logits_SV = None, None
+        if masks is None and not any(sequence.wants_extras for sequence in sampled):
+            drawn = self._sampler.draw_next(hidden_SH, sampled)
+        if drawn is None:
+            logits_SV = self._forward.logits(hidden_SH)
+            lap("lm_head")
+            found = None
+            if masks is not None:
+                found = masks.result()
+                lap("grammar")
+            forced_S = np.array([forced[number][0] for number in sampled_rows]) if forced else None
+            drawn = self._sampler.sample(logits_SV, sampled, forced_S=forced_S, masks=found).tolist()
         tokens: list[list[int]] = [[] for _ in rows]
-        for number, token in zip(sampled_rows, drawn_S.tolist(), strict=True):
+        for number, token in zip(sampled_rows, drawn, strict=True):
             tokens[number] = [token]
         lap("sample")
-        extras = row_extras(rows, sampled_rows, self._forward, hidden_TH, logits_SV, drawn_S)
+        extras = row_extras(rows, sampled_rows, self._forward, hidden_TH, logits_SV, drawn)
         lap("extras")
         return tokens, extras
 

@@ -20,19 +20,20 @@ def row_extras(
     sampled_rows: list[int],
     forward: Forward,
     hidden_TH: Tensor,
-    logits_SV: Tensor,
-    drawn_S: np.ndarray,
+    logits_SV: Tensor | None,
+    drawn: list[int],
 ) -> list[RowExtras]:
     """Of each row that asked for any.
 
     `hidden_TH` is what the forward pass gave for the step's tokens, `sampled_rows` the numbers of the rows of
-    `logits_SV`.
+    `logits_SV`, which may be None where none of those asked.
     """
     asking = [number for number, row in enumerate(rows) if row.sequence.wants_extras]
     if not asking:
         return []
     found: dict[int, dict[str, Any]] = {number: {} for number in asking}
-    _add_logprobs(found, rows, sampled_rows, logits_SV, drawn_S)
+    if logits_SV is not None:
+        _add_logprobs(found, rows, sampled_rows, logits_SV, drawn)
     offsets = np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()
     for number in asking:
         row = rows[number]
@@ -44,7 +45,7 @@ def row_extras(
 
 
 def _add_logprobs(
-    found: dict[int, dict[str, Any]], rows: Seq[Row], sampled_rows: list[int], logits_SV: Tensor, drawn_S: np.ndarray
+    found: dict[int, dict[str, Any]], rows: Seq[Row], sampled_rows: list[int], logits_SV: Tensor, drawn: list[int]
 ) -> None:
     """Of the tokens just drawn, all rows that asked at once."""
     wanted = {number: rows[number].sequence.params.logprobs for number in sampled_rows if number in found}
@@ -53,8 +54,8 @@ def _add_logprobs(
         return
     counts = [count for count in wanted.values() if count is not None]
     num_top = -1 if min(counts) < 0 else max(counts)
-    drawn = torch.from_numpy(drawn_S[places]).to(logits_SV.device)
-    logprobs = token_logprobs(lambda span: logits_SV[places[span]], drawn, logits_SV.shape[1], num_top)
+    drawn_ids = torch.tensor([drawn[place] for place in places], device=logits_SV.device)
+    logprobs = token_logprobs(lambda span: logits_SV[places[span]], drawn_ids, logits_SV.shape[1], num_top)
     for place, (at, count) in enumerate(zip(places, counts, strict=True)):
         found[sampled_rows[at]]["logprobs"] = one_of(logprobs, place, count)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.worker.candidates import mask_candidates
 from eventlm.worker.logits_processors import process_logits
 from eventlm.worker.masks import Masks
@@ -30,21 +31,32 @@ SLICE_ENTRIES = 1 << 22
 _NOISE_ENTRIES = 1 << 17
 
 
-#: One token id a row from the whole vocabulary: logits float32 [S, V], temperatures float32 [S] (0: greedily), keys of
-#: the noise int32 [S, 2]. For equal scores the lowest id.
-Draw = Callable[[Tensor, np.ndarray, Tensor], Tensor]
+#: One token id a row from the whole vocabulary: of logits float32 [S, V]. For equal scores the lowest id.
+Draw = Callable[[Tensor, DrawRows], list[int]]
+#: The same of the hidden states behind the last layer, float32 [S, H], whose logits nobody needs.
+DrawNext = Callable[[Tensor, DrawRows], list[int]]
 
 
 class Sampler:
-    """Draws for the sequences in its table; `draw` in place of torch's operations."""
+    """Draws for the sequences in its table; `draw` and `draw_next`, if given, in place of torch's operations."""
 
-    def __init__(self, vocab_size: int, device: torch.device, draw: Draw | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, *, draw: Draw | None = None, draw_next: DrawNext | None = None
+    ) -> None:
         self.table = SamplingTable(vocab_size)
         self._device = device
         self._draw_whole = draw
+        self._draw_next = draw_next
         #: What of their needs keeps rows from being drawn together.
         self._drawn_apart = MASKED | PROCESSED | (GREEDY if draw is None else 0)
         self._hashed_ids_V = hash_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
+
+    def draw_next(self, hidden_SH: Tensor, sequences: Seq[Sequence]) -> list[int] | None:
+        """One token id for each of these different sequences; None if one of them needs its logits."""
+        if self._draw_next is None:
+            return None
+        rows = self.table.draw_rows(sequences)
+        return self._draw_next(hidden_SH, rows) if rows is not None else None
 
     def sample(
         self,
@@ -91,11 +103,10 @@ class Sampler:
         return torch.cat(drawn)
 
     def _draw_compiled(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
-        """Greedy rows among the others, as rows of temperature 0; where all are, no noise is needed."""
+        """Greedy rows among the others."""
         assert self._draw_whole is not None
-        is_greedy = rows.params["needs"] & GREEDY != 0
-        keys_S2 = torch.zeros(len(logits_SV), 2, dtype=torch.int32) if is_greedy.all() else self._keys(rows)
-        return self._draw_whole(logits_SV, np.where(is_greedy, 0.0, rows.params["temperature"]), keys_S2)
+        draws = DrawRows(rows.params["temperature"].tolist(), rows.params["key"].tolist(), rows.positions.tolist())
+        return torch.tensor(self._draw_whole(logits_SV, draws))
 
     def _draw_free(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
         """From the whole vocabulary."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import SequenceId
 from eventlm.worker.masks import Masks
@@ -26,7 +27,8 @@ GREEDY, MASKED = 1, 2
 ALLOWED, BANNED, BIASED, PENALIZED, GRAMMAR = 4, 8, 16, 32, 64
 PROCESSED = ALLOWED | BANNED | BIASED | PENALIZED | GRAMMAR
 
-#: top_k 0 and top_p infinity keep all; min_p as its logarithm, minus infinity if it keeps all.
+#: temperature 0 draws greedily; top_k 0 and top_p infinity keep all; min_p is its logarithm, minus infinity if it keeps
+#: all.
 PARAMS_DTYPE = np.dtype(
     [
         ("needs", np.uint8),
@@ -64,6 +66,14 @@ class TokenLists(NamedTuple):
     bad_words: tuple[tuple[int, ...], ...]
 
 
+class FreeDraw(NamedTuple):
+    """How a sequence draws from the whole vocabulary, once it has `min_tokens`; greedily at temperature 0."""
+
+    temperature: float
+    key: int
+    min_tokens: int
+
+
 class SampledRows(NamedTuple):
     """S rows that sample: their slots int64 [S], places in the output int64 [S], and parameters [S].
 
@@ -89,6 +99,8 @@ class SamplingTable:
         self._vocab_size = vocab_size
         self._params = np.zeros(16, dtype=PARAMS_DTYPE)
         self._slots: dict[SequenceId, int] = {}
+        #: Of the sequences that draw from the whole vocabulary, with nothing but `min_tokens` to change their logits.
+        self._free_draws: dict[SequenceId, FreeDraw] = {}
         self._free = list(range(len(self._params)))
         #: By slot.
         self.lists: dict[int, TokenLists] = {}
@@ -111,14 +123,16 @@ class SamplingTable:
         if needs & (ALLOWED | BANNED | BIASED) or params.min_tokens > num_output:
             self.lists[slot] = lists
         record["needs"] = needs
-        record["key"] = sequence_key(params.seed, sequence.id.index)
-        record["temperature"] = params.temperature or 1.0
+        record["key"] = key = sequence_key(params.seed, sequence.id.index)
+        record["temperature"] = temperature = 0.0 if needs & GREEDY else params.temperature
         record["top_k"] = params.top_k if params.top_k < self._vocab_size else 0
         record["top_p"] = params.top_p if params.top_p < 1.0 else np.inf
         record["log_min_p"] = np.log(params.min_p) if params.min_p > 0.0 else -np.inf
         record["min_tokens"] = params.min_tokens
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             record[name] = getattr(params, name)
+        if not needs & ~GREEDY:
+            self._free_draws[sequence.id] = FreeDraw(temperature, key, params.min_tokens)
         record["counts_row"] = -1
         if needs & PENALIZED:
             record["counts_row"] = self.counts.add(sequence.token_ids, sequence.num_prompt_tokens)
@@ -129,9 +143,26 @@ class SamplingTable:
         if slot is None:
             return
         self.lists.pop(slot, None)
+        self._free_draws.pop(identity, None)
         if self._params[slot]["needs"] & PENALIZED:
             self.counts.remove(int(self._params[slot]["counts_row"]))
         self._free.append(slot)
+
+    def draw_rows(self, sequences: Seq[Sequence]) -> DrawRows | None:
+        """How these draw; None if some do not from the whole vocabulary and from logits as the model gives them.
+
+        Without numpy, for what a step does between two passes over a small model's weights it does out of the
+        processor's caches, and this takes a quarter of the time then.
+        """
+        temperatures, keys, positions = [], [], []
+        for sequence in sequences:
+            draw, position = self._free_draws.get(sequence.id), sequence.position
+            if draw is None or position < draw.min_tokens:
+                return None
+            temperatures.append(draw.temperature)
+            keys.append(draw.key)
+            positions.append(position)
+        return DrawRows(temperatures, keys, positions)
 
     def rows(self, sequences: Seq[Sequence], masks: Masks | None = None) -> SampledRows:
         """What a step needs to sample these. `needs` has BANNED for those that may not end yet, too."""

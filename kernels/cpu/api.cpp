@@ -18,7 +18,7 @@ namespace {
 
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, eventlm::Shape, the order of Weight, Part or KVFormat. native.py takes a library with another for none.
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -28,6 +28,13 @@ std::int32_t run(Work&& work) {
   } catch (const std::bad_alloc&) {
     return 1;
   }
+}
+
+std::vector<eventlm::Draw> draws_of(std::int32_t num_rows, const float* temperatures, const std::uint64_t* keys,
+                                    const std::int64_t* positions) {
+  std::vector<eventlm::Draw> draws;
+  for (int row = 0; row < num_rows; row++) draws.emplace_back(temperatures[row], keys[row], positions[row]);
+  return draws;
 }
 
 }  // namespace
@@ -96,9 +103,17 @@ EVENTLM_EXPORT std::int32_t eventlm_logits(Decoder* decoder, const float* hidden
   return run([&] { decoder->logits(hidden, num_rows, out); });
 }
 
+// temperatures, keys, positions: of each row, see Draw.
 EVENTLM_EXPORT std::int32_t eventlm_draw(Decoder* decoder, const float* logits, std::int32_t num_rows,
-                                         const float* temperatures, const std::uint32_t* keys, std::int32_t* ids) {
-  return run([&] { decoder->draw(logits, num_rows, temperatures, keys, ids); });
+                                         const float* temperatures, const std::uint64_t* keys,
+                                         const std::int64_t* positions, std::int32_t* ids) {
+  return run([&] { decoder->draw(logits, draws_of(num_rows, temperatures, keys, positions), ids); });
+}
+
+EVENTLM_EXPORT std::int32_t eventlm_draw_next(Decoder* decoder, const float* hidden, std::int32_t num_rows,
+                                              const float* temperatures, const std::uint64_t* keys,
+                                              const std::int64_t* positions, std::int32_t* ids) {
+  return run([&] { decoder->draw_next(hidden, draws_of(num_rows, temperatures, keys, positions), ids); });
 }
 
 EVENTLM_EXPORT const std::int64_t* eventlm_times(const Decoder* decoder) { return decoder->times(); }

@@ -1,9 +1,6 @@
 #include "decoder.h"
 
-#include <chrono>
-
 #include "pointwise.h"
-#include "sampling.h"
 
 namespace eventlm {
 
@@ -14,24 +11,10 @@ constexpr int kOperationsPerLayer = 10;
 // Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so that
 // a result does not depend on who else is in the step.
 constexpr int kContextPerPass = 1024;
-constexpr std::size_t kRowsPerPiece = 4;
 // A member takes several passes of attention at a time: a share of all that they cost, and at most so many.
 constexpr int kPiecesPerMember = 4;
 constexpr std::size_t kMostPasses = 8;
-constexpr std::int32_t kIdsPerPiece = 8192;
-// So many are drawn from sooner than threads wake that have gone to sleep since the last product.
-constexpr std::size_t kMaxPiecesAlone = 24;
 constexpr float kLog2E = 1.44269504f;
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-template <class T>
-void grow(Aligned<T>& buffer, std::size_t size) {
-  if (buffer.size() < size) buffer.resize(size);
-}
 
 }  // namespace
 
@@ -316,65 +299,6 @@ void Decoder::combine(const Step& step, std::size_t row, int head) {
   }
   for (int d = 0; d < dim; d += kLanes) {
     attended_.put(step.first_token[row], head * dim + d, load<f32x16>(output + d) / sum);
-  }
-}
-
-void Decoder::norm(const float* hidden, int num_rows, float* out) const {
-  for (int row = 0; row < num_rows; row++, hidden += shape_.hidden_size, out += shape_.hidden_size) {
-    const float scale = inverse_rms(hidden, shape_.hidden_size, shape_.eps);
-    for (int i = 0; i < shape_.hidden_size; i++) out[i] = hidden[i] * scale * weights_.final_norm[i];
-  }
-}
-
-void Decoder::logits(const float* hidden, int num_rows, float* out) {
-  // The products below have one row at least.
-  if (num_rows == 0) return;
-  const std::size_t size = shape_.hidden_size, vocab = shape_.vocab_size;
-  reserve(num_rows);
-  Operation norms, products;
-  auto norm_row = [&](std::size_t row) {
-    rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps, normed_, row);
-    normed_.quantize(row);
-  };
-  auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
-    const std::size_t first = panel * kPanel;
-    float* to = out + row * vocab + first;
-    if (first + kPanel <= vocab) {
-      store(to, left);
-      store(to + kLanes, right);
-      return;
-    }
-    for (std::size_t i = 0; first + i < vocab; i++) to[i] = i < kLanes ? left[i] : right[i - kLanes];
-  };
-  last_ns_ = now_ns();
-  team_.run([&] {
-    norms.share(num_rows, kRowsPerPiece, norm_row);
-    multiply_shared(products, team_.size(), weights_.lm_head, normed_.rows(num_rows), put,
-                    [this] { lap(Part::lm_head); });
-  });
-}
-
-void Decoder::draw(const float* logits, int num_rows, const float* temperatures, const std::uint32_t* keys,
-                   std::int32_t* ids) {
-  const std::int32_t vocab = shape_.vocab_size;
-  const std::size_t num_parts = (vocab + kIdsPerPiece - 1) / kIdsPerPiece;
-  std::vector<Best> parts(num_rows * num_parts);
-  auto draw_part = [&](std::size_t item) {
-    const std::size_t row = item / num_parts;
-    const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerPiece;
-    parts[item] = eventlm::draw(logits + row * vocab, begin, std::min(begin + kIdsPerPiece, vocab), temperatures[row],
-                                keys[2 * row], keys[2 * row + 1]);
-  };
-  last_ns_ = now_ns();
-  Operation drawing;
-  auto draw_all = [&] { drawing.share(parts.size(), 1, draw_part, [this] { lap(Part::sample); }); };
-  parts.size() <= kMaxPiecesAlone ? draw_all() : team_.run(draw_all);
-  for (int row = 0; row < num_rows; row++) {
-    const auto first = parts.begin() + static_cast<std::ptrdiff_t>(row * num_parts);
-    ids[row] =
-        std::max_element(first, first + static_cast<std::ptrdiff_t>(num_parts), [](const Best& a, const Best& b) {
-          return a.score < b.score;
-        })->id;
   }
 }
 

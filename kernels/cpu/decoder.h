@@ -4,11 +4,13 @@
 // Weights are bf16 or int8 and packed, the residual stream and everything between the products is float32.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
 #include "attention.h"
 #include "linear.h"
+#include "sampling.h"
 #include "team.h"
 #include "weights.h"
 
@@ -27,6 +29,18 @@ enum class Part : std::int32_t {
   sample,
   count
 };
+
+constexpr std::size_t kRowsPerPiece = 4;
+
+inline std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+template <class T>
+void grow(Aligned<T>& buffer, std::size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
 
 // One row of a step: num_tokens tokens behind `start` others.
 struct StepRow {
@@ -57,8 +71,11 @@ class Decoder {
   void logits(const float* hidden, int num_rows, float* out);
 
   // One token id a row of logits [rows, vocab_size]: greedily at temperature 0, else by the noise of the row's two
-  // keys.
-  void draw(const float* logits, int num_rows, const float* temperatures, const std::uint32_t* keys, std::int32_t* ids);
+  // keys. The lowest of equals, 0 where there is no number above minus infinity.
+  void draw(const float* logits, const std::vector<Draw>& draws, std::int32_t* ids);
+
+  // The same of what `forward` gave, without its logits ever being written.
+  void draw_next(const float* hidden, const std::vector<Draw>& draws, std::int32_t* ids);
 
   // Nanoseconds since the start, by part.
   const std::int64_t* times() const { return times_; }
@@ -87,6 +104,8 @@ class Decoder {
                    const ContextRange& following, AttentionState& state);
   void combine_all(Operation& operation, const Step& step);
   void combine(const Step& step, std::size_t row, int head);
+  template <class Put, class Then>
+  void multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then);
   // Counts the time since the last call to a part. Operations call it as they end, one after the other.
   void lap(Part part);
 
@@ -103,6 +122,8 @@ class Decoder {
   RowBuffer normed_, attended_, inner_;
   std::vector<Item> items_;
   std::vector<std::int32_t> token_rows_, first_partials_;
+  // The best token of each piece of a row's logits.
+  Aligned<Best> winners_;
   // Of attention, an item and a head each: where each piece begins, and the end.
   std::vector<std::size_t> first_passes_;
   std::vector<Operation> operations_;

@@ -8,10 +8,9 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +52,17 @@ class StepRow(NamedTuple):
     block_table: array[int]
 
 
+class DrawRows(NamedTuple):
+    """How S rows draw: greedily where the temperature is 0, else with noise.
+
+    keys: of each row's sequence, 64 bits, see `eventlm.worker.noise`. positions: of the token in its output.
+    """
+
+    temperatures: Sequence[float]
+    keys: Sequence[int]
+    positions: Sequence[int]
+
+
 class CpuDecoder:
     """Weights are given one by one, then it runs, all in one thread at a time.
 
@@ -78,6 +88,7 @@ class CpuDecoder:
         weakref.finalize(self, self._functions.eventlm_free, self._handle)
         #: Where an embedding that is not the output matrix as well is read from, as it is.
         self._embedding: Tensor | None = None
+        self._hidden_TH = torch.empty(0, shape.hidden_size)
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
         if not shape.is_tied:
@@ -105,23 +116,32 @@ class CpuDecoder:
             self.weight_bytes[part] = self.weight_bytes.get(part, 0) + rows.numel() * self._weight_bytes
         self._functions.eventlm_load_matrix(self._handle, number, layer, rows.data_ptr(), first_row, len(rows))
 
-    def forward(self, token_ids_T: np.ndarray, rows: Sequence[StepRow], kv: Tensor) -> Tensor:
+    def forward(self, token_ids_T: Sequence[int], rows: Sequence[StepRow], kv: Tensor) -> Tensor:
         """The residual stream behind the last layer, float32 [T, H]; stores the rows' keys and values.
 
-        token_ids_T: the rows' tokens, one row after the other, int32. kv: [layers, 2, blocks, key-value heads, block
+        It is overwritten by the next call with as many tokens.
+
+        token_ids_T: the rows' tokens, one row after the other. kv: [layers, 2, blocks, key-value heads, block
         size, W] with W = head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only this
         decoder knows how it lays out what it stores there.
         """
         _, _, num_blocks, _, block_size, _ = kv.shape
+        # Arrays, for a step of a small model comes by here a hundred times a second with all of this out of the
+        # processor's caches, and numpy's ways are longer.
         starts, counts, tables = zip(*rows, strict=True)
-        starts_R, counts_R = np.array(starts, dtype=np.int32), np.array(counts, dtype=np.int32)
-        tables_R = np.array([table.buffer_info()[0] for table in tables], dtype=np.uintp)
-        hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
+        numbers = array("i", token_ids_T), array("i", starts), array("i", counts)
+        addresses = array("Q", [table.buffer_info()[0] for table in tables])
+        token_ids, starts_R, counts_R, tables_R = (values.buffer_info()[0] for values in (*numbers, addresses))
+        if len(self._hidden_TH) != len(token_ids_T):
+            self._hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
+        hidden_TH = self._hidden_TH
         self._functions.eventlm_forward(
             self._handle,
-            token_ids_T.ctypes.data,
+            token_ids,
             len(rows),
-            *(values.ctypes.data for values in (starts_R, counts_R, tables_R)),
+            starts_R,
+            counts_R,
+            tables_R,
             kv.data_ptr(),
             _KV_DTYPES.index(kv.dtype),
             num_blocks,
@@ -144,23 +164,20 @@ class CpuDecoder:
         self._functions.eventlm_logits(self._handle, hidden_SH.data_ptr(), len(hidden_SH), logits_SV.data_ptr())
         return logits_SV
 
-    def draw(self, logits_SV: Tensor, temperatures_S: np.ndarray, keys_S2: Tensor) -> Tensor:
-        """One token id a row, int32 [S], greedily where the temperature is 0, else with the noise of the row's keys.
+    def draw(self, logits_SV: Tensor, rows: DrawRows) -> list[int]:
+        """One token id a row of these logits, which are float32."""
+        return self._draw(self._functions.eventlm_draw, logits_SV, rows)
 
-        logits_SV: float32. temperatures_S: float32. keys_S2: int32, see `eventlm.worker.noise.noise_keys`.
-        """
-        logits_SV, keys_S2 = logits_SV.contiguous(), keys_S2.contiguous()
-        temperatures_S = np.ascontiguousarray(temperatures_S, dtype=np.float32)
-        ids_S = torch.empty(len(logits_SV), dtype=torch.int32)
-        self._functions.eventlm_draw(
-            self._handle,
-            logits_SV.data_ptr(),
-            len(logits_SV),
-            temperatures_S.ctypes.data,
-            keys_S2.data_ptr(),
-            ids_S.data_ptr(),
-        )
-        return ids_S
+    def draw_next(self, hidden_SH: Tensor, rows: DrawRows) -> list[int]:
+        """The same of the logits of what `forward` gave for these tokens, which are never written."""
+        return self._draw(self._functions.eventlm_draw_next, hidden_SH, rows)
+
+    def _draw(self, draw: Callable[..., None], values_S: Tensor, rows: DrawRows) -> list[int]:
+        values_S = values_S.contiguous()
+        ids = array("i", bytes(4 * len(rows.keys)))
+        arrays = array("f", rows.temperatures), array("Q", rows.keys), array("q", rows.positions), ids
+        draw(self._handle, values_S.data_ptr(), len(ids), *(values.buffer_info()[0] for values in arrays))
+        return ids.tolist()
 
     def times_ns(self) -> dict[str, int]:
         """Time since the start by part of the forward pass."""

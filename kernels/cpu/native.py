@@ -23,7 +23,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 1
+_INTERFACE = 2
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
@@ -132,6 +132,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_logits.restype = _raise_if_no_memory
     functions.eventlm_logits.argtypes = (c_void_p, c_void_p, c_int32, c_void_p)
     functions.eventlm_draw.restype = _raise_if_no_memory
-    functions.eventlm_draw.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p)
+    functions.eventlm_draw.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
+    functions.eventlm_draw_next.restype = _raise_if_no_memory
+    functions.eventlm_draw_next.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
     functions.eventlm_times.restype = POINTER(c_int64)
     functions.eventlm_times.argtypes = (c_void_p,)

@@ -50,22 +50,48 @@ EVENTLM_INLINE f32x16 gumbel_noise(u32x16 ids, std::uint32_t key_0, std::uint32_
   return -log_of(exponential);
 }
 
-// The best of the ids [begin, end) of a row; a temperature of 0 draws greedily. The first of equals.
-inline Best draw(const float* logits, std::int32_t begin, std::int32_t end, float temperature, std::uint32_t key_0,
-                 std::uint32_t key_1) {
-  const u32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const float scale = temperature > 0 ? 1.0f / temperature : 1.0f;
+// How a row's token is drawn: greedily at temperature 0, else with the noise of its sequence's key and of its place in
+// the output. The place steps through SplitMix64, as `noise_keys` has it.
+class Draw {
+ public:
+  Draw(float temperature, std::uint64_t key, std::int64_t position)
+      : scale_(temperature > 0 ? 1.0f / temperature : 1.0f), is_greedy_(!(temperature > 0)) {
+    std::uint64_t bits = key + (static_cast<std::uint64_t>(position) + 1) * 0x9e3779b97f4a7c15u;
+    bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
+    bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
+    bits ^= bits >> 31;
+    key_0_ = static_cast<std::uint32_t>(bits);
+    key_1_ = static_cast<std::uint32_t>(bits >> 32);
+  }
+
+  // What the best has the most of. A NaN is never the best, and so minus infinity.
+  EVENTLM_INLINE f32x16 scores(f32x16 logits, u32x16 ids) const {
+    f32x16 score = logits * scale_;
+    if (!is_greedy_) score += gumbel_noise(ids, key_0_, key_1_);
+    return score > splat(-INFINITY) ? score : splat(-INFINITY);
+  }
+
+ private:
+  float scale_;
+  bool is_greedy_;
+  std::uint32_t key_0_, key_1_;
+};
+
+constexpr u32x16 kLaneIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// The best of the ids [begin, end) of a row's logits. The first of equals.
+inline Best best_of(const Draw& draw, const float* logits, std::int32_t begin, std::int32_t end) {
   f32x16 scores = splat(-INFINITY);
   u32x16 best = {};
   for (std::int32_t id = begin; id < end; id += kLanes) {
-    const u32x16 ids = lanes + static_cast<std::uint32_t>(id);
-    f32x16 score = splat(-INFINITY);
+    f32x16 row = splat(-INFINITY);
     if (id + kLanes <= end) {
-      score = load<f32x16>(logits + id) * scale;
+      row = load<f32x16>(logits + id);
     } else {
-      for (int lane = 0; id + lane < end; lane++) score[lane] = logits[id + lane] * scale;
+      for (int lane = 0; id + lane < end; lane++) row[lane] = logits[id + lane];
     }
-    if (temperature > 0) score += gumbel_noise(ids, key_0, key_1);
+    const u32x16 ids = kLaneIds + static_cast<std::uint32_t>(id);
+    const f32x16 score = draw.scores(row, ids);
     const i32x16 is_better = score > scores;
     scores = is_better ? score : scores;
     best = is_better ? ids : best;
@@ -77,6 +103,19 @@ inline Best draw(const float* logits, std::int32_t begin, std::int32_t end, floa
     if (is_better || is_earlier) found = {scores[lane], static_cast<std::int32_t>(best[lane])};
   }
   return found;
+}
+
+// The best of the 32 ids from `first` on, of those below `end`.
+EVENTLM_INLINE Best best_of(const Draw& draw, f32x16 left, f32x16 right, std::int32_t first, std::int32_t end) {
+  const u32x16 ids = kLaneIds + static_cast<std::uint32_t>(first);
+  f32x16 low = draw.scores(left, ids), high = draw.scores(right, ids + kLanes);
+  if (first + 2 * kLanes > end) {
+    low = (i32x16)ids < end ? low : splat(-INFINITY);
+    high = (i32x16)ids + kLanes < end ? high : splat(-INFINITY);
+  }
+  const float most = max_of(vmax(low, high));
+  if (most == -INFINITY) return {};
+  return {most, first + first_lane(low == most, high == most)};
 }
 
 }  // namespace eventlm

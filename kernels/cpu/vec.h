@@ -202,6 +202,19 @@ EVENTLM_INLINE float max_of(f32x16 v) {
 #endif
 }
 
+// The number of the first of 32 lanes that is not zero, of which there is one.
+EVENTLM_INLINE int first_lane(i32x16 left, i32x16 right) {
+#if defined(__AVX512F__)
+  const auto mask = [](i32x16 lanes) { return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes); };
+  return __builtin_ctz(mask(left) | static_cast<unsigned>(mask(right)) << kLanes);
+#else
+  int lane = 0;
+  while (lane < kLanes && left[lane] == 0) lane++;
+  while (lane >= kLanes && right[lane - kLanes] == 0) lane++;
+  return lane;
+#endif
+}
+
 EVENTLM_INLINE bool any_above(f32x16 v, float bound) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;

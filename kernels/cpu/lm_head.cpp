@@ -1,0 +1,92 @@
+// What follows the layers: the last norm, the output matrix, and the draw of a token.
+#include "decoder.h"
+#include "pointwise.h"
+
+namespace eventlm {
+
+namespace {
+
+constexpr std::int32_t kIdsPerPiece = 8192;
+// So many are drawn from sooner than threads wake that have gone to sleep since the last product.
+constexpr std::size_t kMaxPiecesAlone = 24;
+
+// The first of the best.
+std::int32_t winner(const Best* of, std::size_t count) {
+  return std::max_element(of, of + count, [](const Best& a, const Best& b) { return a.score < b.score; })->id;
+}
+
+}  // namespace
+
+void Decoder::norm(const float* hidden, int num_rows, float* out) const {
+  for (int row = 0; row < num_rows; row++, hidden += shape_.hidden_size, out += shape_.hidden_size) {
+    const float scale = inverse_rms(hidden, shape_.hidden_size, shape_.eps);
+    for (int i = 0; i < shape_.hidden_size; i++) out[i] = hidden[i] * scale * weights_.final_norm[i];
+  }
+}
+
+// put(row, panel, left half, right half) takes the logits of what `forward` gave, then() is called by all members.
+template <class Put, class Then>
+void Decoder::multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then) {
+  // The products below have one row at least.
+  if (num_rows == 0) return;
+  const std::size_t size = shape_.hidden_size;
+  reserve(num_rows);
+  Operation norms, products;
+  auto norm_row = [&](std::size_t row) {
+    rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps, normed_, row);
+    normed_.quantize(row);
+  };
+  last_ns_ = now_ns();
+  team_.run([&] {
+    norms.share(num_rows, kRowsPerPiece, norm_row);
+    multiply_shared(products, team_.size(), weights_.lm_head, normed_.rows(num_rows), put,
+                    [this] { lap(Part::lm_head); });
+    then();
+  });
+}
+
+void Decoder::logits(const float* hidden, int num_rows, float* out) {
+  const std::size_t vocab = shape_.vocab_size;
+  auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    const std::size_t first = panel * kPanel;
+    float* to = out + row * vocab + first;
+    if (first + kPanel <= vocab) {
+      store(to, left);
+      store(to + kLanes, right);
+      return;
+    }
+    for (std::size_t i = 0; first + i < vocab; i++) to[i] = i < kLanes ? left[i] : right[i - kLanes];
+  };
+  multiply_lm_head(hidden, num_rows, put, [] {});
+}
+
+void Decoder::draw_next(const float* hidden, const std::vector<Draw>& draws, std::int32_t* ids) {
+  const std::size_t num_panels = weights_.lm_head.num_panels();
+  const int num_rows = static_cast<int>(draws.size());
+  grow(winners_, num_rows * num_panels);
+  auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    winners_[row * num_panels + panel] =
+        best_of(draws[row], left, right, static_cast<std::int32_t>(panel * kPanel), shape_.vocab_size);
+  };
+  Operation drawing;
+  auto draw_row = [&](std::size_t row) { ids[row] = winner(&winners_[row * num_panels], num_panels); };
+  multiply_lm_head(hidden, num_rows, put, [&] { drawing.share(num_rows, 1, draw_row, [this] { lap(Part::sample); }); });
+}
+
+void Decoder::draw(const float* logits, const std::vector<Draw>& draws, std::int32_t* ids) {
+  const std::int32_t vocab = shape_.vocab_size;
+  const std::size_t num_parts = (vocab + kIdsPerPiece - 1) / kIdsPerPiece, num_pieces = draws.size() * num_parts;
+  grow(winners_, num_pieces);
+  auto draw_part = [&](std::size_t item) {
+    const std::size_t row = item / num_parts;
+    const auto begin = static_cast<std::int32_t>(item % num_parts) * kIdsPerPiece;
+    winners_[item] = best_of(draws[row], logits + row * vocab, begin, std::min(begin + kIdsPerPiece, vocab));
+  };
+  last_ns_ = now_ns();
+  Operation drawing;
+  auto draw_all = [&] { drawing.share(num_pieces, 1, draw_part, [this] { lap(Part::sample); }); };
+  num_pieces <= kMaxPiecesAlone ? draw_all() : team_.run(draw_all);
+  for (std::size_t row = 0; row < draws.size(); row++) ids[row] = winner(&winners_[row * num_parts], num_parts);
+}
+
+}  // namespace eventlm
