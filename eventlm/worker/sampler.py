@@ -105,7 +105,8 @@ class Sampler:
     def _draw_compiled(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
         """Greedy rows among the others."""
         assert self._draw_whole is not None
-        draws = DrawRows(rows.params["temperature"].tolist(), rows.params["key"].tolist(), rows.positions.tolist())
+        temperatures = np.where(rows.params["needs"] & GREEDY, 0.0, rows.params["temperature"])
+        draws = DrawRows(temperatures.tolist(), rows.params["key"].tolist(), rows.positions.tolist())
         return torch.tensor(self._draw_whole(logits_SV, draws))
 
     def _draw_free(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:

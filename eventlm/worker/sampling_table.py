@@ -27,8 +27,7 @@ GREEDY, MASKED = 1, 2
 ALLOWED, BANNED, BIASED, PENALIZED, GRAMMAR = 4, 8, 16, 32, 64
 PROCESSED = ALLOWED | BANNED | BIASED | PENALIZED | GRAMMAR
 
-#: temperature 0 draws greedily; top_k 0 and top_p infinity keep all; min_p is its logarithm, minus infinity if it keeps
-#: all.
+#: top_k 0 and top_p infinity keep all; min_p as its logarithm, minus infinity if it keeps all.
 PARAMS_DTYPE = np.dtype(
     [
         ("needs", np.uint8),
@@ -124,7 +123,7 @@ class SamplingTable:
             self.lists[slot] = lists
         record["needs"] = needs
         record["key"] = key = sequence_key(params.seed, sequence.id.index)
-        record["temperature"] = temperature = 0.0 if needs & GREEDY else params.temperature
+        record["temperature"] = params.temperature or 1.0
         record["top_k"] = params.top_k if params.top_k < self._vocab_size else 0
         record["top_p"] = params.top_p if params.top_p < 1.0 else np.inf
         record["log_min_p"] = np.log(params.min_p) if params.min_p > 0.0 else -np.inf
@@ -132,7 +131,9 @@ class SamplingTable:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             record[name] = getattr(params, name)
         if not needs & ~GREEDY:
-            self._free_draws[sequence.id] = FreeDraw(temperature, key, params.min_tokens)
+            self._free_draws[sequence.id] = FreeDraw(
+                0.0 if needs & GREEDY else params.temperature, key, params.min_tokens
+            )
         record["counts_row"] = -1
         if needs & PENALIZED:
             record["counts_row"] = self.counts.add(sequence.token_ids, sequence.num_prompt_tokens)

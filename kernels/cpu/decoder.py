@@ -88,7 +88,6 @@ class CpuDecoder:
         weakref.finalize(self, self._functions.eventlm_free, self._handle)
         #: Where an embedding that is not the output matrix as well is read from, as it is.
         self._embedding: Tensor | None = None
-        self._hidden_TH = torch.empty(0, shape.hidden_size)
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
         if not shape.is_tied:
@@ -119,8 +118,6 @@ class CpuDecoder:
     def forward(self, token_ids_T: Sequence[int], rows: Sequence[StepRow], kv: Tensor) -> Tensor:
         """The residual stream behind the last layer, float32 [T, H]; stores the rows' keys and values.
 
-        It is overwritten by the next call with as many tokens.
-
         token_ids_T: the rows' tokens, one row after the other. kv: [layers, 2, blocks, key-value heads, block
         size, W] with W = head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only this
         decoder knows how it lays out what it stores there.
@@ -132,9 +129,7 @@ class CpuDecoder:
         numbers = array("i", token_ids_T), array("i", starts), array("i", counts)
         addresses = array("Q", [table.buffer_info()[0] for table in tables])
         token_ids, starts_R, counts_R, tables_R = (values.buffer_info()[0] for values in (*numbers, addresses))
-        if len(self._hidden_TH) != len(token_ids_T):
-            self._hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
-        hidden_TH = self._hidden_TH
+        hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
         self._functions.eventlm_forward(
             self._handle,
             token_ids,

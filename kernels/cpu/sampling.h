@@ -55,7 +55,7 @@ EVENTLM_INLINE f32x16 gumbel_noise(u32x16 ids, std::uint32_t key_0, std::uint32_
 class Draw {
  public:
   Draw(float temperature, std::uint64_t key, std::int64_t position)
-      : scale_(temperature > 0 ? 1.0f / temperature : 1.0f), is_greedy_(!(temperature > 0)) {
+      : scale_(1.0f / temperature), is_greedy_(!(temperature > 0)) {
     std::uint64_t bits = key + (static_cast<std::uint64_t>(position) + 1) * 0x9e3779b97f4a7c15u;
     bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
     bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
@@ -64,10 +64,10 @@ class Draw {
     key_1_ = static_cast<std::uint32_t>(bits >> 32);
   }
 
-  // What the best has the most of. A NaN is never the best, and so minus infinity.
+  // The best has the most. A NaN never is, and so minus infinity. One expression, so that all who call this get the
+  // same bits.
   EVENTLM_INLINE f32x16 scores(f32x16 logits, u32x16 ids) const {
-    f32x16 score = logits * scale_;
-    if (!is_greedy_) score += gumbel_noise(ids, key_0_, key_1_);
+    const f32x16 score = is_greedy_ ? logits : logits * scale_ + gumbel_noise(ids, key_0_, key_1_);
     return score > splat(-INFINITY) ? score : splat(-INFINITY);
   }
 

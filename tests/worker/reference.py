@@ -59,13 +59,20 @@ class Schedule:
         self._step = 0
         self._captured: list[torch.Tensor] = []
         self.extras: dict[Key, list[RowExtras]] = {}
-        sample = runner._sampler.sample
+        sample, draw_next = runner._sampler.sample, runner._sampler.draw_next
 
         def capture(logits: torch.Tensor, sequences: Any, **options: Any) -> Any:
             self._captured = list(logits.clone())
             return sample(logits, sequences, **options)
 
+        def capture_next(hidden: torch.Tensor, sequences: Any) -> Any:
+            # Where tokens are drawn without logits, those that there would be.
+            drawn = draw_next(hidden, sequences)
+            self._captured = list(runner._forward.logits(hidden)) if drawn is not None else []
+            return drawn
+
         monkeypatch.setattr(runner._sampler, "sample", capture)
+        monkeypatch.setattr(runner._sampler, "draw_next", capture_next)
 
     def step(
         self,

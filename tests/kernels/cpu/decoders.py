@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -174,7 +173,7 @@ class CompiledDecoder:
             )
             for piece in pieces
         ]
-        return self.decoder.forward(np.array(token_ids, dtype=np.int32), rows, self._kv)
+        return self.decoder.forward(token_ids, rows, self._kv)
 
     def run(
         self, sequences: Sequence[Sequence[int]], tables: Sequence[list[int]], steps: Sequence[Sequence[Piece]]

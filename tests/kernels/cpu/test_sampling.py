@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from eventlm.kernels.cpu.decoder import CpuDecoder
+from eventlm.kernels.cpu.decoder import CpuDecoder, DrawRows
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.loader import load_cpu_decoder
 from eventlm.worker.noise import hash_ids, negative_gumbel_noise, noise_keys
@@ -20,22 +20,30 @@ VOCAB = 17_003
 
 
 @pytest.fixture(params=available_builds() or [pytest.param("", marks=pytest.mark.skip(reason="nothing is compiled"))])
-def decoder(tmp_path: Path, request: pytest.FixtureRequest) -> CpuDecoder:
+def build(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def decoder(tmp_path: Path, build: str) -> CpuDecoder:
     folder = write_checkpoint(tmp_path, Shape(vocab=VOCAB, hidden=16))
-    return load_cpu_decoder(folder, request.param, max_positions=16, num_threads=2)
+    return load_cpu_decoder(folder, build, max_positions=16, num_threads=2)
 
 
-def keys_of(num_rows: int) -> Tensor:
-    return noise_keys(np.arange(num_rows, dtype=np.uint64) * 7919, np.arange(num_rows), torch.device("cpu"))
+def rows_of(temperatures: Sequence[float]) -> DrawRows:
+    """Rows of different sequences, at different places of their outputs."""
+    places = range(len(temperatures))
+    return DrawRows(temperatures, [(number * 7919) << 40 for number in places], places)
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 def test_draws_are_those_of_the_same_noise_in_torch(decoder: CpuDecoder, spread: float) -> None:
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(0)) * spread
-    temperatures, keys = np.linspace(0.3, 2, 40, dtype=np.float32), keys_of(40)
+    rows = rows_of(np.linspace(0.3, 2, 40).tolist())
+    keys = noise_keys(np.array(rows.keys, dtype=np.uint64), np.array(rows.positions), torch.device("cpu"))
     noise = negative_gumbel_noise(keys, hash_ids(torch.arange(VOCAB, dtype=torch.int32)))
-    scores = logits / torch.from_numpy(temperatures)[:, None] - noise
-    drawn = decoder.draw(logits, temperatures, keys).long()[:, None]
+    scores = logits / torch.tensor(rows.temperatures)[:, None] - noise
+    drawn = torch.tensor(decoder.draw(logits, rows))[:, None]
     # The logarithms differ in their last bits.
     assert (scores.amax(dim=-1, keepdim=True) - scores.gather(1, drawn)).max() < 1e-4
     assert (drawn[:, 0] == scores.argmax(dim=-1)).sum() >= 39
@@ -46,32 +54,60 @@ def test_the_first_of_the_largest_is_drawn_greedily(decoder: CpuDecoder) -> None
     logits[0, VOCAB - 1] = 9.0
     logits[1, :] = -torch.inf
     logits[1, 12_345] = -3.0
-    drawn = decoder.draw(logits, np.zeros(8), keys_of(8))
-    assert drawn.tolist() == [int((row == row.max()).nonzero()[0]) for row in logits]
+    drawn = decoder.draw(logits, rows_of([0.0] * 8))
+    assert drawn == [int((row == row.max()).nonzero()[0]) for row in logits]
 
 
 def test_what_is_masked_is_never_drawn(decoder: CpuDecoder) -> None:
     logits = torch.full((20, VOCAB), -torch.inf)
     logits[:, 16_990:] = 0.0
-    drawn = decoder.draw(logits, np.full(20, 5.0), keys_of(20))
-    assert drawn.min() >= 16_990
-    assert len(set(drawn.tolist())) > 5
+    drawn = decoder.draw(logits, rows_of([5.0] * 20))
+    assert min(drawn) >= 16_990
+    assert len(set(drawn)) > 5
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
 def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary(decoder: CpuDecoder, value: float) -> None:
     """All of them, all but one, or one, at the vocabulary's ends; and no row changes another's draw."""
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(3))
-    expected = decoder.draw(logits, np.linspace(0, 2, 8), keys_of(8))
+    rows = rows_of(np.linspace(0, 2, 8).tolist())
+    expected = decoder.draw(logits, rows)
     logits[:2] = value
     logits[2:4, 1:] = value
     logits[4:6, : VOCAB - 1] = value
     logits[6, VOCAB - 1] = value
-    drawn = decoder.draw(logits, np.linspace(0, 2, 8), keys_of(8))
-    assert drawn.min() >= 0
-    assert drawn.max() < VOCAB
+    drawn = decoder.draw(logits, rows)
+    assert min(drawn) >= 0
+    assert max(drawn) < VOCAB
     assert drawn[7] == expected[7]
     if value != torch.inf:
-        assert drawn[2:6].tolist() == [0, 0, VOCAB - 1, VOCAB - 1]
+        assert drawn[2:6] == [0, 0, VOCAB - 1, VOCAB - 1]
     for row in range(8):
-        assert decoder.draw(logits[row : row + 1], np.array([row * 2 / 7]), keys_of(8)[row : row + 1]) == drawn[row]
+        alone = DrawRows(*([values[row]] for values in rows))
+        assert decoder.draw(logits[row : row + 1], alone) == [drawn[row]]
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, 40, 100])
+def test_a_draw_without_logits_is_that_of_the_logits(
+    tmp_path: Path, build: str, num_rows: int, quantization: str
+) -> None:
+    """Greedy rows and others; a row that is not a number draws the first id."""
+    folder = write_checkpoint(tmp_path, Shape(vocab=VOCAB, hidden=48))
+    decoder = load_cpu_decoder(folder, build, quantization=quantization, max_positions=16, num_threads=2)
+    hidden = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(num_rows))
+    hidden[num_rows // 2, 5] = torch.nan if num_rows > 2 else 1.0
+    rows = rows_of([0.0 if row % 3 == 0 else row * 0.1 for row in range(num_rows)])
+    drawn = decoder.draw_next(hidden, rows)
+    assert drawn == decoder.draw(decoder.logits(hidden), rows)
+    assert len(set(drawn)) > num_rows * 0.9 - 1
+    if num_rows > 2:
+        assert drawn[num_rows // 2] == 0
+
+
+def test_equal_logits_draw_the_first_id_and_no_rows_draw_nothing(tmp_path: Path, build: str) -> None:
+    folder = write_checkpoint(tmp_path, Shape(vocab=VOCAB, hidden=16))
+    decoder = load_cpu_decoder(folder, build, max_positions=16, num_threads=2)
+    assert decoder.draw_next(torch.zeros(3, 16), rows_of([0.0] * 3)) == [0, 0, 0]
+    assert decoder.draw_next(torch.zeros(0, 16), rows_of([])) == []
+    assert decoder.draw(torch.zeros(0, VOCAB), rows_of([])) == []
