@@ -130,10 +130,9 @@ class SamplingTable:
         record["min_tokens"] = params.min_tokens
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             record[name] = getattr(params, name)
-        if not needs & ~GREEDY:
-            self._free_draws[sequence.id] = FreeDraw(
-                0.0 if needs & GREEDY else params.temperature, key, params.min_tokens
-            )
+        if not needs & ~GREEDY and not params.grammar:
+            temperature = 0.0 if needs & GREEDY else params.temperature
+            self._free_draws[sequence.id] = FreeDraw(temperature, key, params.min_tokens)
         record["counts_row"] = -1
         if needs & PENALIZED:
             record["counts_row"] = self.counts.add(sequence.token_ids, sequence.num_prompt_tokens)

@@ -54,6 +54,40 @@ def test_min_tokens_is_over_when_the_output_is_long_enough() -> None:
     assert found == [BANNED, BANNED, 0, 0]
 
 
+def test_who_draws_from_logits_as_the_model_gives_them() -> None:
+    table = SamplingTable(100)
+    free = [
+        sequence(1, seed=5, output=[7], temperature=0.7),
+        sequence(2, top_k=1),
+        sequence(3, temperature=0.0, seed=1),
+    ]
+    late = sequence(4, min_tokens=2, eos_token_ids=(0,), output=[9])
+    bound = [
+        sequence(number + 5, **params)
+        for number, params in enumerate(
+            [
+                {"top_k": 5},
+                {"logit_bias": ((3, 1.0),)},
+                {"frequency_penalty": 1.0},
+                {"bad_words": ((3,),)},
+                {"grammar": "g"},
+            ]
+        )
+    ]
+    for each in [*free, late, *bound]:
+        table.add(each)
+    rows = table.draw_rows(free)
+    assert rows is not None
+    assert list(rows.temperatures) == [0.7, 0.0, 0.0]
+    assert list(rows.keys) == table.rows(free).params["key"].tolist()
+    assert list(rows.positions) == [1, 0, 0]
+    assert all(table.draw_rows([free[0], each]) is None for each in [*bound, late])
+    late.token_ids.append(9)
+    assert table.draw_rows([late]) is not None
+    table.remove(free[0].id)
+    assert table.draw_rows(free) is None
+
+
 def test_only_those_who_use_penalties_are_counted() -> None:
     table = SamplingTable(100)
     plain, penalized = sequence(1), sequence(2, presence_penalty=1.0)
