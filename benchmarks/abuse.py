@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,11 +138,11 @@ def _outcomes(found: Counter[str]) -> str:
     return ", ".join(f"{status} {number}" for status, number in sorted(found.items()))
 
 
-def figures(url: str) -> dict[str, float]:
-    """Sums of the samples of /metrics."""
+def figures(url: str) -> defaultdict[str, float]:
+    """Sums of the samples of /metrics; 0 for what has none."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_SECONDS) as reply:
         text = reply.read().decode()
-    sums: Counter[str] = Counter()
+    sums: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             sums[sample.name] += sample.value

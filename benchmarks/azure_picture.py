@@ -30,11 +30,16 @@ from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.typing import LineStyleType
 
 POLICIES = ("fcfs", "edf", "lrs")
 BATCHERS = ("fixed", "dynamic", "space_sharing")
 COLOURS = {"fcfs": "#c44e52", "edf": "#dd8f2e", "lrs": "#2f6db3"}
-STYLES = {"fixed": (":", "o"), "dynamic": ("--", "s"), "space_sharing": ("-", "D")}
+STYLES: dict[str, tuple[LineStyleType, str]] = {
+    "fixed": (":", "o"),
+    "dynamic": ("--", "s"),
+    "space_sharing": ("-", "D"),
+}
 QUANTILES = ("p50", "p99")
 SEED = 0
 LONG_OUTPUT_TOKENS = 100

@@ -19,7 +19,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from eventlm.bus.log_reader import LogLine
 from eventlm.config import CoreConfig
@@ -71,6 +71,14 @@ def make_header(policy: str, running: int, max_tokens: int) -> Header:
     )
 
 
+class Stamp(TypedDict):
+    """Where a fact stands in the log: its number, its time in nanoseconds, and how many events its tick has."""
+
+    s: int
+    ts: int
+    p: int
+
+
 class Run:
     """Feeds a core and keeps the events it saw and made."""
 
@@ -89,7 +97,7 @@ class Run:
         launches = [decision for decision in decisions if isinstance(decision, Launched)]
         return (launches[0] if launches else None), took
 
-    def next(self) -> dict[str, int]:
+    def next(self) -> Stamp:
         """Stamp of the next fact."""
         self.now_ns += 1_000_000
         return {"s": self.core.next_seq, "ts": self.now_ns, "p": 1}

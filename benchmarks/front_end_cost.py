@@ -181,11 +181,11 @@ def print_profile(name: str, output: Path) -> None:
     own: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for line in output.read_text().splitlines():
-        stack, _, count = line.rpartition(" ")
+        stack, _, number = line.rpartition(" ")
         frames = [re.sub(r":\d+\)$", ")", frame) for frame in stack.split(";")]
-        own[frames[-1]] += int(count)
+        own[frames[-1]] += int(number)
         for frame in set(frames):
-            total[frame] += int(count)
+            total[frame] += int(number)
     num_samples = sum(own.values()) or 1
     print(f"\n{name}: {num_samples} samples\n{'own':>7}{'with callees':>14}")
     for frame, count in own.most_common(22):

@@ -148,7 +148,7 @@ def _make_venv(peers: Peers) -> None:
     run_step(
         "make the peers' environment", [sys.executable, "-m", "venv", venv], venv.with_suffix(".log"), timeout_s=300
     )
-    pip = [peers.python, "-m", "pip"]
+    pip: list[str | Path] = [peers.python, "-m", "pip"]
     log = peers.folder / "install.log"
     run_step("install OpenVINO and the converters", [*pip, "install", *wanted], log, timeout_s=INSTALL_SECONDS)
     # optimum-intel asks for one; built for another torch than ours, it stops transformers from loading, and no language
@@ -165,7 +165,7 @@ def _unpack_llama_cpp(peers: Peers) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     package = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
-    fetch = [
+    fetch: list[str | Path] = [
         peers.python,
         "-m",
         "pip",
@@ -204,7 +204,7 @@ def _build_llama_server(peers: Peers) -> None:
     if not (peers.llama_source / "tools" / "server").exists():
         raise SetupError(f"{peers.llama_source} has no tools/server: this sdist cannot build llama-server")
     tools, build = peers.python.parent, peers.llama_server.parents[1]
-    configure = [tools / "cmake", "-S", peers.llama_source, "-B", build, "-G", "Ninja", *CMAKE_FLAGS]
+    configure: list[str | Path] = [tools / "cmake", "-S", peers.llama_source, "-B", build, "-G", "Ninja", *CMAKE_FLAGS]
     ninja = tools / "ninja"
     log = build.with_suffix(".log")
     run_step("configure llama.cpp", [*configure, f"-DCMAKE_MAKE_PROGRAM={ninja}"], log, timeout_s=600)

@@ -90,7 +90,7 @@ class Score(NamedTuple):
     def plus(self, other: Score) -> Score:
         """Of the tokens of both."""
         largest = max(self.max_divergence, other.max_divergence)
-        return Score(*(one + two for one, two in zip(self, other, strict=True)))._replace(max_divergence=largest)
+        return Score._make(one + two for one, two in zip(self, other, strict=True))._replace(max_divergence=largest)
 
     @property
     def perplexity(self) -> float:

@@ -29,4 +29,4 @@ def save_random_qwen(folder: Path) -> None:
         pad_token_id=2,
     )
     torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)

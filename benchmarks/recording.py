@@ -16,7 +16,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import uvloop
 
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     model = arguments.model or str(pull())
-    rounds: dict[str, list[Round]] = {"wait": [], "gap": [], "none": []}
+    rounds: dict[Literal["wait", "gap", "none"], list[Round]] = {"wait": [], "gap": [], "none": []}
     for _ in range(arguments.rounds):
         for mode, results in rounds.items():
             with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import uvloop
 
@@ -45,6 +45,9 @@ MAX_MODEL_LEN = 1024
 #: Of the tokens asked for, what the control gets, at most so many: it takes a step for each row.
 CONTROL_SHARE, MAX_CONTROL_TOKENS = 0.2, 4000
 
+#: Of weights and KV cache.
+Dtype = Literal["bfloat16", "float16", "float32"]
+
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.0}
 MASKED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "top_k": 50}
@@ -64,7 +67,7 @@ class Load(NamedTuple):
     prefix_tokens: int = 0
     n: int = 1
     replicas: int = 1
-    cpu_kernels: str = "auto"
+    worker: WorkerConfig = WorkerConfig()
 
 
 LOADS = [
@@ -77,14 +80,14 @@ LOADS = [
     Load("shared prefixes, n=2", 0.14, 32, [DRAWN, MASKED], prefix_tokens=144, n=2),
     Load("two replicas", 0.10, 16, [DRAWN, GREEDY], replicas=2),
 ]
-CONTROL = Load("control: rows alone", 1.0, 16, [GREEDY, DRAWN], cpu_kernels="torch")
+CONTROL = Load("control: rows alone", 1.0, 16, [GREEDY, DRAWN], worker=WorkerConfig(cpu_kernels="torch"))
 
 
 class Outcome(NamedTuple):
     """A load that was recorded and executed again. Times are wall times in seconds."""
 
     load: Load
-    dtype: str
+    dtype: Dtype
     num_preemptions: int
     record_s: float
     execute_s: float
@@ -106,13 +109,13 @@ def requests(load: Load, num_tokens: int, vocab_size: int) -> Iterator[EngineReq
         number += 1
 
 
-async def record(load: Load, model: str, dtype: str, num_tokens: int, folder: Path) -> Path:
+async def record(load: Load, model: str, dtype: Dtype, num_tokens: int, folder: Path) -> Path:
     """Run the load, all of it submitted at once; the run's folder."""
     config = Config(
         model=ModelConfig(model=model, dtype=dtype),
         cache=CacheConfig(num_blocks=load.num_blocks),
         scheduler=SchedulerConfig(max_num_seqs=load.max_num_seqs, replicas=load.replicas),
-        worker=WorkerConfig(cpu_kernels=load.cpu_kernels),
+        worker=load.worker,
         record=RecordConfig(record=str(folder), record_tokens=True, record_keep="1TiB", validate_every=0),
     )
     longest = min(MAX_MODEL_LEN, (load.num_blocks - 1) * config.cache.block_size)
@@ -133,7 +136,7 @@ async def record(load: Load, model: str, dtype: str, num_tokens: int, folder: Pa
     return engine.run_folder
 
 
-def run(load: Load, model: str, dtype: str, num_tokens: int, folder: Path, **options: Any) -> Outcome:
+def run(load: Load, model: str, dtype: Dtype, num_tokens: int, folder: Path, **options: Any) -> Outcome:
     """Record a load, and execute it again with `options`."""
     start = time.perf_counter()
     run_folder = uvloop.run(record(load, model, dtype, num_tokens, folder))

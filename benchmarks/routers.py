@@ -18,6 +18,7 @@ import argparse
 import heapq
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from eventlm.bus.bus import Bus
@@ -198,7 +199,7 @@ def measure(router: str, workload: Workload, *, num_replicas: int = 4, slack: fl
 
     cluster.at(0, lambda: None)
     for time_ns, request in arrivals:
-        cluster.at(time_ns, lambda request=request: submit(request))
+        cluster.at(time_ns, partial(submit, request))
     cluster.run()
     assert num_finished == len(ttft_ns) == workload.num_requests
     return Outcome(

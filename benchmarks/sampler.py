@@ -62,8 +62,9 @@ def make_sequences(batch: int, vocab_size: int, params: dict[str, Any]) -> list[
 
 def prepare(case: dict[str, Any], logits: torch.Tensor) -> Callable[[], Any]:
     """One step's sampling of this case."""
-    sequences = make_sequences(*logits.shape, case)
-    sampler = Sampler(logits.shape[1], logits.device)
+    batch, vocab_size = logits.shape
+    sequences = make_sequences(batch, vocab_size, case)
+    sampler = Sampler(vocab_size, logits.device)
     for sequence in sequences:
         sampler.table.add(sequence)
     return lambda: sampler.sample(logits, sequences)

@@ -26,6 +26,7 @@ from tests.server.conftest import Reply, exchange
 
 #: For everything that a busy machine may delay.
 PATIENCE_SECONDS = 120.0
+CLIENT_SETTINGS: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS}
 
 
 def wait_until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
@@ -124,12 +125,10 @@ class Server:
         return self.folder / "runs" / "latest" / "trace.jsonl"
 
     def client(self, **settings: Any) -> openai.OpenAI:
-        settings = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS} | settings
-        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+        return openai.OpenAI(base_url=f"{self.url}/v1", **(CLIENT_SETTINGS | settings))
 
     def async_client(self, **settings: Any) -> openai.AsyncOpenAI:
-        settings = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS} | settings
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **settings)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **(CLIENT_SETTINGS | settings))
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None

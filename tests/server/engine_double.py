@@ -7,8 +7,8 @@ import functools
 import math
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, cast
 
 from msgspec import UNSET
 
@@ -109,7 +109,7 @@ class EngineDouble:
         self.keep(seconds=0)
         self._sinks: list[Sink] = []
         self.store = MetricsStore()
-        self._ends: dict[tuple[int, int], asyncio.Future[tuple[FinishReason, int | None]]] = {}
+        self._ends: dict[tuple[int, int], asyncio.Future[tuple[FinishReason | Literal[""], int | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def now_ns(self) -> int:
@@ -273,7 +273,7 @@ class EngineDouble:
             if logprobs is not None and chunks[which]:
                 put(PromptLogprobsOutput(index, starts[which], logprobs))
 
-    def _steps(self, request: EngineRequest, index: int):
+    def _steps(self, request: EngineRequest, index: int) -> Iterator[list[int]]:
         steps = self.script(request, index)
         yield from steps
         while self.script_end is None:
@@ -283,7 +283,7 @@ class EngineDouble:
         self.text_ends.append((request, index, position, reason))
         end = self._ends[request, index]
         if not end.done():
-            end.set_result((reason, position))
+            end.set_result((cast('FinishReason | Literal[""]', reason), position))
 
     def cancel(self, request: int, reason: str) -> None:
         self.cancelled.append((request, reason))
