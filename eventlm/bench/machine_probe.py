@@ -7,8 +7,8 @@ prints a `Machine` as JSON. Takes about two seconds, one of them to import torch
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import EventLMError
+from eventlm.models.child_process import last_line
 
 #: Larger than any processor's cache: 256 MiB in float32.
 _SIDE = 8192
@@ -32,14 +33,33 @@ class Machine(Struct, frozen=True, kw_only=True):
     flops_per_second: float
 
 
-def probe(num_threads: int) -> Machine:
-    """Measure in a process of its own, so that this one does not load torch."""
-    command = [sys.executable, "-P", "-m", "eventlm.bench.machine_probe", str(num_threads)]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+async def probe(num_threads: int) -> Machine:
+    """Measure in a process of its own, so that this one does not load torch. Raises EventLMError if that fails. If the
+    caller is cancelled, the process is ended.
+    """
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "eventlm.bench.machine_probe",
+        str(num_threads),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        # Ctrl-C is for us.
+        start_new_session=True,
+    )
+    try:
+        output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = last_line(errors.decode(errors="replace"), process.returncode)
         raise EventLMError(f"this machine's memory and multipliers could not be measured: {last}")
-    return msgspec.json.decode(done.stdout, type=Machine)
+    return msgspec.json.decode(output, type=Machine)
 
 
 def measure(num_threads: int) -> Machine:

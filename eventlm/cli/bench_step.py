@@ -159,7 +159,7 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
     from eventlm.models.config import read_config
 
     # Before the worker has its threads.
-    machine = await asyncio.to_thread(probe, worker_setups(engine.setup)[0].threads)
+    machine = await probe(worker_setups(engine.setup)[0].threads)
     await engine.start()
     host = engine.worker_host
     model = None

@@ -6,15 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from eventlm.errors import EventLMError
 from tests.cli.conftest import RunHere
-from tests.serving import PATIENCE_SECONDS, Server, command, wait_until
+from tests.serving import PATIENCE_SECONDS, Server, children, command, is_running, wait_until
 
 FAST = ("--no-ceiling", "--input-len", "16", "--output-len", "8")
 
@@ -42,6 +40,10 @@ def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     process = start(*arguments, cwd=cwd)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def lines_of(report: str) -> dict[str, str]:
@@ -216,13 +218,13 @@ def test_step_refuses(run_here: RunHere, flags: tuple[str, ...], complaint: str)
     assert complaint in err
 
 
-def test_step_is_stopped_while_the_machine_is_measured(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends the process that measures, too, and that is no error to be told."""
-
-    def probe(_: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
-        raise EventLMError("this machine's memory and multipliers could not be measured: KeyboardInterrupt")
-
-    monkeypatch.setattr("eventlm.bench.machine_probe.probe", probe)
-    assert run_here("bench", "step", "--model", "fake") == (130, "", "")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_step_is_stopped_while_the_machine_is_measured(tmp_path: Path, number: int) -> None:
+    """However long the process that measures would take."""
+    process = start("step", "--model", "fake", cwd=tmp_path)
+    [measuring] = wait_until(lambda: [pid for pid in children(process.pid) if "machine_probe" in command_line(pid)])
+    os.kill(measuring, signal.SIGSTOP)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, out, err) == (128 + number, "", "")
+    assert not is_running(measuring)
