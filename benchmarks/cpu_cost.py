@@ -37,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.random_qwen import save_random_qwen
 from eventlm.bench.machine_probe import Machine, measure
 from eventlm.bench.step_floor import StepShape, floor_ns, step_work, total
-from eventlm.cli.table import table
 from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu.native import BUILDS
@@ -52,6 +51,7 @@ from eventlm.models.config import (
 )
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.sampler_params import SamplerParams
+from eventlm.table import table
 from eventlm.types import ceil_div
 from eventlm.worker.forward import Forward, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup

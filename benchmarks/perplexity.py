@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eventlm.cli.table import table
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.cores import usable_cores
@@ -35,6 +34,7 @@ from eventlm.models.config import read_config
 from eventlm.models.pull import pull
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.table import table
 from eventlm.types import ceil_div
 from eventlm.worker.forward import make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup

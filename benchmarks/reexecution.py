@@ -30,7 +30,6 @@ import uvloop
 
 from eventlm.bus.trace_info import info
 from eventlm.cli.logging_setup import configure_logging
-from eventlm.cli.table import table
 from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.request import EngineRequest
@@ -40,6 +39,7 @@ from eventlm.models.pull import pull
 from eventlm.replay.execute import ExecuteResult, execute
 from eventlm.replay.execute_report import render
 from eventlm.sampler_params import SamplerParams
+from eventlm.table import table
 
 MAX_MODEL_LEN = 1024
 #: Of the tokens asked for, what the control gets, at most so many: it takes a step for each row.

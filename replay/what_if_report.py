@@ -12,6 +12,7 @@ from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.replay.recorded_policies import describe
 from eventlm.replay.what_if import Simulated, WhatIfResult
 from eventlm.replay.what_if_compare import SERVICE_CLASS_SUFFIX, Cell, Metric
+from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 from eventlm.wording import counted
 
@@ -150,7 +151,8 @@ def _headings(alternatives: Sequence[Simulated]) -> list[str]:
 
 def _table(result: WhatIfResult, places: range) -> Iterator[str]:
     headings = _headings(result.alternatives)
-    rows = [["", "recorded", "baseline", "error bar", *(headings[place] for place in places)]]
+    columns = ["", "recorded", "baseline", "error bar", *(headings[place] for place in places)]
+    rows = []
     titles = _titles(result)
     for metric in result.comparison.metrics:
         if metric.recorded is None and metric.baseline is None:
@@ -165,10 +167,7 @@ def _table(result: WhatIfResult, places: range) -> Iterator[str]:
     outside = [result.baseline, *(result.alternatives[place] for place in places)]
     shares = [f"{each.num_outside / max(each.outcome.num_steps, 1):.1%}" for each in outside]
     rows.append(["steps unlike any recorded", "", shares[0], "", *(f"{share}      " for share in shares[1:])])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield "  ".join(cells).rstrip()
+    yield from table(columns, rows)
 
 
 def _titles(result: WhatIfResult) -> dict[str, str]:

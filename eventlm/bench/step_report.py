@@ -11,6 +11,7 @@ from eventlm.bench.machine_probe import Machine
 from eventlm.bench.step_bench import ENGINE, TRANSPORT, CaseResult, MeasuredStep
 from eventlm.bench.step_floor import StepShape, Work, floor_ns, step_work, total
 from eventlm.models.config import DecoderConfig
+from eventlm.table import table
 
 #: The rows of a table, and the operations of each. What is not named here is the worker's preparation.
 _FORWARD = {
@@ -116,16 +117,16 @@ def step_lines(model_name: str, backend: str, machine: Machine, cases: Sequence[
     for case in cases:
         yield ""
         yield f"{case.name} ({case.num_steps} steps)"
-        yield from _aligned(_part_rows(case))
+        yield from table(_PARTS, list(_part_rows(case)))
     yield ""
-    yield from _aligned([_TOTALS, *(_total_row(case) for case in cases)])
+    yield from table(_TOTALS, [_total_row(case) for case in cases])
 
 
+_PARTS = ("part", "ms", "share", "floor ms", "x floor")
 _TOTALS = ("all cases", "step ms", "tokens/s", "floor ms", "x floor", "engine's share", "engine's CPU ms")
 
 
 def _part_rows(case: CaseTimes) -> Iterator[tuple[str, ...]]:
-    yield ("part", "ms", "share", "floor ms", "x floor")
     for part in case.parts:
         yield (part.name, f"{part.ms:.2f}", f"{part.ms / case.ms:.1%}", *_floor_cells(part.ms, part.floor_ms))
     yield ("step", f"{case.ms:.2f}", "100.0%", *_floor_cells(case.ms, case.floor_ms))
@@ -146,17 +147,6 @@ def _floor_cells(time_ms: float, floor_ms: float | None) -> tuple[str, str]:
     if not floor_ms:
         return "-", "-"
     return f"{floor_ms:.2f}", f"{time_ms / floor_ms:.2f}"
-
-
-def _aligned(rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> Iterator[str]:
-    cells = list(rows)
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    for row in cells:
-        first, *others = (
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join((first, *others))
 
 
 def as_json(model_name: str, backend: str, machine: Machine, cases: Sequence[CaseTimes]) -> dict[str, Any]:

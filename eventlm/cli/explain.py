@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.table import table
 from eventlm.cli.trace import warn
 from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
 from eventlm.errors import UsageError
+from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 from eventlm.wording import counted
 

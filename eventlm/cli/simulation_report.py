@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.table import table
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.table import table
 from eventlm.wording import counted
 
 if TYPE_CHECKING:

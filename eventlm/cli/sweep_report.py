@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.table import table
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.errors import UsageError
+from eventlm.table import table
 from eventlm.wording import counted
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.table import table
 from eventlm.cli.trace_path import HELP, trace_file
+from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 from eventlm.wording import counted
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.parser import Parser
-from eventlm.cli.table import table
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.table import table
 from eventlm.cli.trace_path import trace_file
+from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
 

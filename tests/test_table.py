@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.cli.table import table
+from eventlm.table import table
 
 
 def test_columns_are_as_wide_as_they_must_be() -> None:
