@@ -186,8 +186,8 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def host() -> dict[str, Any]:
-    """What the figures are of."""
+def host(load_before: float) -> dict[str, Any]:
+    """What the figures are of. load_before: of the machine, before the servers were set up."""
     names = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -196,19 +196,18 @@ def host() -> dict[str, Any]:
     return {
         "processor": names[0] if names else platform.machine(),
         "num_processors": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[0],
+        "load_before": load_before,
         "peers": [*OPENVINO, f"llama-cpp-python=={LLAMA_CPP_PYTHON}"],
         "cmake_flags": list(CMAKE_FLAGS),
         "mended": [mend.file for mend in MENDS],
     }
 
 
-def measure(arguments: argparse.Namespace, peers: Peers) -> list[Measurement]:
-    """All groups, one after the other. The file is written after each measurement, the tables after each group."""
-    about = host()
+def measure(arguments: argparse.Namespace, peers: Peers, about: dict[str, Any]) -> list[Measurement]:
+    """All groups, one after the other. The file, which begins with `about`, is written after each measurement, the
+    tables after each group.
+    """
     measurements: list[Measurement] = []
-    if about["load_before"] > IDLE_LOAD:
-        say(f"the machine is not idle (load {about['load_before']:.1f}): these figures are not to be trusted")
     for model in arguments.models:
         for precision in arguments.precision:
             target = Target(model, precision, max(arguments.clients), 0, peers)
@@ -262,15 +261,19 @@ def prepare(arguments: argparse.Namespace, peers: Peers) -> bool:
 
 def main() -> int:
     """Set up, measure, print."""
+    # Setting the servers up, which may compile, is load too.
+    load_before = os.getloadavg()[0]
     arguments = parse_arguments()
     # Servers are ended in `finally` clauses, which a plain SIGTERM would pass over.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     peers = locate(cache_folder() / "peers")
+    if load_before > IDLE_LOAD and not arguments.setup_only:
+        say(f"the machine is not idle (load {load_before:.1f}): these figures are not to be trusted")
     try:
         with only_one(peers):
             is_whole = prepare(arguments, peers)
         if not arguments.setup_only:
-            is_whole &= not any(one.wrong for one in measure(arguments, peers))
+            is_whole &= not any(one.wrong for one in measure(arguments, peers, host(load_before)))
     except PullError as error:
         # Of the model that all checkpoints are made of.
         say(f"peers.py: {error}")

@@ -217,6 +217,7 @@ def test_without_the_default_model_there_is_one_line(
 
     monkeypatch.setenv("EVENTLM_HOME", str(tmp_path))
     monkeypatch.setattr(peers, "prepare", fail)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(sys, "argv", ["peers.py", "--output", str(tmp_path / "peers.json")])
     assert peers.main() == 1
     assert capsys.readouterr().err == "peers.py: smollm2 cannot be fetched\n"
@@ -253,3 +254,31 @@ def test_every_round_is_in_the_file_and_failures_are_in_the_exit_code(
     printed = capsys.readouterr().out
     assert "smollm2, bf16, median of 3 rounds" in printed
     assert "smollm2, int8, median of 3 rounds" in printed
+
+
+def test_the_load_is_that_before_the_servers_are_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Group:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def run(self) -> list[Measurement]:
+            return [measurement("eventlm", 1, 5.0)]
+
+    def prepare(*_: object) -> bool:
+        monkeypatch.setattr(os, "getloadavg", lambda: (8.0, 8.0, 8.0))
+        return True
+
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(peers, "Group", Group)
+    monkeypatch.setattr(peers, "prepare", prepare)
+    output = tmp_path / "peers.json"
+    monkeypatch.setattr(sys, "argv", ["peers.py", "--models", "smollm2", "--output", str(output)])
+    assert peers.main() == 0
+    assert json.loads(output.read_text())["host"]["load_before"] == 0.1
+    assert "not idle" not in capsys.readouterr().err
+    assert peers.main() == 0
+    assert json.loads(output.read_text())["host"]["load_before"] == 8.0
+    assert "the machine is not idle (load 8.0): these figures are not to be trusted" in capsys.readouterr().err
