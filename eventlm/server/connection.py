@@ -27,15 +27,21 @@ _REFUSALS_PER_LINE = 1000
 
 
 class Gate:
-    """Counts the connections of one server, and TLS handshakes that are to become such; `connect` makes the next."""
+    """Counts the connections of one server; `connect` makes the next."""
 
     def __init__(self, config: ServerConfig, manager: web.Server) -> None:
         self.config = config
         self.num_open = 0
-        self.num_handshakes = 0
+        #: Those that are not open yet, because their TLS handshake is under way.
+        self.handshakes: set[Connection] = set()
         self.num_refused = 0
         self._manager = manager
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open, or to be made secure."""
+        return self.num_open + len(self.handshakes)
 
     def connect(self) -> Connection:
         """Protocol of a connection that was accepted."""
@@ -92,6 +98,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         gate = self._gate
+        gate.handshakes.discard(self)
         gate.num_open += 1
         if gate.num_open > gate.config.max_connections:
             self._refused = True

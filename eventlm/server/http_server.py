@@ -46,7 +46,7 @@ class HttpServer:
     @property
     def num_connections(self) -> int:
         """Connections that are open, or to be made secure."""
-        return 0 if self._gate is None else self._gate.num_open + self._gate.num_handshakes
+        return 0 if self._gate is None else self._gate.num_connections
 
     async def start(self) -> tuple[str, int]:
         """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 
-from eventlm.server.connection import LINGER_SECONDS, Gate
+from eventlm.server.connection import LINGER_SECONDS, Connection, Gate
 from eventlm.server.tls import Tls
 
 #: How long nothing is accepted where the system has no room for one more.
@@ -48,28 +48,29 @@ class TlsListener:
                 # Of files or of memory: those that wait stay where they are.
                 await asyncio.sleep(_NO_ROOM_SECONDS)
                 continue
-            if gate.num_open + gate.num_handshakes >= gate.config.max_connections:
+            if gate.num_connections >= gate.config.max_connections:
                 gate.note_refusal()
                 accepted.close()
                 continue
-            gate.num_handshakes += 1
-            task = loop.create_task(self._secure(accepted), name="TLS handshake")
+            connection = gate.connect()
+            gate.handshakes.add(connection)
+            task = loop.create_task(self._secure(accepted, connection), name="TLS handshake")
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
-    async def _secure(self, accepted: socket.socket) -> None:
+    async def _secure(self, accepted: socket.socket, connection: Connection) -> None:
         try:
             # A client may speak no TLS, leave, or take too long.
             with contextlib.suppress(OSError):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    self._gate.connect,
+                    lambda: connection,
                     accepted,
                     ssl=self._tls.context,
                     ssl_handshake_timeout=float(self._gate.config.header_timeout_seconds),
                     ssl_shutdown_timeout=LINGER_SECONDS,
                 )
         finally:
-            self._gate.num_handshakes -= 1
+            self._gate.handshakes.discard(connection)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

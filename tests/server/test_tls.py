@@ -19,6 +19,7 @@ from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
+from eventlm.server.connection import Connection
 from eventlm.server.tls import Tls
 
 from .conftest import RunningServer, capture_logs, wait_until
@@ -189,6 +190,22 @@ def test_handshakes_count_as_connections(start_server: Callable[..., RunningServ
     assert fetch(server, files[0]) == 200
     for connection in silent:
         connection.close()
+
+
+def test_a_connection_that_has_become_secure_counts_once(
+    start_server: Callable[..., RunningServer], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]))
+    counts = []
+    made = Connection.connection_made
+
+    def counted(connection: Connection, transport: asyncio.BaseTransport) -> None:
+        made(connection, transport)
+        counts.append(server._server.num_connections)
+
+    monkeypatch.setattr(Connection, "connection_made", counted)
+    assert fetch(server, files[0]) == 200
+    assert counts == [1]
 
 
 def test_a_server_stops_amid_handshakes(start_server: Callable[..., RunningServer], files: tuple[Path, Path]) -> None:
