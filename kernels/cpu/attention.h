@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "attention_state.h"
 #include "attention_tiles.h"
@@ -116,6 +117,28 @@ inline void prepare(const AttentionTile& tile, int head_dim, QueryRows& queries)
   }
 }
 
+// Calls work(count, row) for all rows, `count` of them from `row` on at a time: a constant, so that their sums are
+// registers.
+template <class Work>
+EVENTLM_INLINE void for_rows(int num_rows, Work&& work) {
+  for (int row = 0; row < num_rows; row += 4) {
+    switch (std::min(num_rows - row, 4)) {
+      case 4:
+        work(std::integral_constant<int, 4>{}, row);
+        break;
+      case 3:
+        work(std::integral_constant<int, 3>{}, row);
+        break;
+      case 2:
+        work(std::integral_constant<int, 2>{}, row);
+        break;
+      case 1:
+        work(std::integral_constant<int, 1>{}, row);
+        break;
+    }
+  }
+}
+
 // Scores of 16 tokens times NUM_SUB_BLOCKS for NUM_ROWS rows from `row` on.
 template <class Format, int NUM_ROWS, int NUM_SUB_BLOCKS>
 EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, PartAhead<Format>& ahead, int num_pairs,
@@ -151,22 +174,9 @@ EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, PartAhe
 template <class Format, int NUM_SUB_BLOCKS>
 EVENTLM_INLINE void score(const typename Format::Pair* const* keys, PartAhead<Format>& ahead, int num_pairs,
                           const QueryRows& queries, int num_rows, float* scores) {
-  for (int row = 0; row < num_rows; row += 4) {
-    switch (std::min(num_rows - row, 4)) {
-      case 4:
-        score_rows<Format, 4, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
-        break;
-      case 3:
-        score_rows<Format, 3, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
-        break;
-      case 2:
-        score_rows<Format, 2, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
-        break;
-      case 1:
-        score_rows<Format, 1, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
-        break;
-    }
-  }
+  for_rows(num_rows, [&](auto count, int row) __attribute__((always_inline)) {
+    score_rows<Format, count, NUM_SUB_BLOCKS>(keys, ahead, num_pairs, queries, row, scores);
+  });
 }
 
 template <class Format>
@@ -265,22 +275,9 @@ template <class Format, int NUM_VECTORS>
 EVENTLM_INLINE void add_all_values(const typename Format::Pair* const* values, PartAhead<Format>& ahead, int num_pairs,
                                    bool last_is_half, const WeightRows& weights, int num_rows, float* output,
                                    int stride) {
-  for (int row = 0; row < num_rows; row += 4) {
-    switch (std::min(num_rows - row, 4)) {
-      case 4:
-        add_values<Format, 4, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
-        break;
-      case 3:
-        add_values<Format, 3, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
-        break;
-      case 2:
-        add_values<Format, 2, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
-        break;
-      case 1:
-        add_values<Format, 1, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
-        break;
-    }
-  }
+  for_rows(num_rows, [&](auto count, int row) __attribute__((always_inline)) {
+    add_values<Format, count, NUM_VECTORS>(values, ahead, num_pairs, last_is_half, weights, row, output, stride);
+  });
 }
 
 template <class Format>
