@@ -343,7 +343,7 @@ void attend_to(const KVCache& cache, const AttentionTile& tile, const ContextRan
 // following: what this thread attends to next, which is asked for at the end; empty if nothing is known.
 inline void attend(const KVCache& cache, const AttentionTile& tile, const ContextRange& following,
                    AttentionState& state) {
-  std::fill_n(state.rows, tile.num_rows, RowState{});
+  std::fill_n(state.rows, tile.num_rows, RowState{{}, kHidden});
   std::fill_n(state.output, tile.num_rows * cache.head_dim, 0.0f);
   switch (cache.format) {
     case KVFormat::bf16:

@@ -36,8 +36,8 @@ struct AttentionTile : ContextRange {
 
 // Where a pass stands.
 struct RowState {
-  f32x16 sum = {};  // of weights, by lane
-  float maximum = kHidden;
+  f32x16 sum;  // of weights, by lane
+  float maximum;
 };
 
 struct AttentionState {

@@ -138,7 +138,7 @@ inline void attend_rows(const AttentionTile& tile, int head_dim, int begin, int 
 
 template <class Format>
 void attend_by_tiles(const KVCache& cache, const AttentionTile& tile, AttentionState& state) {
-  thread_local TileScratch scratch;
+  TileScratch scratch;
   const int head_dim = cache.head_dim;
   for (int row = 0; row < tile.num_rows; row++)
     std::copy_n(tile.queries[row], head_dim / 2, scratch.queries + row * head_dim / 2);

@@ -192,7 +192,7 @@ void Decoder::multiply_gate_up(Operation& operation, const Layer& layer, int num
 
 // Query, key and value of all tokens; a head is finished as soon as its last panel is multiplied.
 void Decoder::multiply_heads(Operation& operation, const Step& step, const Layer& layer, const KVCache& cache) {
-  alignas(64) thread_local float heads[kBlockRows * kMaxHeadDim];
+  alignas(64) float heads[kBlockRows * kMaxHeadDim];
   const std::size_t panels = round_up(shape_.head_dim, kPanel) / kPanel;
   const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
   auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
@@ -227,7 +227,7 @@ void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cach
 
 // Passes that a thread takes together ask for the memory of the next before one ends.
 void Decoder::attend_all(Operation& operation, const Step& step, const KVCache& cache) {
-  thread_local AttentionState state;
+  AttentionState state;
   const std::size_t num_heads = shape_.num_kv_heads;
   auto context = [&](std::size_t pass) {
     const Item& item = items_[pass / num_heads];

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "quantize.h"
 #include "rows.h"
@@ -74,10 +73,12 @@ struct Matrix {
     }
     const std::int8_t* from = reinterpret_cast<const std::int8_t*>(words);
     const float scale = end(at / kPanel).scales[at % kPanel / kLanes][at % kLanes];
-    std::vector<float> row(num_words() * 4);
-    for (std::size_t i = 0; i < row.size(); i++) row[i] = from[i / 4 * (4 * kPanel) + i % 4] * scale;
-    rotate_row(row.data(), row.size());
-    std::copy_n(row.data(), num_in, to);
+    for (std::size_t first = 0; first < num_in; first += kBlock) {
+      float block[kBlock];
+      for (std::size_t i = 0; i < kBlock; i++) block[i] = from[(first + i) / 4 * (4 * kPanel) + i % 4] * scale;
+      rotate_row(block, kBlock);
+      std::copy_n(block, std::min<std::size_t>(kBlock, num_in - first), to + first);
+    }
   }
 
  private:
@@ -86,27 +87,43 @@ struct Matrix {
     for (std::size_t i = 0; i < num_in; i++) to[i / 2 * (2 * kPanel) + i % 2] = from[i];
   }
 
+  // Rotates twice, as there is no memory for a whole row (see Team::run).
   void pack_int8(const bf16* from, std::size_t at) {
-    std::vector<float> row(num_words() * 4);
-    for (std::size_t i = 0; i < num_in; i++) row[i] = to_float(from[i]);
-    rotate_row(row.data(), row.size());
-    float largest = 0, nothing = 0;
-    for (float value : row) {
-      largest = std::max(largest, std::fabs(value));
-      nothing += value * 0.0f;
+    f32x16 block[kBlock / kLanes], largest = {}, nothing = {};
+    for (std::size_t first = 0; first < num_in; first += kBlock) {
+      get_rotated(from, first, block);
+      for (const f32x16& part : block) {
+        largest = vmax(largest, magnitude(part));
+        nothing += part * 0.0f;
+      }
     }
-    const Scale scale(largest, kInt8Max);
+    const Scale scale(max_of(largest), kInt8Max);
     std::uint32_t* words = panels + at / kPanel * panel_words() + at % kPanel;
-    std::int8_t* to = reinterpret_cast<std::int8_t*>(words);
-    std::int32_t sum = 0;
-    for (std::size_t i = 0; i < row.size(); i++) {
-      const auto value = static_cast<std::int8_t>(std::lrintf(row[i] * scale.inverse));
-      to[i / 4 * (4 * kPanel) + i % 4] = value;
-      sum += value;
+    std::uint32_t* to = words;
+    i32x16 sums = {};
+    for (std::size_t first = 0; first < num_in; first += kBlock) {
+      get_rotated(from, first, block);
+      for (const f32x16& part : block) {
+        const i8x16 values = __builtin_convertvector(to_int(part * scale.inverse), i8x16);
+        sums += __builtin_convertvector(values, i32x16);
+        std::uint32_t quads[kLanes / 4];
+        store(quads, values);
+        for (std::uint32_t quad : quads) *to = quad, to += kPanel;
+      }
     }
+    std::int32_t sum = 0;
+    for (int lane = 0; lane < kLanes; lane++) sum += sums[lane];
     std::uint32_t* end = words + num_words() * kPanel;
-    store(end, scale.step + nothing);
+    store(end, scale.step + sum_of(nothing));
     store(end + kPanel, sum * kInputOffset);
+  }
+
+  // The block of a source row that begins with input `first`, zeros behind the last.
+  void get_rotated(const bf16* from, std::size_t first, f32x16 (&block)[kBlock / kLanes]) const {
+    alignas(64) bf16 inputs[kBlock] = {};
+    std::copy_n(from + first, std::min<std::size_t>(kBlock, num_in - first), inputs);
+    for (int part = 0; part < kBlock / kLanes; part++) block[part] = load_bf16(inputs + part * kLanes);
+    rotate(block);
   }
 };
 

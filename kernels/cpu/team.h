@@ -27,7 +27,8 @@ class Team {
 
   // Calls work() here, and on each other member that comes before this call has ended; one that comes late may call it
   // twice. So what is to be done is shared out by Operations. Returns when all that came have returned. Not reentrant.
-  // What work throws ends the process: the others would wait for what was not done.
+  // What work throws ends the process: the others would wait for what was not done. So it asks for no memory: what it
+  // needs is made before, or lies on the stack (a library's thread_local is made by its first use).
   void run(const std::function<void()>& work) noexcept;
 
  private:

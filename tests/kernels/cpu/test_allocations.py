@@ -1,0 +1,121 @@
+"""Work given to the team of threads asks for no memory: there is nobody who could say that there is none."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from eventlm.kernels.cpu import native
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "kernels/cpu"
+
+#: Whole models, int8 and not, with keys and values in each format: prompts, decodes, contexts of several passes, draws
+#: that are shared out. The team is one member, which counts what it asks for while it works.
+PROGRAM = """
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "decoder.h"
+
+using namespace eventlm;
+
+bool is_inside = false;
+int num_inside = 0, num_outside = 0;
+
+void* operator new(std::size_t size) { return ++(is_inside ? num_inside : num_outside), std::malloc(size); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  const auto to = static_cast<std::size_t>(alignment);
+  return ++(is_inside ? num_inside : num_outside), std::aligned_alloc(to, (size + to - 1) / to * to);
+}
+void operator delete(void* at) noexcept { std::free(at); }
+void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
+void operator delete(void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
+
+void Operation::wait() const {}
+Team::Team(int) {}
+Team::~Team() {}
+void Team::run(const std::function<void()>& work) noexcept {
+  is_inside = true;
+  work();
+  is_inside = false;
+}
+
+constexpr int kTokens = 1040, kBlocks = kTokens / 16, kRows = 30;
+// 80 inputs are no whole blocks of 64.
+constexpr Shape kShape = {100, 80, 48, 1, 2, 1, 32, kTokens, 1, 1e-5f};
+
+int count_inside(bool is_int8, KVFormat format) {
+  const std::vector<bf16> ones(kShape.vocab_size * kShape.hidden_size, 0x3f80);
+  const std::vector<float> angles(kTokens * kShape.head_dim / 2, 0.5f);
+  Decoder decoder(kShape, angles.data(), angles.data(), is_int8, 1);
+  auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, 0, ones.data(), 0, num_rows); };
+  load(Weight::embedding, kShape.vocab_size);
+  load(Weight::query, 64);
+  load(Weight::key, 32);
+  load(Weight::value, 32);
+  load(Weight::output, kShape.hidden_size);
+  load(Weight::gate, kShape.intermediate_size);
+  load(Weight::up, kShape.intermediate_size);
+  load(Weight::down, kShape.hidden_size);
+  for (Weight weight : {Weight::final_norm, Weight::input_norm, Weight::post_attention_norm}) {
+    decoder.load_vector(weight, 0, angles.data());
+  }
+  const std::vector<std::int32_t> ids(kTokens, 99);
+  std::vector<std::int32_t> blocks;
+  for (int block = 0; block < kBlocks; block++) blocks.push_back(block);
+  std::vector<std::uint8_t> kv(2 * kTokens * KVCache::token_bytes(format, kShape.head_dim));
+  std::vector<float> hidden(kTokens * kShape.hidden_size), logits(kRows * kShape.vocab_size);
+  auto run = [&](int start, int count) {
+    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {kv.data(), format, kBlocks, 16}, hidden.data());
+  };
+  run(0, kTokens - 1);
+  run(kTokens - 1, 1);
+  decoder.logits(hidden.data(), kRows, logits.data());
+  const std::vector<Draw> draws(kRows, Draw(1.0f, 7, 0));
+  std::vector<std::int32_t> drawn(kRows);
+  decoder.draw(logits.data(), draws, drawn.data());
+  decoder.draw_next(hidden.data(), draws, drawn.data());
+  return num_inside;
+}
+
+int main() {
+  for (bool is_int8 : {false, true}) {
+    for (KVFormat format : {KVFormat::bf16, KVFormat::int8, KVFormat::fp8}) {
+      std::printf("int8 %d, format %d: %d\\n", is_int8, static_cast<int>(format), count_inside(is_int8, format));
+    }
+  }
+  return num_inside != 0 || num_outside == 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+def test_work_asks_for_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "main.cpp").write_text(PROGRAM)
+    sources = [tmp_path / "main.cpp", *(FOLDER / f"{name}.cpp" for name in ("decoder", "lm_head", "weights"))]
+    command = ["g++", "-std=c++20", "-O1", "-Wno-psabi", f"-I{FOLDER}", *sources, "-o", tmp_path / "program"]
+    subprocess.run(command, check=True)
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("build", native.BUILDS)
+def test_builds_have_no_memory_that_a_thread_makes_at_its_first_use(build: str) -> None:
+    """Where there is none for that, the process ends."""
+    library = FOLDER / f"{build}.abi3.so"
+    if not library.exists():
+        pytest.skip(f"{build} is not compiled")
+    content = library.read_bytes()
+    # Of the file's program headers, in ELF of 64 bits.
+    begin, size, count = struct.unpack_from("<32xQ14xHH", content)
+    kinds = {struct.unpack_from("<I", content, begin + number * size)[0] for number in range(count)}
+    load, thread_local = 1, 7
+    assert load in kinds
+    assert thread_local not in kinds
