@@ -74,6 +74,10 @@ class ModelRunner:
             timer.lap("record")
         return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})
 
+    def work_ahead(self) -> bool:
+        """Have some memory given that later steps will use. False if there is enough."""
+        return self._pages.touch_some()
+
     def _add(self, sequence: Sequence) -> None:
         self._sampler.table.add(sequence)
         if sequence.params.grammar:

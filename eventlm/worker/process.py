@@ -49,6 +49,8 @@ from eventlm.worker.sequence_table import DesyncError
 
 #: How often a worker that waits for its setup looks whether the engine is alive; from then on each heartbeat does.
 PARENT_POLL_MS = 500
+#: A worker that has waited this long for a step does what can be done ahead.
+IDLE_MS = 20
 
 
 class Runner(Protocol):
@@ -64,6 +66,10 @@ class Runner(Protocol):
 
     def warm_up(self) -> list[StepSample]:
         """Measured steps of several shapes, in at most 2 s."""
+        ...
+
+    def work_ahead(self) -> bool:
+        """Called while no step is there: do for a moment what would cost later steps time. False if nothing is left."""
         ...
 
     def describe(self) -> tuple[str, dict[str, Any]]:
@@ -100,6 +106,10 @@ class FakeModel:
         """The formula's own values at a few points."""
         return fake_samples(self._runner.parameters)
 
+    def work_ahead(self) -> bool:
+        """There is nothing to do."""
+        return False
+
     def describe(self) -> tuple[str, dict[str, Any]]:
         """There is no model."""
         return FAKE_MODEL, {"device": "none"}
@@ -128,6 +138,10 @@ class CheckpointModel:
         from eventlm.worker.warm_up import warm_up
 
         return warm_up(self._runner)
+
+    def work_ahead(self) -> bool:
+        """Have memory given."""
+        return self._runner.work_ahead()
 
     def describe(self) -> tuple[str, dict[str, Any]]:
         """Fingerprint and host."""
@@ -186,6 +200,9 @@ class Worker:
         if runner is None:
             return 1
         while True:
+            if not self._inbox.poll(IDLE_MS):
+                while runner.work_ahead() and not self._inbox.poll(0):
+                    pass
             frames = self._inbox.recv_multipart()
             if len(frames) == 1:
                 message = decode_to_worker(frames[0])

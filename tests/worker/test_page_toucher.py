@@ -56,6 +56,27 @@ def test_blocks_that_come_next_have_their_memory() -> None:
     assert not kv.any()
 
 
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not show its pages")
+def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.worker.page_toucher._BYTES_AHEAD", 40 * 6 * BLOCK_BYTES)
+    kv = host_memory.zeros(SHAPE, torch.bfloat16)
+    toucher = PageToucher(kv)
+    toucher.stay_ahead_of(0)
+    wait_until(lambda: not toucher._is_running())
+    num_times = 0
+    while toucher.touch_some():
+        num_times += 1
+    assert resident(kv)[:, :40].all()
+    assert not resident(kv)[:, 64:].all(axis=0).any()
+    # Each time a part of a round, so that a step that comes need not wait for long.
+    assert num_times >= 3 * 6
+    toucher.stay_ahead_of(100)
+    wait_until(lambda: not toucher._is_running())
+    assert not toucher.touch_some()
+    assert resident(kv).all()
+    assert not kv.any()
+
+
 def test_a_system_that_cannot_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventlm.worker.page_toucher._MADV_POPULATE_WRITE", 12345)
     kv = host_memory.zeros(SHAPE, torch.bfloat16)
