@@ -348,7 +348,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         num_cliffs += len(found)
         measured.append((series, costs))
         print("", *render(series, costs, found), sep="\n", flush=True)
-    backend = f"{bench.forward.name}, {threads} threads"
+    backend = f"{bench.forward.host['attention_backend']}, {threads} threads"
     plot(options.output, measured, options.tolerance, f"{backend}, {machine.bytes_per_second / 1e9:.0f} GB/s")
     if options.json:
         points = [

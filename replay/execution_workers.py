@@ -31,7 +31,7 @@ from eventlm.worker.protocol import (
 #: What of the header's host has a say in the tokens.
 HOST_FIELDS = (
     *("python", "implementation", "platform", "cpu", "machine", "isa"),
-    *("device", "dtype", "quantization", "attention_backend", "torch", "threads"),
+    *("device", "dtype", "quantization", "attention_backend", "kernel_library", "torch", "threads"),
 )
 #: Parameters of the fake worker that only say how long a step takes.
 FAKE_TIMES = ("base_ns", "prefill_token_ns", "decode_ns", "context_token_ns")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from eventlm.cores import usable_cores
 from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow
+from eventlm.kernels.cpu.native import library_hash
 from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.decoder import no_lap
@@ -32,7 +33,7 @@ class Forward(Protocol):
 
     cache: CacheEngine
     #: What a trace says of it.
-    name: str
+    host: dict[str, str]
     vocab_size: int
     #: How it draws tokens, if not in torch: from logits, and from what `run` gave.
     draw: Draw | None
@@ -89,7 +90,7 @@ class CpuForward:
     """`eventlm.kernels.cpu`, in bfloat16."""
 
     def __init__(self, setup: WorkerSetup, config: DecoderConfig, build: str) -> None:
-        self.name = backend_name(build)
+        self.host = {"attention_backend": backend_name(build), "kernel_library": library_hash(build)}
         self.vocab_size = config.vocab_size
         num_threads = setup.threads or usable_cores()
         self._decoder: CpuDecoder = load_cpu_decoder(
@@ -131,7 +132,7 @@ class CpuForward:
 class TorchForward:
     """The decoder in torch's operations, any dtype."""
 
-    name = TORCH_BACKEND
+    host = {"attention_backend": TORCH_BACKEND}
     draw: Draw | None = None
     draw_next: DrawNext | None = None
 

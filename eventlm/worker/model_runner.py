@@ -142,7 +142,7 @@ class ModelRunner:
             "device": "cpu",
             "dtype": resolve_dtype(self.config, self.setup.dtype, self.setup.quantization),
             "quantization": self.setup.quantization,
-            "attention_backend": self._forward.name,
             "weight_bytes": self._forward.weight_bytes,
             "kv_token_bytes": self.cache.token_bytes,
+            **self._forward.host,
         }

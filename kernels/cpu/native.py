@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def library(build: str) -> ctypes.CDLL:
     return found
 
 
+def library_hash(build: str) -> str:
+    """16 hex digits for a build that is available: other sources, flags or another compiler give others."""
+    return hashlib.blake2b(_path(build).read_bytes(), digest_size=8).hexdigest()
+
+
+def _path(build: str) -> Path:
+    return Path(__file__).with_name(f"{build}.abi3.so")
+
+
 def _raise_if_no_memory(status: int) -> None:
     if status:
         raise MemoryError
@@ -98,7 +108,7 @@ def _library(build: str) -> ctypes.CDLL | None:
     """None if the build was not compiled, is for another machine or of other sources than this file, or if the system
     keeps its instructions from processes."""
     try:
-        functions = ctypes.CDLL(str(Path(__file__).with_name(f"{build}.abi3.so")))
+        functions = ctypes.CDLL(str(_path(build)))
         if functions.eventlm_interface() != _INTERFACE:
             return None
         _declare(functions)

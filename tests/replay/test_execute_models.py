@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from eventlm.errors import UsageError
-from eventlm.kernels.cpu.native import available_builds
+from eventlm.kernels.cpu.native import available_builds, library_hash
 from eventlm.models.cpu_kernels import choose_build
 from eventlm.models.pull import cached
 from eventlm.offline import LLM, SamplingParams
 from eventlm.replay.executable import check_executable
 from eventlm.replay.execute import execute
+from eventlm.replay.execute_report import render
 from eventlm.replay.verify import verify
 from eventlm.worker.protocol import TORCH_BACKEND, backend_name
 from tests.checkpoints import make_checkpoint
+from tests.replay.traces import tampered
 
 #: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds. Most run
 #: to their last token, so that the small pools below are too small for certain, whatever is drawn.
@@ -97,6 +99,7 @@ def test_all_kernels_and_caches_give_the_same_tokens_again(
     assert header.config["cache"]["kv_cache_dtype"] == kv_cache_dtype
     build = choose_build(kernels)
     assert header.host["attention_backend"] == (backend_name(build) if build else TORCH_BACKEND)
+    assert header.host.get("kernel_library") == (library_hash(build) if build else None)
     assert header.host["dtype"] == dtype
     result = execute(run, model=str(checkpoint))
     assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
@@ -116,6 +119,21 @@ def test_int8_weights_give_the_same_tokens_again(tmp_path: Path, checkpoint: Pat
     result = execute(run, model=str(checkpoint))
     assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
     assert result.num_tokens > 100
+
+
+@pytest.mark.skipif(not available_builds(), reason="no build of the forward pass is compiled")
+def test_another_library_of_the_same_build_is_told(tmp_path: Path, checkpoint: Path) -> None:
+    """And that it is not known, of a version that did not name it."""
+    run = record(tmp_path, checkpoint, num_requests=2, max_tokens=4, predictor=[1000] * 5, max_model_len=160)
+    host = check_executable(run).host
+    here = host.pop("kernel_library")
+    for recorded in ({"kernel_library": "0123456789abcdef"}, {}):
+        told = {"host": host | recorded}
+        tampered(run / "trace.jsonl", run / "trace.jsonl", lambda objects, told=told: objects[0].update(told))
+        result = execute(run, model=str(checkpoint))
+        difference = f"kernel_library: recorded {recorded.get('kernel_library', 'nothing')}, here {here}"
+        assert (result.exit_code, result.host_differences) == (0, [difference])
+        assert render(result).splitlines()[-1] == f"  {difference}"
 
 
 def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:

@@ -80,6 +80,17 @@ def test_what_sources_with_another_interface_gave(tmp_path: Path, monkeypatch: p
         assert "of another version; install eventlm again" in chosen.reason
 
 
+@is_compiled
+def test_each_library_has_a_hash_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = [native.library_hash(build) for build in available_builds()]
+    assert len(set(hashes)) == len(hashes)
+    content = Path(native.__file__).with_name("baseline.abi3.so").read_bytes()
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    for last in (b"", b"1"):
+        (tmp_path / "baseline.abi3.so").write_bytes(content + last)
+        assert (native.library_hash("baseline") == hashes[-1]) == (last == b"")
+
+
 def test_flags_are_words() -> None:
     flags = processor_flags()
     assert all(" " not in flag and ":" not in flag for flag in flags)
