@@ -3,8 +3,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eventlm.kernels.cpu.native import available_builds
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Small tensors gain nothing by a second thread, and wait for it where the machine is busy."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def builds() -> list[str]:
+    """All that this machine can run, one at least: what is tested of each would otherwise be tested of none."""
+    found = available_builds()
+    if not found:
+        pytest.skip("no build of the forward pass is compiled")
+    return found

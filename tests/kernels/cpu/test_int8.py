@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eventlm.kernels.cpu.native import available_builds
 from eventlm.kernels.int8_linear import dequantize_rows, int8_linear, quantize_rows
 from eventlm.models.loader import load_cpu_decoder, load_decoder
 from tests.kernels.cpu.decoders import (
@@ -25,7 +24,6 @@ from tests.kernels.cpu.decoders import (
     write_checkpoint,
 )
 
-BUILDS_HERE = available_builds()
 #: How far logits may be from those of float32, with keys and values of each type.
 KV_DTYPES = {"bfloat16": 0.08, "int8": 0.08, "fp8": 0.16}
 #: Hidden size and vocabulary: inputs that fill no block, one and several; outputs that fill no panel.
@@ -39,7 +37,7 @@ def integers(count: int, hidden: int, *, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("hidden", "vocab"), SIZES)
-def test_products_are_exact(tmp_path: Path, hidden: int, vocab: int) -> None:
+def test_products_are_exact(builds: list[str], tmp_path: Path, hidden: int, vocab: int) -> None:
     """Logits are one product: those of each build, row count and team are what integers give, scaled."""
     shape = Shape(hidden=hidden, vocab=vocab, inner=16, num_layers=1)
     folder = write_checkpoint(tmp_path, shape)
@@ -47,7 +45,7 @@ def test_products_are_exact(tmp_path: Path, hidden: int, vocab: int) -> None:
     values, scales = quantize_rows(weight)
     rows = integers(40, hidden, seed=1)
     first: torch.Tensor | None = None
-    for build in BUILDS_HERE:
+    for build in builds:
         for num_threads in (1, 2):
             decoder = load_cpu_decoder(folder, build, quantization="int8", max_positions=64, num_threads=num_threads)
             found = decoder.logits(rows)
@@ -66,13 +64,13 @@ def test_products_are_exact(tmp_path: Path, hidden: int, vocab: int) -> None:
     "shape",
     [Shape(), Shape(48, 101, 333, 2, 2, 64, qk_norm=True, tied=True), Shape(80, 77, 97, 3, 1, 80, mlp_bias=True)],
 )
-def test_a_model(tmp_path: Path, shape: Shape) -> None:
+def test_a_model(builds: list[str], tmp_path: Path, shape: Shape) -> None:
     """Each build, with keys and values in each format, and torch's operations are about as far from float32."""
     folder = write_checkpoint(tmp_path, shape)
     [sequence] = random_sequences(shape, [100])
     expected = TorchDecoder(folder, "float32").run(sequence)
     pieces = [[Piece(0, 0, 60)], [Piece(0, 60, 61)], [Piece(0, 61, 100)]]
-    for build, (kv_dtype, limit) in itertools.product(BUILDS_HERE, KV_DTYPES.items()):
+    for build, (kv_dtype, limit) in itertools.product(builds, KV_DTYPES.items()):
         decoder = CompiledDecoder(folder, build, quantization="int8", kv_dtype=kv_dtype, num_threads=2)
         found = only(decoder.run([sequence], scattered_tables([100], 16, 64), pieces))
         assert 0.001 < relative_error(found.logits_TV, expected.logits_TV) < limit, (build, kv_dtype)
@@ -97,7 +95,7 @@ def test_torch_s_operations(monkeypatch: pytest.MonkeyPatch, num_inputs: int) ->
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_stays_so_in_its_row_alone(tmp_path: Path, value: float) -> None:
+def test_what_is_no_number_stays_so_in_its_row_alone(builds: list[str], tmp_path: Path, value: float) -> None:
     """Of activations in each build, and in torch's operations."""
     folder = write_checkpoint(tmp_path, Shape(hidden=208, vocab=97, inner=16, num_layers=1))
     rows = integers(19, 208, seed=2)
@@ -105,7 +103,7 @@ def test_what_is_no_number_stays_so_in_its_row_alone(tmp_path: Path, value: floa
     spoilt[[0, 7, 18], [3, 100, 207]] = value
     is_whole = torch.ones(19, dtype=torch.bool)
     is_whole[[0, 7, 18]] = False
-    for build in BUILDS_HERE:
+    for build in builds:
         decoder = load_cpu_decoder(folder, build, quantization="int8", max_positions=64, num_threads=2)
         found = decoder.logits(spoilt)
         assert found[~is_whole].isnan().all(), build
@@ -118,13 +116,13 @@ def test_what_is_no_number_stays_so_in_its_row_alone(tmp_path: Path, value: floa
     assert torch.equal(found[is_whole], int8_linear(rows, *weight, None)[is_whole])
 
 
-def test_what_is_no_number_among_the_weights_stays_so(tmp_path: Path) -> None:
+def test_what_is_no_number_among_the_weights_stays_so(builds: list[str], tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, Shape(hidden=80, vocab=97, num_layers=1))
     edit_tensor(folder, "lm_head.weight", row=40, value=torch.nan)
     edit_tensor(folder, "lm_head.weight", row=96, value=torch.inf)
     rows = integers(5, 80, seed=4)
     decoders = [
-        load_cpu_decoder(folder, build, quantization="int8", max_positions=64, num_threads=1) for build in BUILDS_HERE
+        load_cpu_decoder(folder, build, quantization="int8", max_positions=64, num_threads=1) for build in builds
     ]
     logits = [decoder.logits(rows) for decoder in decoders] + [
         load_decoder(folder, quantization="int8").logits(rows.bfloat16())
@@ -142,7 +140,7 @@ def edit_tensor(folder: Path, name: str, *, row: int, value: float) -> None:
 
 @pytest.mark.parametrize(("kv_dtype", "place"), [("bfloat16", 20), ("int8", 17), ("fp8", 17)])
 def test_a_token_that_is_no_number_spoils_what_follows_it_and_nothing_else(
-    tmp_path: Path, kv_dtype: str, place: int
+    builds: list[str], tmp_path: Path, kv_dtype: str, place: int
 ) -> None:
     """In whole models: the same sequences with and without it.
 
@@ -154,7 +152,7 @@ def test_a_token_that_is_no_number_spoils_what_follows_it_and_nothing_else(
     spoilt = [[*sequences[0][:place], 96, *sequences[0][place + 1 :]], sequences[1]]
     tables = scattered_tables([40, 40], 16, 64)
     steps = [[Piece(0, 0, 30), Piece(1, 0, 39)], [Piece(0, 30, 31), Piece(1, 39, 40)], [Piece(0, 31, 40)]]
-    for build in BUILDS_HERE:
+    for build in builds:
         decoder = CompiledDecoder(folder, build, quantization="int8", kv_dtype=kv_dtype)
         expected, found = decoder.run(sequences, tables, steps), decoder.run(spoilt, tables, steps)
         assert torch.equal(found[1].logits_TV, expected[1].logits_TV), build
@@ -164,14 +162,16 @@ def test_a_token_that_is_no_number_spoils_what_follows_it_and_nothing_else(
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
-def test_a_head_that_is_no_number_spoils_every_token(tmp_path: Path, name: str, kv_dtype: str) -> None:
+def test_a_head_that_is_no_number_spoils_every_token(
+    builds: list[str], tmp_path: Path, name: str, kv_dtype: str
+) -> None:
     """Its queries, its keys or its values alone."""
     shape = Shape()
     folder = write_checkpoint(tmp_path, shape)
     edit_tensor(folder, f"model.layers.0.self_attn.{name}.weight", row=5, value=torch.nan)
     [sequence] = random_sequences(shape, [70])
     steps = [[Piece(0, 0, 60)], [Piece(0, 60, 61)], [Piece(0, 61, 70)]]
-    for build in BUILDS_HERE:
+    for build in builds:
         decoder = CompiledDecoder(folder, build, kv_dtype=kv_dtype)
         found = only(decoder.run([sequence], scattered_tables([70], 16, 64), steps))
         assert found.logits_TV.isnan().all(), build

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from eventlm.kernels.cpu.native import available_builds
 from eventlm.kernels.kv_quantization import STORED_DTYPES, dequantize, quantize
 from eventlm.models.config import read_config
 from eventlm.models.rope import RopeTable
@@ -49,7 +48,7 @@ def _rounded(folder: Path, exact: TorchDecoder, stored: torch.dtype, token_ids: 
 class Reference:
     """Some sequences of a model, in float32 and by each build with keys and values of bfloat16."""
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
+    def __init__(self, folder: Path, shape: Shape, builds: list[str]) -> None:
         self.folder = write_checkpoint(folder, shape)
         lengths = [170, 1, 17, 1100]
         self.sequences = random_sequences(shape, lengths)
@@ -58,7 +57,7 @@ class Reference:
         self._steps = [[Piece(3, 0, 1090)], *random_steps(lengths, [0, 0, 0, 1090], seed=5)]
         self.exact = TorchDecoder(self.folder, "float32")
         self.expected = torch.cat([self.exact.run(sequence).hidden_TH for sequence in self.sequences])
-        self.plain_errors = {build: relative_error(self.run(build), self.expected) for build in available_builds()}
+        self.plain_errors = {build: relative_error(self.run(build), self.expected) for build in builds}
 
     def run(self, build: str, *, kv_dtype: str = "bfloat16", num_threads: int = 1) -> Tensor:
         """Mixed steps over blocks that begin as garbage."""
@@ -70,29 +69,31 @@ class Reference:
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=["fits tiles", "does not"])
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference(tmp_path_factory.mktemp("model"), request.param)
+def reference(builds: list[str], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(tmp_path_factory.mktemp("model"), request.param, builds)
 
 
 @pytest.mark.parametrize("kv_dtype", STORED_DTYPES)
-def test_keys_and_values_are_those_that_rounding_gives(reference: Reference, kv_dtype: str) -> None:
+def test_keys_and_values_are_those_that_rounding_gives(builds: list[str], reference: Reference, kv_dtype: str) -> None:
     """Scales of NaN are among the garbage in the blocks; and three threads give the same bits."""
     folder, exact, stored = reference.folder, reference.exact, STORED_DTYPES[kv_dtype]
     rounded = torch.cat([_rounded(folder, exact, stored, sequence) for sequence in reference.sequences])
     effect = relative_error(rounded, reference.expected)
     assert effect < 0.08
-    for build in available_builds():
+    for build in builds:
         found = reference.run(build, kv_dtype=kv_dtype)
         # Queries, weights and activations are rounded beside; and what lies between two elements may go to either.
         assert relative_error(found, rounded) < 1.25 * reference.plain_errors[build] + 0.35 * effect, build
         # How work is shared out is one thing for all builds without tiles.
-        if build in available_builds()[:2]:
+        if build in builds[:2]:
             assert torch.equal(reference.run(build, kv_dtype=kv_dtype, num_threads=3), found)
 
 
 @pytest.mark.parametrize("kv_dtype", STORED_DTYPES)
 @pytest.mark.parametrize("size", [1e-36, 1e-38, 1e-40])
-def test_keys_and_values_of_next_to_nothing_are_as_good_as_zeros(tmp_path: Path, kv_dtype: str, size: float) -> None:
+def test_keys_and_values_of_next_to_nothing_are_as_good_as_zeros(
+    builds: list[str], tmp_path: Path, kv_dtype: str, size: float
+) -> None:
     """Far below what the residual stream can show, where the inverse of a scale would be infinite."""
     sequences, tables = [list(range(40)), [5]], scattered_tables([40, 1], 16, 8)
     steps = [[Piece(0, 0, 20), Piece(1, 0, 1)], [Piece(0, 20, 39)], [Piece(0, 39, 40)]]
@@ -104,10 +105,10 @@ def test_keys_and_values_of_next_to_nothing_are_as_good_as_zeros(tmp_path: Path,
             if "k_proj" in name or "v_proj" in name:
                 tensor.copy_(tensor.float() * factor)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        for build in available_builds():
+        for build in builds:
             decoder = CompiledDecoder(folder, build, kv_dtype=kv_dtype, num_blocks=8)
             computed = decoder.run(sequences, tables, steps)
             found[build, factor] = torch.cat([one.hidden_TH for one in computed])
-    for build in available_builds():
+    for build in builds:
         assert found[build, size].isfinite().all(), build
         assert torch.equal(found[build, size], found[build, 0.0]), build
