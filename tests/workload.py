@@ -24,6 +24,8 @@ POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")
 ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity")
 MILLISECOND = 1_000_000
+#: Behind any step, behind none, and behind those of a few rows: one takes the fake worker two milliseconds and more.
+RUN_AHEAD_NS = (0, 1, 2_200_000)
 #: Ends that cut a sequence short.
 SERVICE_CLASSES = ("", "gold", "", "silver")
 CUT_SHORT = ("cancelled", "deadline", "front_end_lost", "error")
@@ -77,6 +79,7 @@ def draw_machine(rng: random.Random, seed: int) -> Machine:
         max_queue_len=rng.choice([4, 20, 1000]),
         max_steps_in_flight=rng.choice([1, 2, 3, 4]),
         max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
+        run_ahead_ns=RUN_AHEAD_NS[seed // 5 % len(RUN_AHEAD_NS)],
         max_tokens_per_row=rng.choice([1, 1, 2, 4]),
         max_skips=rng.choice([0, 1, 4]),
         max_evictions=rng.choice([0, 1, 2]),
@@ -100,6 +103,7 @@ def draw_large_machine(rng: random.Random, seed: int) -> Machine:
         max_queue_len=rng.choice([20, 1000]),
         max_steps_in_flight=rng.choice([1, 2, 4]),
         max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
+        run_ahead_ns=RUN_AHEAD_NS[seed // 5 % len(RUN_AHEAD_NS)],
         max_tokens_per_row=rng.choice([1, 1, 2, 4]),
         max_skips=rng.choice([0, 4, 8]),
         max_evictions=rng.choice([0, 2, 3]),

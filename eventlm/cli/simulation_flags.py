@@ -26,7 +26,7 @@ COST_MODEL_HELP = (
 ENGINE_OPTIONS = (
     "policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks", "prefix_cache",
     "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
-    "max_skips", "max_evictions", "predictor",
+    "run_ahead_ms", "max_skips", "max_evictions", "predictor",
 )  # fmt: skip
 #: Beyond that, arrivals come within a nanosecond of each other.
 MAX_SPEED_UP = 1_000_000

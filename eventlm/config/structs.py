@@ -45,6 +45,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_queue_len: Annotated[int, Meta(ge=0)] = 1024
     max_steps_in_flight: PositiveInt = 2
     max_decodes_in_flight_per_seq: PositiveInt = 2
+    #: No step is planned behind one that is predicted to take this long; 0: whatever it takes.
+    run_ahead_ns: Annotated[int, Meta(ge=0)] = 0
     #: Most tokens that one row may produce in one step; above 1 for speculation.
     max_tokens_per_row: PositiveInt = 1
     #: How often a sequence may be passed over by less urgent ones that fit before it blocks the line.
@@ -181,6 +183,14 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_decodes_in_flight_per_seq: Annotated[
         int, Meta(ge=1, le=16, description="of those, steps that decode the same sequence")
     ] = 2
+    run_ahead_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a step that is predicted to take this long has the next one planned when it ends, so that "
+            "requests that come meanwhile are in that; 0: the next is planned beforehand whatever it takes",
+        ),
+    ] = 100
     max_skips: Annotated[
         int,
         Meta(ge=0, description="times a sequence that does not fit is passed over before it blocks the line"),

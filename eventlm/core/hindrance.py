@@ -120,7 +120,7 @@ def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launch
 
 def _was_planned(state: CoreState, replica: Replica, launched: Launched | None) -> bool:
     """Whether a step was planned since a sequence came in line: there was room for one, if nothing was launched."""
-    return launched is not None or len(replica.in_flight) < state.config.max_steps_in_flight
+    return launched is not None or replica.has_room(state.config)
 
 
 def _is_full(state: CoreState, launched: Launched | None) -> bool:

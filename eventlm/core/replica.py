@@ -11,6 +11,7 @@ from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
+from eventlm.config import CoreConfig
 from eventlm.core.block_pool import NO_PATH, ROOT, BlockPool, Path
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
@@ -36,6 +37,7 @@ class StepInFlight(NamedTuple):
     decodes: list[Sequence]
     chunks: list[ChunkRow]
     most: list[int]
+    predicted_ns: int
 
 
 class Replica:
@@ -56,6 +58,12 @@ class Replica:
         self.admitted_tokens = 0
         #: What `read_hits` found when it was last asked, so that it need not begin at the root again.
         self._paths: dict[SequenceId, Path] = {}
+
+    def has_room(self, config: CoreConfig) -> bool:
+        """Whether another step may be in flight here."""
+        if len(self.in_flight) >= config.max_steps_in_flight:
+            return False
+        return not (self.in_flight and 0 < config.run_ahead_ns <= self.in_flight[-1].predicted_ns)
 
     def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.

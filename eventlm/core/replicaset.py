@@ -77,8 +77,7 @@ def plan(state: CoreState) -> None:
         return
     _route_new(state)
     state.margin = ask_margin(state) if state.num_waiting else None
-    most = state.config.max_steps_in_flight
-    while ready := [replica for replica in state.replicas if replica.up and len(replica.in_flight) < most]:
+    while ready := [replica for replica in state.replicas if replica.up and replica.has_room(state.config)]:
         if not state.policy.static:
             _read_keys(state)
         if len(ready) > 1:

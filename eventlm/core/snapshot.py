@@ -87,6 +87,7 @@ class StepSnapshot(Struct, frozen=True, array_like=True):
     decodes: list[tuple[int, int]]
     chunks: list[tuple[int, int, int, int, bool]]
     most: list[int]
+    predicted_ns: int = 0
 
 
 class ReplicaSnapshot(Struct, frozen=True, kw_only=True):
@@ -178,6 +179,7 @@ def _take_replica(replica: Replica) -> ReplicaSnapshot:
                 [sequence.id for sequence in step.decodes],
                 [(*row.sequence.id, *row[1:]) for row in step.chunks],
                 step.most,
+                step.predicted_ns,
             )
             for step in replica.in_flight
         ],
@@ -291,6 +293,7 @@ def _restore_replica(
             [find(*name) for name in step.decodes],
             [ChunkRow(find(request, index), start, end, final) for request, index, start, end, final in step.chunks],
             step.most,
+            step.predicted_ns,
         )
         for step in taken.steps
     )

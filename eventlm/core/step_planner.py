@@ -251,7 +251,7 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             predicted_ns=plan.load.predicted_ns(state.predictor),
         )
     )
-    step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most)
+    step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most, launched.predicted_ns)
     replica.in_flight.append(step)
     replica.next_step += 1
     replica.forget = []

@@ -139,6 +139,16 @@ def test_who_comes_while_all_steps_are_in_flight() -> None:
     assert ask(rig, request) is None
 
 
+def test_who_comes_during_a_step_that_takes_long() -> None:
+    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ns=1)
+    rig.arrive()
+    request = rig.arrive()
+    assert rig.of(Launched) == []
+    assert ask(rig, request) == Hindrance("steps_in_flight", 0)
+    rig.complete()
+    assert ask(rig, request) is None
+
+
 class FirstOnly(Batcher, frozen=True, kw_only=True):
     """One prompt a step."""
 

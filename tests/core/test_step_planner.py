@@ -186,6 +186,27 @@ def test_run_ahead_never_goes_beyond_the_limit() -> None:
     assert [end[2:] for end in rig.finished()] == [("length", 2)]
 
 
+def test_nothing_is_planned_behind_a_step_that_takes_long() -> None:
+    """Whoever comes meanwhile is in the next one, which is planned as soon as that ends."""
+    asked = Rig()
+    asked.arrive(20, 10)
+    long_ns = launch_of(asked).predicted_ns
+    rig = Rig(max_steps_in_flight=3, max_decodes_in_flight_per_seq=3, run_ahead_ns=long_ns)
+    early = rig.arrive(20, 10)
+    assert launch_of(rig).predicted_ns == long_ns
+    late = rig.arrive(4, 10)
+    assert not rig.of(Launched)
+    rig.complete()
+    # The next takes less, and others run ahead behind it.
+    first, *others = rig.of(Launched)
+    assert first.predicted_ns < long_ns
+    assert first.decodes == [(early, 0, 21, 0)]
+    assert first.chunks == [(late, 0, 0, 4, 1)]
+    assert len(others) == 2
+    rig.finish_all()
+    assert len(rig.finished()) == 2
+
+
 def test_a_launch_reserves_for_the_most_and_the_rest_goes_back() -> None:
     rig = Rig(max_tokens_per_row=4)
     seq = rig.arrive(4, 9)

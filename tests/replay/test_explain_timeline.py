@@ -91,6 +91,7 @@ def lacking_only(cause: Cause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core
         taken["suspects"] = []
     if cause is None or cause == "trial":
         limits["max_steps_in_flight"] = rebuilt.config.max_steps_in_flight + 1
+        limits["run_ahead_ns"] = 0
     return Core.restored(structs.replace(rebuilt.config, **limits), plugins, msgspec.json.encode(taken))
 
 
