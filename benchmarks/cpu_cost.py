@@ -7,8 +7,8 @@
     chunk    the first 16 to 2,048 tokens of a prompt
     behind   256 tokens of a prompt behind contexts of up to 32k tokens
 
-A step is the worker's forward pass and the logits of the rows that sample; no engine, no HTTP. Its floor is the longer
-of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate of products that torch
+A step is the worker's forward pass and the greedy draws of the rows that sample, in torch their logits; no engine, no
+HTTP. Its floor is the longer of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate of products that torch
 reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance` above the line between its
 neighbours, or, where steps only get larger, above that of the smaller step before it.
 
@@ -41,6 +41,7 @@ from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu.native import BUILDS
 from eventlm.kernels.kv_quantization import is_quantized
+from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.models.config import (
     SCALED_KV_DTYPES,
     DecoderConfig,
@@ -220,7 +221,12 @@ class Bench:
         """One step's time."""
         start = time.perf_counter_ns()
         hidden_TH = self.forward.run(rows, None)
-        self.forward.logits(hidden_TH[rows[0].num_tokens - 1 :: rows[0].num_tokens])
+        hidden_SH = hidden_TH[rows[0].num_tokens - 1 :: rows[0].num_tokens]
+        if self.forward.draw_next is not None:
+            nothing = [0] * len(rows)
+            self.forward.draw_next(hidden_SH, DrawRows(temperatures=nothing, keys=nothing, positions=nothing))
+        else:
+            self.forward.logits(hidden_SH)
         return time.perf_counter_ns() - start
 
 

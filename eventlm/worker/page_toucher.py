@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -20,6 +19,8 @@ from torch import Tensor
 _BYTES_AT_ONCE = 2 << 20
 #: Of all layers together, ahead of use, while there is time: some thousand tokens of a large model.
 _BYTES_AHEAD = 1 << 30
+#: How long one call waits for the thread.
+_PATIENCE_S = 0.002
 #: Linux, since 5.14. Python has no name for it.
 _MADV_POPULATE_WRITE = 23
 
@@ -35,7 +36,11 @@ class PageToucher:
         self._ahead = max(2 * self._at_once, _BYTES_AHEAD // (self._block_bytes * kv.shape[0] * 2))
         self._num_used = 0
         self._num_touched = 0
-        self._rounds = self._touch()
+        #: Of the next round, how many of the layers' keys and values have been touched.
+        self._num_parts = 0
+        self._madvise = getattr(ctypes.CDLL(None), "madvise", None)
+        if self._madvise is not None:
+            self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._thread: threading.Thread | None = None
 
     def stay_ahead_of(self, num_blocks: int) -> None:
@@ -46,10 +51,17 @@ class PageToucher:
             self._thread.start()
 
     def touch_some(self) -> bool:
-        """To be called while there is nothing to compute: touch a little more. False if there is enough for now."""
-        if self._is_running() or not self._wants(self._ahead):
+        """To be called while there is nothing to compute: touch a little more, in a millisecond or two.
+
+        False if there is enough for now.
+        """
+        if self._is_running():
+            assert self._thread is not None
+            self._thread.join(_PATIENCE_S)
+            return True
+        if not self._wants(self._ahead):
             return False
-        next(self._rounds)
+        self._touch_part()
         return True
 
     def _wants(self, num_blocks: int) -> bool:
@@ -60,21 +72,18 @@ class PageToucher:
 
     def _catch_up(self) -> None:
         while self._wants(2 * self._at_once):
-            next(self._rounds)
+            self._touch_part()
 
-    def _touch(self) -> Iterator[None]:
-        """A part of a round at a time; each takes a millisecond or two."""
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        while True:
-            first, end = self._num_touched, min(self._num_touched + self._at_once, self._num_blocks)
-            for part in range(self._kv.shape[0] * 2):
-                begin = self._kv.data_ptr() + (part * self._num_blocks + first) * self._block_bytes
-                start = begin - begin % mmap.PAGESIZE
-                if madvise(start, begin + (end - first) * self._block_bytes - start, _MADV_POPULATE_WRITE):
-                    # The system cannot, or has no more: the first write will tell.
-                    end = self._num_blocks
-                    break
-                yield
-            self._num_touched = end
-            yield
+    def _touch_part(self) -> None:
+        """One layer's keys, or values, in the next round of blocks; one thread at a time."""
+        end = min(self._num_touched + self._at_once, self._num_blocks)
+        begin = self._kv.data_ptr() + (self._num_parts * self._num_blocks + self._num_touched) * self._block_bytes
+        start = begin - begin % mmap.PAGESIZE
+        num_bytes = begin + (end - self._num_touched) * self._block_bytes - start
+        if self._madvise is None or self._madvise(start, num_bytes, _MADV_POPULATE_WRITE):
+            # The system cannot, or has no more: the first write will tell.
+            self._num_touched = self._num_blocks
+            return
+        self._num_parts += 1
+        if self._num_parts == 2 * len(self._kv):
+            self._num_parts, self._num_touched = 0, end

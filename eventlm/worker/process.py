@@ -200,10 +200,7 @@ class Worker:
         if runner is None:
             return 1
         while True:
-            if not self._inbox.poll(IDLE_MS):
-                while runner.work_ahead() and not self._inbox.poll(0):
-                    pass
-            frames = self._inbox.recv_multipart()
+            frames = self._receive(runner)
             if len(frames) == 1:
                 message = decode_to_worker(frames[0])
                 if isinstance(message, Shutdown):
@@ -213,6 +210,13 @@ class Worker:
                 continue
             if not self._step(setup.epoch, runner, frames):
                 return 1
+
+    def _receive(self, runner: Runner) -> list[bytes]:
+        """The next message. A worker that waits for one does meanwhile what can be done ahead."""
+        if not self._inbox.poll(IDLE_MS):
+            while runner.work_ahead() and not self._inbox.poll(0):
+                pass
+        return self._inbox.recv_multipart()
 
     def _load(self, setup: WorkerSetup) -> Runner | None:
         try:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.decoder import PARTS
+from eventlm.sampler_params import SamplerParams
 from eventlm.types import SequenceId
 from eventlm.worker import forward as module
 from eventlm.worker.model_runner import ModelRunner
@@ -322,3 +323,53 @@ class Recorder:
         ]
         self._seen.append((numbers(token_ids, sum(count for _, count, _ in rows)), rows))
         self._functions.eventlm_forward(handle, token_ids, num_rows, starts, counts, tables, *rest)
+
+
+def test_logits_are_written_only_for_those_that_need_them(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences side by side; what they draw does not depend on it."""
+    runner = runner_with(checkpoint)
+    num_calls = 0
+    logits = runner._forward.logits
+
+    def counted(hidden: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        return logits(hidden)
+
+    monkeypatch.setattr(runner._forward, "logits", counted)
+
+    def run(request: int, *others: SamplerParams) -> tuple[list[list[int]], list[Any], int]:
+        """Tokens and extras of a step, the first sequence's own first, and how often logits were written."""
+        before = num_calls
+        all_params = [SamplerParams(temperature=0.8, seed=3), *others]
+        new = [
+            new_sequence(request, [5, 6, 7 + index], index=index, num_prompt_tokens=3, params=params)
+            for index, params in enumerate(all_params)
+        ]
+        chunks = [(request, index, 0, 3, 1) for index in range(len(new))]
+        blocks = [(index, 0, [index]) for index in range(len(new))]
+        output = runner.execute(launched(request, chunks=chunks, blocks=blocks), payload(*new))
+        return output.tokens, output.extras, num_calls - before
+
+    greedy = SamplerParams(temperature=0.0)
+    (alone, *_), extras, count = run(1, greedy)
+    assert (extras, count) == ([], 0)
+    needing = [
+        SamplerParams(temperature=0.0, logprobs=2),
+        SamplerParams(top_k=3),
+        SamplerParams(min_tokens=4, eos_token_ids=(2,)),
+        SamplerParams(repetition_penalty=1.2),
+    ]
+    for request, params in enumerate(needing, start=2):
+        (first, *others), extras, count = run(request, greedy, params)
+        assert count == 1
+        assert first == alone
+        if params.logprobs is None:
+            assert not extras
+            continue
+        (beside,) = extras
+        assert beside.row == 2
+        assert beside.logprobs is not None
+        # A greedy token is the most likely.
+        assert beside.logprobs.ranks == [1]
+        assert [ids[0] for ids in beside.logprobs.top_ids] == others[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,10 +78,36 @@ def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) ->
     assert not kv.any()
 
 
-def test_a_system_that_cannot_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_touched_from_two_threads_and_the_wait_for_the_other_is_not_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    toucher = PageToucher(host_memory.zeros(SHAPE, torch.bfloat16))
+    may_go, callers = threading.Event(), []
+
+    def madvise(*_: int) -> int:
+        callers.append(threading.current_thread().name)
+        assert may_go.wait(10)
+        return 0
+
+    monkeypatch.setattr(toucher, "_madvise", madvise)
+    toucher.stay_ahead_of(0)
+    assert toucher.touch_some()
+    toucher.stay_ahead_of(50)
+    assert callers == ["page-toucher"]
+    may_go.set()
+    wait_until(lambda: not toucher.touch_some())
+    # All that there is, each part once.
+    assert len(callers) == 6 * 13
+
+
+@pytest.mark.parametrize("name", ["", "madvise"])
+def test_a_system_that_cannot_is_no_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know what is asked, or has no such call."""
     monkeypatch.setattr("eventlm.worker.page_toucher._MADV_POPULATE_WRITE", 12345)
     kv = host_memory.zeros(SHAPE, torch.bfloat16)
     toucher = PageToucher(kv)
+    if name:
+        monkeypatch.setattr(toucher, "_madvise", None)
     toucher.stay_ahead_of(0)
     first = toucher._thread
     assert first is not None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import zmq
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import FakeParameters, fake_token
-from eventlm.worker.process import fake_samples
+from eventlm.worker.process import FakeModel, Worker, fake_samples
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -248,3 +249,32 @@ def test_the_process_of_a_fake_model_never_loads_torch_and_none_loads_asyncio() 
         assert not any("asyncio" in vars(sys.modules[name]) for name in own)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+class Busy(FakeModel):
+    """Has so much to do ahead; `endless` is never done."""
+
+    def __init__(self, count: int, *, endless: bool = False) -> None:
+        self.count, self.endless = count, endless
+
+    def work_ahead(self) -> bool:
+        self.count -= 1
+        return self.endless or self.count > 0
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_worker_that_waits_works_ahead_until_a_message_comes(tmp_path: Path, endless: bool) -> None:
+    worker = Worker(f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out", os.getpid())
+    engine = zmq.Context().socket(zmq.PUSH)
+    engine.connect(f"ipc://{tmp_path}/in")
+    runner = Busy(5, endless=endless)
+    # It does not begin while messages come.
+    engine.send(b"first")
+    assert worker._inbox.poll(10_000)
+    assert worker._receive(runner) == [b"first"]
+    assert runner.count == 5
+    threading.Timer(0.2, lambda: engine.send(b"second")).start()
+    assert worker._receive(runner) == [b"second"]
+    assert runner.count < 0 if endless else runner.count == 0
+    engine.context.destroy(linger=0)
+    worker._context.destroy(linger=0)

@@ -105,6 +105,23 @@ def test_a_draw_without_logits_is_that_of_the_logits(
         assert drawn[num_rows // 2] == 0
 
 
+@pytest.mark.parametrize("vocab", [33, 47, 49, 97])
+def test_no_id_behind_the_vocabulary_is_drawn_where_all_logits_are_negative(
+    tmp_path: Path, build: str, vocab: int
+) -> None:
+    """Columns that fill the last panel give 0, which would be the best."""
+    folder = write_checkpoint(tmp_path, Shape(vocab=vocab, hidden=16))
+    decoder = load_cpu_decoder(folder, build, max_positions=16, num_threads=1)
+    decoder.load("final_norm", 0, torch.ones(16))
+    decoder.load("lm_head", 0, -0.01 - torch.rand(vocab, 16, generator=torch.Generator().manual_seed(vocab)))
+    hidden = torch.rand(200, 16, generator=torch.Generator().manual_seed(1)) + 0.1
+    rows = rows_of([0.0, 1.0] * 100)
+    assert decoder.logits(hidden).max() < 0
+    drawn = decoder.draw_next(hidden, rows)
+    assert max(drawn) < vocab
+    assert drawn == decoder.draw(decoder.logits(hidden), rows)
+
+
 def test_equal_logits_draw_the_first_id_and_no_rows_draw_nothing(tmp_path: Path, build: str) -> None:
     folder = write_checkpoint(tmp_path, Shape(vocab=VOCAB, hidden=16))
     decoder = load_cpu_decoder(folder, build, max_positions=16, num_threads=2)
