@@ -8,8 +8,8 @@
     behind   256 tokens of a prompt behind contexts of up to 32k tokens
 
 A step is the worker's forward pass and the greedy draws of the rows that sample, in torch their logits; no engine, no
-HTTP. Its floor is the longer of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate of products that torch
-reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance` above the line between its
+HTTP. Its floor is the longer of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate
+of products that torch reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance` above the line between its
 neighbours, or, where steps only get larger, above that of the smaller step before it.
 
 The model has the shape of Qwen3-0.6B and random weights, which `--model` can keep. Keys and values are distinct for
@@ -39,9 +39,9 @@ from eventlm.bench.machine_probe import Machine, measure
 from eventlm.bench.step_floor import StepShape, floor_ns, step_work, total
 from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
+from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.kernels.cpu.native import BUILDS
 from eventlm.kernels.kv_quantization import is_quantized
-from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.models.config import (
     SCALED_KV_DTYPES,
     DecoderConfig,
