@@ -9,8 +9,8 @@
 
 A step is the worker's forward pass and the greedy draws of the rows that sample, in torch their logits; no engine, no
 HTTP. Its floor is the longer of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate
-of products that torch reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance` above the line between its
-neighbours, or, where steps only get larger, above that of the smaller step before it.
+of products that torch reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance`
+above the line between its neighbours, or, where steps only get larger, above that of the smaller step before it.
 
 The model has the shape of Qwen3-0.6B and random weights, which `--model` can keep. Keys and values are distinct for
 all sequences; points that `--kv-gib` does not hold are left out. Times are the least of `--rounds` rounds, each of
