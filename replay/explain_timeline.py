@@ -257,6 +257,9 @@ class Timeline:
             "token_budget": config.max_num_batched_tokens,
             "steps_in_flight": config.max_steps_in_flight,
         }
+        if cause == "steps_in_flight" and not state.replicas[hindrance.replica].has_room(config):
+            # Fewer where the last of them takes long.
+            limits[cause] = len(state.replicas[hindrance.replica].in_flight)
         held_by: list[SequenceId] = []
         if cause in ("sequence_limit", "blocks"):
             held_by = [resident.id for resident in state.replicas[hindrance.replica].running]

@@ -19,7 +19,7 @@ from eventlm.types import SequenceId
 
 #: From the one nearest to running to the one farthest from it, as far as several replicas could take the sequence.
 Cause = Literal[
-    "steps_in_flight",  # the pipeline is full with steps that were planned before it came
+    "steps_in_flight",  # the pipeline is full with steps that were planned before it came, or with one that takes long
     "batcher",  # the batcher gave its prefill no chunk
     "token_budget",  # the latest step was full with more urgent rows
     "head_of_line",  # a more urgent one does not fit and may not be passed over

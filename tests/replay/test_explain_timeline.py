@@ -154,6 +154,17 @@ def test_a_later_arrival_that_was_ahead_is_noted_in_place_of_an_earlier_one() ->
     assert (waited.order.other, waited.order.other_urgency[0], waited.order.own_urgency[0]) == ((later, 0), 0, 1)
 
 
+@pytest.mark.parametrize(("run_ahead_ns", "limit"), [(0, 2), (1, 1)])
+def test_how_many_steps_were_in_flight_of_how_many_that_may_be(run_ahead_ns: int, limit: int) -> None:
+    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ns=run_ahead_ns)
+    rig.arrive(4, 8)
+    timeline = watched(rig, rig.arrive(4, 4))
+    rig.arrive(4, 4)
+    look(rig, timeline)
+    (waited,) = [each for each in timeline.cut(rig.now_ns, "unfinished").intervals if each.phase == "queue"]
+    assert (waited.cause, waited.limit, len(waited.steps)) == ("steps_in_flight", limit, limit)
+
+
 def test_the_most_blocks_that_were_lacking_are_noted() -> None:
     rig = Rig(num_blocks=12, max_model_len=44)
     rig.arrive(28, 12)
