@@ -10,6 +10,7 @@ from eventlm.compose.model_source import find_model
 from eventlm.compose.text_parts import load_text
 from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
+from eventlm.config.options import options
 from eventlm.config.sizes import memory_bytes
 from eventlm.control.engine import InferenceEngine
 from eventlm.control.setup import EngineSetup, make_setup, resolve_plugins, worker_setups
@@ -25,6 +26,9 @@ from eventlm.server.tokenizer import Tokenizer
 from eventlm.wording import counted
 from eventlm.worker.fake import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
+
+#: Options of what computes a model that has weights; the fake worker reads none of them.
+_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "pin_threads", "cpu_kernels")
 
 
 class Composition(NamedTuple):
@@ -68,6 +72,7 @@ def compose_engine(config: Config) -> ComposedEngine:
     choose_build(config.worker.cpu_kernels)
     check_quantization(config.model.dtype, config.model.quantization)
     check_kv_memory(config)
+    _check_fake(config)
     source = find_model(config.model)
     forward = _check_checkpoint(config, source.folder) if source.folder is not None else None
     plan = plan_cache(config, source.folder)
@@ -120,6 +125,18 @@ def _check_checkpoint(config: Config, folder: Path) -> ForwardChoice:
     )
     find_weights(folder, decoder)
     return forward
+
+
+def _check_fake(config: Config) -> None:
+    """Raise UsageError for an option that the fake model would not heed."""
+    if config.model.model != FAKE_MODEL:
+        return
+    for option in map(options().__getitem__, _OF_WEIGHTS):
+        if getattr(getattr(config, option.section), option.name) != option.default:
+            raise UsageError(
+                f"{option.flag} is for a model with weights, but --model is {FAKE_MODEL!r}; leave it out, or give "
+                "another model"
+            )
 
 
 def _check_predictor(coefficients: list[int]) -> None:

@@ -23,6 +23,23 @@ def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monk
         compose(config)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("dtype", "float32"),
+        ("quantization", "int8"),
+        ("kv_memory", "1GiB"),
+        ("kv_cache_dtype", "int8"),
+        ("pin_threads", True),
+        ("cpu_kernels", "torch"),
+    ],
+)
+def test_what_only_weights_have_is_refused_with_the_fake_model(option: str, value: object) -> None:
+    flag = "--" + option.replace("_", "-")
+    with pytest.raises(UsageError, match=rf"^{flag} is for a model with weights, but --model is 'fake'; leave it out"):
+        compose(load_config(None, {"model": "fake", option: value}, environment={}))
+
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "dtype": "float32",

@@ -211,6 +211,7 @@ def test_adapters_are_not_there(llm: LLM) -> None:
         ({"max_num_seqs": "many"}, UsageError, "max_num_seqs='many': must be an integer"),
         ({"quantization": "int4"}, UsageError, "quantization='int4': must be one of none, int8"),
         ({"quantization": "int8", "dtype": "half"}, UsageError, "dtype float16 cannot be had with it; leave one"),
+        ({"dtype": "float32"}, UsageError, "is for a model with weights"),
         ({"gpu_memory_utilization": 0.9}, UsageError, "kv_memory is the memory for the KV cache, as a size"),
         ({"model": "no/such/folder/here"}, CheckpointError, "no/such/folder/here"),
         ({"num_blocks": 4, "max_model_len": 100}, UsageError, "raise num_blocks, or lower max_model_len"),
@@ -224,7 +225,7 @@ def test_a_bad_option(options: dict[str, Any], error: type[Exception], message: 
 
 
 def test_every_option_by_its_name_and_a_record(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"fake": FAKE, "dtype": "float32", "policy": {"type": "edf", "multiplier": 2}}
+    options: dict[str, Any] = {"fake": FAKE, "policy": {"type": "edf", "multiplier": 2}}
     with LLM("fake", record=tmp_path / "runs", data_parallel_size=2, max_num_seqs=2, max_queue_len=1, **options) as llm:
         quiet(llm, [f"prompt {number}" for number in range(12)], seeded(n=2), priority=list(range(12)))
         folder = llm.run_folder
