@@ -330,6 +330,13 @@ def _found(explainer: Explainer, reader: LogReader, request: int, index: int | N
         )
     if samples or (tag == "arrive" and index is not None):
         raise UsageError(f"{reader.path} has no sequence {request}.{index}: request {request} has fewer samples")
+    if not _has_arrivals(reader.path):
+        what = (
+            f"{reader.path} has no request {request}"
+            if tag is None
+            else f"event {request} of {reader.path} is no request but `{tag}`"
+        )
+        raise UsageError(f"{what}, and none arrived in it; `eventlm trace ls` lists other runs")
     how = f"`eventlm explain {reader.path} --slowest 10` lists some"
     if tag is not None:
         raise UsageError(
@@ -342,3 +349,9 @@ def _found(explainer: Explainer, reader: LogReader, request: int, index: int | N
     if request > last:
         raise UsageError(f"{reader.path} has no request {request}, its events are {first} to {last}; {how}")
     raise UsageError(f"request {request} came and ended in a gap of {reader.path}, where nothing was recorded; {how}")
+
+
+def _has_arrivals(path: str) -> bool:
+    """Whether a trace has a request at all; a server may have been stopped before its first one."""
+    with LogReader(path) as reader:
+        return any(line.tag == "arrive" for line in reader.lines_from(reader.header.s))

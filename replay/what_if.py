@@ -119,7 +119,10 @@ def what_if(
     collector = OutcomeCollector(objectives)
     run = read_run(path, strict=strict, subscribers=[collector.see], on_progress=stage("reading"))
     if not run.workload.requests:
-        raise UsageError(f"{path}: no request arrived in it, so there is no work for another engine")
+        raise UsageError(
+            f"{path}: no request arrived in it, so there is no work for another engine; `eventlm trace ls` lists "
+            "other runs"
+        )
     null, notes = _null_test(run, path, trust_local_plugins=trust_local_plugins)
     follows_run = all(alternative.follows_run for alternative in alternatives)
     if not follows_run:

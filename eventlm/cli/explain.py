@@ -177,7 +177,7 @@ def _stories(explained: Explained) -> Iterator[str]:
 
 def _ranks(explained: Explained, ranking: Ranking) -> Iterator[str]:
     if not ranking.num_ended and not ranking.num_live:
-        yield "no request arrived"
+        yield f"no request arrived in {explained.path}; `eventlm trace ls` lists other runs"
         return
     left = f", {counted(ranking.num_live, 'sequence')} had not ended" if ranking.num_live else ""
     if not ranking.rows:

@@ -154,8 +154,13 @@ def test_nothing_to_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         writer.flush()
         assert main(["explain", str(writer.path), "--slowest", "3"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == "no request arrived\n"
+    others = "`eventlm trace ls` lists other runs"
+    assert captured.out == f"no request arrived in {writer.path}; {others}\n"
     assert "still being written" in captured.err
+    assert f"event 0 of {writer.path} is no request but `header`, and none arrived in it; {others}" in refused(
+        capsys, str(writer.path), "0"
+    )
+    assert f"has no request 5, and none arrived in it; {others}" in refused(capsys, str(writer.path), "5")
 
 
 def test_damage_and_tears_have_their_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,7 +306,7 @@ def test_a_run_without_requests_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path, requests_of([0]))
     lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "empty.jsonl").write_bytes(lines[0])
-    with pytest.raises(UsageError, match="no request arrived in it"):
+    with pytest.raises(UsageError, match=r"empty.jsonl: no request arrived in it.*; `eventlm trace ls` lists other"):
         what_if(tmp_path / "empty.jsonl", [policy("edf")])
     (tmp_path / "foreign.jsonl").write_text("arrival,tokens\n1,2\n")
     with pytest.raises(UsageError, match="is not a trace"):
