@@ -122,10 +122,15 @@ def _check_against_all(config: Config, cache_bytes: int, given: str, all_bytes: 
     there = total_bytes() if all_bytes is None else all_bytes
     num_replicas = config.scheduler.replicas
     if num_replicas * cache_bytes > there:
-        of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
+        asked_for = f"a KV cache of {_mebibytes(cache_bytes)} is"
+        if num_replicas > 1:
+            asked_for = (
+                f"KV caches of {_mebibytes(num_replicas * cache_bytes)} for {num_replicas} replicas "
+                f"({_mebibytes(cache_bytes)} each) are"
+            )
         raise UsageError(
-            f"{given}: a KV cache of {_mebibytes(cache_bytes)}{of_each} is more than all the memory here, which is "
-            f"{_mebibytes(there)}; give less, or leave it out for what fits"
+            f"{given}: {asked_for} more than all the memory here, which is {_mebibytes(there)}; give less, or leave it "
+            "out for what fits"
         )
 
 

@@ -140,8 +140,8 @@ def test_a_cache_that_all_of_memory_does_not_hold_is_an_error(checkpoint: Path) 
     with pytest.raises(UsageError) as raised:
         check_kv_memory(config_with(kv_memory="5GiB", replicas=2), all_bytes=8 << 30)
     assert str(raised.value) == (
-        "--kv-memory 5GiB: a KV cache of 5,120 MiB for each of 2 replicas is more than all the memory here, which is "
-        "8,192 MiB; give less, or leave it out for what fits"
+        "--kv-memory 5GiB: KV caches of 10,240 MiB for 2 replicas (5,120 MiB each) are more than all the memory here, "
+        "which is 8,192 MiB; give less, or leave it out for what fits"
     )
     of_blocks = config_with(num_blocks=41, kv_memory="1TiB")
     check_kv_memory(of_blocks, all_bytes=1)
