@@ -1,4 +1,4 @@
-"""The Dockerfile and the systemd unit name files, flags and paths of this version."""
+"""The Dockerfile, the systemd unit and .gitignore name files, flags and paths of this version."""
 
 from __future__ import annotations
 
@@ -127,3 +127,10 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     copy.write_text(UNIT.read_text().replace("/opt/eventlm/bin/eventlm", sys.executable))
     done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="not a checkout")
+def test_what_the_commands_of_the_readme_leave_in_a_checkout_is_ignored() -> None:
+    left = ["results/summary.json", "plots/ttft.png", "runs/latest/trace.jsonl", "shortest.py", "azure.jsonl"]
+    done = subprocess.run(["git", "check-ignore", *left], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == left
