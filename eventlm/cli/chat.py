@@ -63,7 +63,11 @@ What was typed is kept in {HISTORY_NAME} in the state folder ($XDG_STATE_HOME/ev
         "--set", action="append", default=[], metavar="NAME=VALUE", help="sampling parameter; may be repeated"
     )
     group.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote as JSON")
-    group.add_argument("--no-history", action="store_true", help="do not keep what is typed for the next chat")
+    group.add_argument(
+        "--no-history",
+        action="store_true",
+        help=f"do not keep what is typed; else it is in {HISTORY_NAME} in the state folder, for the next chat",
+    )
     add_config_flags(parser, without=("server",))
     parser.set_defaults(run=run)
 

@@ -115,6 +115,13 @@ def test_mistakes_are_one_line(run_here: RunHere, arguments: list[str], message:
     assert err.count("\n") == 1
 
 
+def test_help_says_where_what_is_typed_is_kept(tmp_path: Path) -> None:
+    done = chat("--help", stdin="", cwd=tmp_path)
+    flag = done.stdout.partition("\n  --no-history")[2].partition("\n  --")[0]
+    assert "chat_history in the state folder" in " ".join(flag.split())
+    assert "~/.local/state/eventlm" in done.stdout
+
+
 def test_a_parameter_that_the_model_cannot_take(tmp_path: Path) -> None:
     done = chat("--model", "fake", "--set", "stop_token_ids=[5000]", stdin="Hello\n", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
