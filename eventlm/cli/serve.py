@@ -104,12 +104,14 @@ async def _serve(config: Config) -> None:
     from eventlm.compose.edge import make_context
     from eventlm.compose.front_ends import FrontEndServer
     from eventlm.compose.text_parts import TextParts
+    from eventlm.control.setup import resolve_plugins
     from eventlm.server.api_keys import ApiKeys
     from eventlm.server.http_server import check_config, run_server
     from eventlm.server.scheduling import check_key_classes
 
     log = structlog.get_logger("eventlm.serve")
     # A model may have to be fetched first: what would be in vain is found before that.
+    resolve_plugins(config.scheduler)
     await check_config(config.server)
     keys = ApiKeys(config.server)
     config, no_record = _choose_record(config)

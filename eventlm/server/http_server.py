@@ -24,6 +24,8 @@ from eventlm.server.tls_listener import TlsListener
 #: Connections that wait to be accepted; the system cuts it to its own limit.
 BACKLOG = 4096
 
+MAX_PORT = 65535
+
 
 class HttpServer:
     """A listening server over a context. `start`, then `drain` and `close`.
@@ -156,9 +158,14 @@ async def _bind(
         # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.
         number = error.errno or 0 if isinstance(error, OSError) else 0
         reason = os.strerror(number) if number in errno.errorcode else getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"cannot listen on {config.host}:{config.port}: {reason}; choose another address with --host and --port"
-        ) from error
+        remedy = "choose another address with --host and --port"
+        if number == errno.EADDRINUSE:
+            other = config.port + 1 if config.port < MAX_PORT else config.port - 1
+            remedy = (
+                f"another eventlm may be running there; give another port, such as --port {other}, or --port 0 for "
+                "one that is free"
+            )
+        raise UsageError(f"cannot listen on {config.host}:{config.port}: {reason}; {remedy}") from error
 
 
 async def run_server(

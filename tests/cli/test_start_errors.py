@@ -183,9 +183,12 @@ def test_a_config_with_a_quantization_that_is_none(tmp_path: Path) -> None:
 def test_a_taken_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        error = error_of("serve", "--model", "/nowhere", "--port", port, cwd=tmp_path, code=2)
+        flags = ["--model", "/nowhere", "--port", port]
+        error = error_of("serve", *flags, cwd=tmp_path, code=2)
+        assert "did you mean edf?" in error_of("serve", *flags, "--policy", "edff", cwd=tmp_path, code=2)
     assert error == (
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another address with --host and --port"
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; another eventlm may be running there; give "
+        f"another port, such as --port {int(port) + 1}, or --port 0 for one that is free"
     )
 
 
