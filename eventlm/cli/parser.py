@@ -44,7 +44,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             kind = "flag" if word.startswith("-") else "argument"
-            self.error(f"unknown {kind} {word}{self._hint(word) if kind == 'flag' else ''}")
+            hint = self._hint(word) if kind == "flag" else ""
+            if word == "--set":
+                hint = self._flag_set(args or ()) or hint
+            self.error(f"unknown {kind} {word}{hint}")
         return parsed, unknown
 
     def _hint(self, flag: str) -> str:
@@ -53,6 +56,12 @@ class Parser(argparse.ArgumentParser):
         if elsewhere and all(word in self._option_string_actions for word in _FLAG.findall(elsewhere)):
             return elsewhere
         return did_you_mean(flag, self._option_string_actions)
+
+    def _flag_set(self, args: Sequence[str]) -> str:
+        """The flag that does here what `--set NAME=VALUE` does in `chat`."""
+        names = re.findall(r"(?:^|\0)--set[\0=]([a-z_]+)=", "\0".join(args))
+        flags = [flag for name in names if (flag := "--" + name.replace("_", "-")) in self._option_string_actions]
+        return f"; did you mean {flags[0]}?" if flags else ""
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says where help is."""
