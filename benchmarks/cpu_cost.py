@@ -9,8 +9,9 @@
 
 A step is the worker's forward pass and the greedy draws of the rows that sample, in torch their logits; no engine, no
 HTTP. Its floor is the longer of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate
-of products that torch reaches in the same run. A cliff is a point whose cost per token lies more than `--tolerance`
-above the line between its neighbours, or, where steps only get larger, above that of the smaller step before it.
+of products that torch reaches, the better of what is measured before a line's steps and behind them. A cliff is a point
+whose cost per token lies more than `--tolerance` above the line between its neighbours, or, where steps only get
+larger, above that of the smaller step before it.
 
 The model has the shape of Qwen3-0.6B and random weights, which `--model` can keep. Keys and values are distinct for
 all sequences; points that `--kv-gib` does not hold are left out. Times are the least of `--rounds` rounds, each of
@@ -20,11 +21,12 @@ which goes over all points. Nothing else should run on the machine.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -231,8 +233,9 @@ class Bench:
 
 
 @torch.inference_mode()
-def run_series(bench: Bench, series: Series, machine: Machine, rounds: int) -> list[Cost]:
+def run_series(bench: Bench, series: Series, probe: Callable[[], Machine], rounds: int) -> list[Cost]:
     """The least times of its points, which take turns; the first round does not count."""
+    before = probe()
     steps = [bench.rows(point) for point in series.points]
     times: list[list[int]] = [[] for _ in steps]
     for turn in range(rounds + 1):
@@ -242,6 +245,11 @@ def run_series(bench: Bench, series: Series, machine: Machine, rounds: int) -> l
                 times[place].append(spent)
         print(f"{series.plot}, {series.name}: round {turn} of {rounds}  ", end="\r", file=sys.stderr, flush=True)
     print(" " * 60, end="\r", file=sys.stderr)
+    after = probe()
+    machine = Machine(
+        bytes_per_second=max(before.bytes_per_second, after.bytes_per_second),
+        flops_per_second=max(before.flops_per_second, after.flops_per_second),
+    )
     return [
         Cost(point, min(spent), bench.floor_ns(point, machine))
         for point, spent in zip(series.points, times, strict=True)
@@ -330,10 +338,8 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     """Measure all points, print the tables, write the picture. Raises EventLMError for what cannot be had."""
     threads = options.threads or usable_cores()
     torch.set_num_threads(threads)
-    machine = measure(threads)
     print(
-        f"{threads} threads, {machine.bytes_per_second / 1e9:.1f} GB/s, {machine.flops_per_second / 1e12:.2f} TFLOP/s, "
-        f"{options.cpu_kernels}, {options.dtype}, quantization {options.quantization}, "
+        f"{threads} threads, {options.cpu_kernels}, {options.dtype}, quantization {options.quantization}, "
         f"KV cache {options.kv_cache_dtype}"
     )
     config = read_config(folder)
@@ -349,13 +355,13 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     bench = Bench(folder, options, max(point.num_blocks for series in wanted for point in series.points))
     measured, num_cliffs = [], 0
     for series in wanted:
-        costs = run_series(bench, series, machine, options.rounds)
+        costs = run_series(bench, series, functools.partial(measure, threads), options.rounds)
         found = cliffs(costs, options.tolerance, grows=series.grows)
         num_cliffs += len(found)
         measured.append((series, costs))
         print("", *render(series, costs, found), sep="\n", flush=True)
     backend = f"{bench.forward.host['attention_backend']}, {threads} threads"
-    plot(options.output, measured, options.tolerance, f"{backend}, {machine.bytes_per_second / 1e9:.0f} GB/s")
+    plot(options.output, measured, options.tolerance, backend)
     if options.json:
         points = [
             {"plot": series.plot, "series": series.name, **cost.point._asdict()}

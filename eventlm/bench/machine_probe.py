@@ -23,7 +23,7 @@ from eventlm.models.child_process import last_line
 _SIDE = 8192
 #: A product that is bound by the multipliers and takes some tens of milliseconds.
 _PRODUCT_SIDE = 2048
-_NUM_RUNS = 8
+_NUM_RUNS = 24
 
 
 class Machine(Struct, frozen=True, kw_only=True):

@@ -41,9 +41,11 @@ floor ms is the longer of a part's bytes (weights, keys and values, as they are 
 and of its FLOPs at the peak of a product of matrices, both measured in the same run. For a whole step it is the longer
 of all its bytes and all its FLOPs. x floor says how many times that was needed. With --quantization int8 the products
 with weights count at twice the peak of floats, which is what processors have over bfloat16. x floor may be below 1
-where all weights of a part fit the processor's last-level cache, which is faster than its memory.
+where all weights of a part fit the processor's last-level cache, which is faster than its memory, and where others who
+share the machine slowed its memory while that was measured.
 
-  sampling        drawing the tokens
+  lm_head         the output matrix, and the draw of tokens whose logits nobody else needs
+  sampling        what remains of drawing the tokens
   preparation     what the worker does around the model: block tables, token ids, ends
   transport       from the end of a step to the start of the next, which the engine had already decided on
   engine          the same, where the worker had to wait for that decision

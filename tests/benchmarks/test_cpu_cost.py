@@ -66,7 +66,7 @@ def test_steps_are_measured(tmp_path: Path) -> None:
     points = [Point(1, 1, 1, 33), Point(3, 3, 1, 33), Point(40, 1, 40, 16)]
     assert [point.num_blocks for point in points] == [3, 9, 4]
     series = Series("batch", "some", points, grows=True)
-    found = run_series(bench, series, MACHINE, rounds=2)
+    found = run_series(bench, series, lambda: MACHINE, rounds=2)
     assert [cost.point for cost in found] == points
     # Most of a step's bytes are the weights: two layers and the last product.
     weight_bytes = 2 * (2 * (64 * 128 + 64 * 64 + 3 * 64 * 160) + 64 * 384)
