@@ -330,7 +330,9 @@ def _found(explainer: Explainer, reader: LogReader, request: int, index: int | N
         )
     if samples or (tag == "arrive" and index is not None):
         raise UsageError(f"{reader.path} has no sequence {request}.{index}: request {request} has fewer samples")
-    if not _has_arrivals(reader.path):
+    # A trace that begins in the middle, or has a gap, has requests whose arrival it lacks.
+    is_whole = reader.header.s == 0 and not reader.gaps
+    if is_whole and not _has_arrivals(reader.path):
         what = (
             f"{reader.path} has no request {request}"
             if tag is None

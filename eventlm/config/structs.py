@@ -188,7 +188,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             ge=0,
             description="a step that is predicted to take this long has the next one planned when it ends, so that "
-            "requests that come meanwhile are in that; 0: the next is planned beforehand whatever it takes",
+            "requests that come meanwhile can be in that; 0: the next is planned beforehand whatever it takes",
         ),
     ] = 100
     max_skips: Annotated[

@@ -88,9 +88,9 @@ def test_another_version_is_refused_with_both_versions(tmp_path: Path, field: st
 
 
 def test_a_newer_header_with_fields_unknown_today_is_a_version_error(tmp_path: Path) -> None:
-    body = b'{"t":"header","s":0,"format":1,"schema":4,"behaviour":1,"novel":{"x":[1]},"code_version":"2.0"'
+    body = b'{"t":"header","s":0,"format":1,"schema":99,"behaviour":1,"novel":{"x":[1]},"code_version":"2.0"'
     (tmp_path / "t").write_bytes(close_line(body, chain("", body)))
-    with pytest.raises(TraceVersionError, match="schema 4"):
+    with pytest.raises(TraceVersionError, match="schema 99"):
         LogReader(tmp_path / "t")
 
 

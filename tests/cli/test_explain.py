@@ -14,7 +14,8 @@ from eventlm.events import Arrived
 from eventlm.events.codec import encode_body
 from tests.replay.explained_logs import read
 from tests.replay.golden import BROKEN, FOLDER
-from tests.replay.traces import record, small_machine
+from tests.replay.traces import CALM, record, small_machine
+from tests.simulation import Simulation
 from tests.workload import make_core
 
 EDF = str(FOLDER / "edf_tight.jsonl")
@@ -161,6 +162,15 @@ def test_nothing_to_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         capsys, str(writer.path), "0"
     )
     assert f"has no request 5, and none arrived in it; {others}" in refused(capsys, str(writer.path), "5")
+
+
+def test_a_request_before_a_segment_in_which_none_arrives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LogWriter(tmp_path, "run", segment_bytes=1024) as writer:
+        Simulation(1, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer).run()
+    segments = sorted(writer.run_folder.glob("trace-*.jsonl"))
+    # Its snapshot has those that were under way.
+    quiet = next(path for path in segments[1:] if '\n{"t":"arrive"' not in path.read_text())
+    assert f"request 1 ended before {quiet} begins, with event" in refused(capsys, str(quiet), "1")
 
 
 def test_damage_and_tears_have_their_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
