@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import os
 from collections.abc import Iterator
 
 import pytest
+
+if ctypes.util.find_library("cuda") is None:
+    # Before anything imports Triton: kernels for GPUs run in its interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from eventlm.models.pull import cache_folder
 

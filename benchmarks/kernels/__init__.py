@@ -1,0 +1,1 @@
+"""What `benchmarks/gpu.py` measures of each kernel: a module an operation, with `cases(device, smoke=...)`."""

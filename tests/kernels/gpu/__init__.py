@@ -1,0 +1,1 @@
+"""Tests of the Triton kernels: what they compute, in the interpreter, and that they compile for a GPU."""
