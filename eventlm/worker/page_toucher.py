@@ -19,8 +19,6 @@ from torch import Tensor
 _BYTES_AT_ONCE = 2 << 20
 #: Of all layers together, ahead of use, while there is time: some thousand tokens of a large model.
 _BYTES_AHEAD = 1 << 30
-#: How long one call waits for the thread.
-_PATIENCE_S = 0.002
 #: Linux, since 5.14. Python has no name for it.
 _MADV_POPULATE_WRITE = 23
 
@@ -53,11 +51,9 @@ class PageToucher:
     def touch_some(self) -> bool:
         """To be called while there is nothing to compute: touch a little more, in a millisecond or two.
 
-        False if there is enough for now.
+        While the thread does it, there is nothing to do here. False if there is enough for now.
         """
         if self._is_running():
-            assert self._thread is not None
-            self._thread.join(_PATIENCE_S)
             return True
         if not self._wants(self._ahead):
             return False

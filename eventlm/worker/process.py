@@ -51,6 +51,8 @@ from eventlm.worker.sequence_table import DesyncError
 PARENT_POLL_MS = 500
 #: A worker that has waited this long for a step does what can be done ahead.
 IDLE_MS = 20
+#: It waits so long again between two pieces of that: a thread may be at it, and must not be asked without a pause.
+BETWEEN_MS = 1
 
 
 class Runner(Protocol):
@@ -214,7 +216,7 @@ class Worker:
     def _receive(self, runner: Runner) -> list[bytes]:
         """The next message. A worker that waits for one does meanwhile what can be done ahead."""
         if not self._inbox.poll(IDLE_MS):
-            while runner.work_ahead() and not self._inbox.poll(0):
+            while runner.work_ahead() and not self._inbox.poll(BETWEEN_MS):
                 pass
         return self._inbox.recv_multipart()
 

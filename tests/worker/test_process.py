@@ -275,6 +275,7 @@ def test_a_worker_that_waits_works_ahead_until_a_message_comes(tmp_path: Path, e
     assert runner.count == 5
     threading.Timer(0.2, lambda: engine.send(b"second")).start()
     assert worker._receive(runner) == [b"second"]
-    assert runner.count < 0 if endless else runner.count == 0
+    # It looks for a message between two pieces, and has a rest.
+    assert -1000 < runner.count < 0 if endless else runner.count == 0
     engine.context.destroy(linger=0)
     worker._context.destroy(linger=0)
