@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eventlm.config.classes import ServiceClass
+from eventlm.config.gpu import GpuConfig
 from eventlm.config.server import ServerConfig
 from eventlm.config.structs import (
     CacheConfig,
@@ -20,6 +21,7 @@ __all__ = [
     "CacheConfig",
     "Config",
     "CoreConfig",
+    "GpuConfig",
     "LogConfig",
     "ModelConfig",
     "PluginSpec",

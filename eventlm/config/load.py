@@ -183,6 +183,8 @@ def _checked(option: Option, value: object, *, strict: bool = True) -> object:
         raise UsageError("`type` is missing")
     if isinstance(value, str):
         value = option.aliases.get(value, value)
+    elif option.is_number and isinstance(value, int | float) and not isinstance(value, bool):
+        value = repr(value)
     return msgspec.convert(value, option.type, strict=strict)
 
 

@@ -60,6 +60,11 @@ class Option(NamedTuple):
         return str((self.meta.extra or {}).get("plugin", ""))
 
     @property
+    def is_number(self) -> bool:
+        """Whether the value, a string, may be given as a number too, which is kept as it is written."""
+        return bool((self.meta.extra or {}).get("number"))
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The only values allowed; empty if the type says it all."""
         return get_args(self.bare_type) if get_origin(self.bare_type) is Literal else ()

@@ -11,9 +11,11 @@ from collections.abc import Callable
 #: By the option that does the same here.
 _SAME_AS = {
     "api_servers": "api_server_count",
+    "batch_invariant": "enable_deterministic_inference",
     "block_size": "page_size",
     "cors_origin": "allowed_origins",
     "drain_seconds": "timeout_graceful_shutdown",
+    "gpu_memory_utilization": "mem_fraction_static",
     "kv_cache_dtype": "cache_type_k cache_type_v ctk ctv",
     "log_level": "uvicorn_log_level verbosity lv",
     "max_model_len": "context_length ctx_size c max_seq_len",
@@ -30,16 +32,15 @@ _SAME_AS = {
     "tls_cert": "ssl_certfile ssl_cert_file",
     "tls_key": "ssl_keyfile ssl_key_file",
     "tool_parser": "tool_call_parser",
+    "torch_compile": "enable_torch_compile",
 }
 
 #: Where there is more to say. A name in braces is an option of eventlm.
 _REMARKS = {
     "cpu_offload_gb swap_space swap_size": "not there yet; a request that gives way is computed again",
     "chat_template": "the model's own is used, from its folder",
-    "device": "not there yet; a model runs on the processor",
-    "gpu_memory_utilization mem_fraction_static": "{kv_memory} is the memory for the KV cache, as a size",
     "max_total_tokens": "{num_blocks} is the KV cache in blocks, {kv_memory} in bytes",
-    "n_gpu_layers gpu_layers ngl": "not there yet; a model runs on the processor",
+    "n_gpu_layers gpu_layers ngl": "a model is on GPUs with all of its layers or none; {device} says which",
     "load_format": "weights are read from safetensors files",
     "download_dir": "the variable HF_HOME says where models of the hub are kept",
     "seed": "each request has its own: the field `seed`",
@@ -52,7 +53,7 @@ _REMARKS = {
     "speculative_config speculative_model speculative_algorithm num_speculative_tokens model_draft": (
         "not there yet: speculative decoding"
     ),
-    "enforce_eager disable_cuda_graph": "it is always so: no graphs are captured",
+    "enforce_eager disable_cuda_graph": "{cuda_graphs} turns them on and off",
     "enable_prefix_caching enable_radix_cache": "it is on by itself; see {prefix_cache}",
     "no_enable_prefix_caching disable_radix_cache": "{prefix_cache} turns it on and off",
     "enable_chunked_prefill": "it is always on; {max_num_batched_tokens} bounds a step",

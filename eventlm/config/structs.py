@@ -3,7 +3,7 @@
 TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two
 sections. Descriptions are the help text. `Meta.extra` says what a type cannot: `secret` (never shown nor
 recorded), `plugin` (the kind of plug-in that a spec names), `allowed` (a pattern in words), `metavar` (what
-help calls the value).
+help calls the value), `number` (a string that may be given as a number).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from eventlm.config.classes import ServiceClass
+from eventlm.config.gpu import GpuConfig
 from eventlm.config.server import ServerConfig
 from eventlm.config.sizes import PATTERN as SIZE_PATTERN
 
@@ -351,6 +352,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     server: ServerConfig = ServerConfig()
     worker: WorkerConfig = WorkerConfig()
+    gpu: GpuConfig = GpuConfig()
     record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
     classes: dict[str, ServiceClass] = {}

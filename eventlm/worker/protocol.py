@@ -28,7 +28,11 @@ def backend_name(build: str) -> str:
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
-    """What a worker must know before it can start. `model` is a checkpoint folder, or `FAKE_MODEL`."""
+    """What a worker must know before it can start. `model` is a checkpoint folder, or `FAKE_MODEL`.
+
+    device: `cpu`, or a GPU as torch names it, `cuda:0`. num_blocks: 0 on a GPU: as many as a profiling run finds room
+    for.
+    """
 
     replica: int
     epoch: int
@@ -41,11 +45,21 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    max_steps_in_flight: int = 2
+    device: str = "cpu"
     threads: int = 0
     #: One for each thread, which is kept there; empty: the system moves them.
     processors: list[int] = []
     #: As the option of that name.
     cpu_kernels: str = "auto"
+    #: As the options of these names, of a worker on a GPU.
+    attention_backend: str = "auto"
+    batch_invariant: bool = False
+    torch_compile: bool = False
+    #: Share of the GPU's whole memory that this worker may take, in parts per million.
+    gpu_memory_ppm: int = 900_000
+    #: Numbers of rows for which a step that only decodes is captured as a CUDA graph; empty: none is.
+    graph_buckets: list[int] = []
     #: The worker sends a heartbeat this often, from a thread of its own.
     heartbeat_ns: int = 1_000_000_000
     #: Measure steps of several shapes before being ready, so that the engine can fit its predictor.
@@ -100,10 +114,15 @@ class StepSample(Struct, frozen=True, kw_only=True):
 
 
 class WorkerReady(Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker holds the model and takes steps."""
+    """The worker holds the model and takes steps.
+
+    num_blocks: KV blocks that it has; 0: as many as it was asked for. warnings: for the user.
+    """
 
     epoch: int
     pid: int
+    num_blocks: int = 0
+    warnings: list[str] = []
     model_fingerprint: str = ""
     host: dict[str, Any] = {}
     samples: list[StepSample] = []

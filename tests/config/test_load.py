@@ -60,12 +60,12 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
         (
             "[servr]\nport = 1",
             ": unknown section [servr]; did you mean server? "
-            "Known: model, cache, scheduler, server, worker, record, log, classes",
+            "Known: model, cache, scheduler, server, worker, gpu, record, log, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         (
-            "[cache]\ngpu_memory_utilization = 0.9",
-            ", [cache]: unknown key 'gpu_memory_utilization'; kv_memory in the section [cache] is the memory for",
+            "[cache]\nmem_fraction_static = 0.9",
+            ", [cache]: unknown key 'mem_fraction_static'; its name here is gpu_memory_utilization in the section",
         ),
         ("prot = 1", ": unknown key 'prot'; did you mean port in the section [server]?"),
         ("server = 3", ": server = 3: must be a table, [server]"),

@@ -23,6 +23,6 @@ def test_a_word_is_answered_by_the_nearest_known_one(word: str, listed_as: str, 
     assert did_you_mean(word, iter(POLICIES), listed_as=listed_as) == hint
 
 
-@pytest.mark.parametrize("word", ["--tensor-parallel-size", "--device", "--seed", "--ssl-keyfile", "-m"])
+@pytest.mark.parametrize("word", ["--tensor-parallel-size", "--n-gpu-layers", "--seed", "--ssl-keyfile", "-m"])
 def test_what_is_only_a_little_like_a_flag_is_no_slip_of_it(word: str) -> None:
     assert did_you_mean(word, [*(option.flag for option in options().values()), "-h", "--no-prefix-cache"]) == ""

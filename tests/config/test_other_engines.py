@@ -18,8 +18,8 @@ def test_the_table_speaks_of_options_that_there_are_and_of_none_by_its_own_name(
 def test_a_name_is_found_however_it_is_written() -> None:
     for name in ("ssl_keyfile", "--ssl-keyfile", "--ssl_keyfile"):
         assert name_elsewhere(name, str) == "; its name here is tls_key"
-    assert name_elsewhere("--gpu-memory-utilization", lambda name: options()[name].flag) == (
-        "; --kv-memory is the memory for the KV cache, as a size"
+    assert name_elsewhere("--enforce-eager", lambda name: options()[name].flag) == (
+        "; --cuda-graphs turns them on and off"
     )
     assert name_elsewhere("-ctk", lambda name: options()[name].flag) == "; its name here is --kv-cache-dtype"
     assert name_elsewhere("-q", lambda name: options()[name].flag) == "; its name here is --quantization"

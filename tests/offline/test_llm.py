@@ -212,7 +212,7 @@ def test_adapters_are_not_there(llm: LLM) -> None:
         ({"quantization": "int4"}, UsageError, "quantization='int4': must be one of none, int8"),
         ({"quantization": "int8", "dtype": "half"}, UsageError, "dtype float16 cannot be had with it; leave one"),
         ({"dtype": "float32"}, UsageError, "is for a model with weights"),
-        ({"gpu_memory_utilization": 0.9}, UsageError, "kv_memory is the memory for the KV cache, as a size"),
+        ({"mem_fraction_static": 0.9}, UsageError, "its name here is gpu_memory_utilization"),
         ({"model": "no/such/folder/here"}, CheckpointError, "no/such/folder/here"),
         ({"num_blocks": 4, "max_model_len": 100}, UsageError, "raise num_blocks, or lower max_model_len"),
         ({"tokenizer": "fake"}, UsageError, "the fake model's tokenizer goes with the fake model,"),

@@ -1,0 +1,66 @@
+"""Options of the model's forward pass on GPUs: section [gpu]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from eventlm.types import parts_per_million
+
+
+class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Device, and what is for GPUs."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(
+            description="what computes the model; cuda: NVIDIA GPUs, each replica on the next one of those that "
+            "CUDA_VISIBLE_DEVICES leaves; auto: cuda where there are a GPU, its driver, a torch with CUDA and "
+            "triton, else cpu"
+        ),
+    ] = "auto"
+    attention_backend: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "NAME"},
+            description="attention on a GPU: triton, flash_attn (which must be installed), torch_sdpa (slow, to "
+            "compare with), or one that a package offers; auto: the fastest that is there and can run the model",
+        ),
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        str,
+        Meta(
+            pattern=r"^(0?\.[0-9]{0,5}[1-9]0*|1(\.0*)?)$",
+            extra={"metavar": "SHARE", "allowed": "a share above 0 and up to 1, such as 0.9", "number": True},
+            description="share of a GPU's whole memory that weights, activations and KV cache of all replicas on it "
+            "may take; the KV cache gets what a profiling run leaves of it, unless num_blocks or kv_memory say how "
+            "much",
+        ),
+    ] = "0.9"
+    cuda_graphs: Annotated[
+        bool,
+        Meta(
+            description="capture the steps that only decode as CUDA graphs, for batches of several sizes, when a "
+            "worker starts; a step that is smaller is padded to the next size"
+        ),
+    ] = True
+    batch_invariant: Annotated[
+        bool,
+        Meta(
+            description="kernels on a GPU whose results for a sequence do not depend on what else is in its batch: the "
+            "same tokens under any load, somewhat slower"
+        ),
+    ] = False
+    torch_compile: Annotated[
+        bool,
+        Meta(
+            description="compile the parts of the model around attention on a GPU with torch.compile, which makes the "
+            "first start slower by minutes"
+        ),
+    ] = False
+
+    @property
+    def memory_ppm(self) -> int:
+        """`gpu_memory_utilization` in parts per million."""
+        return parts_per_million(self.gpu_memory_utilization)
