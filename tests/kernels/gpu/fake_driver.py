@@ -26,6 +26,8 @@ from triton.backends.nvidia.driver import CudaDriver
 
 #: What a block can have of shared memory, by compute capability.
 SHARED_BYTES = {80: 166_912, 90: 232_448}
+#: What Triton says of fp8 (e4m3) before compute capability 8.9: such launches are left out there.
+_NO_FP8 = "fp8e4nv not supported in this architecture"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -92,6 +94,8 @@ def main(capability: int, package: str = "tests.kernels.gpu.compiled") -> None:
                     error = f"{type(problem).__name__}: {problem}"
                     cause = problem.__cause__ or problem.__context__
                     error += f" ({cause})" if cause else ""
+            if _NO_FP8 in error and capability < 89:
+                continue
             kernels = list(driver.launched.values())
             print(json.dumps({"launch": f"{module.name}: {name}", "error": error, "kernels": kernels}), flush=True)
 
