@@ -108,7 +108,7 @@ def test_the_source_distribution_can_be_compiled(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {f"kernels/cpu/{path.name}" for path in (REPOSITORY / "kernels" / "cpu").iterdir()}
     assert {name for name in sources if name.endswith((".cpp", ".h"))} <= names
-    assert "eventlm/kernels/cpu/native.py" in names
+    assert {"eventlm/kernels/cpu/native.py", "eventlm/kernels/gpu/tuned.toml"} <= names
     assert not [name for name in names if name.endswith(".so")]
 
 
@@ -120,6 +120,10 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
         assert f"eventlm/{expected}" in names
     models = {path.name for path in (REPOSITORY / "replay" / "cost_models").iterdir()}
     assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost_models/")}
+    kernels = {path.name for path in (REPOSITORY / "kernels" / "gpu").iterdir() if path.suffix in (".py", ".toml")}
+    assert {f"eventlm/kernels/gpu/{name}" for name in kernels} == {
+        name for name in names if name.startswith("eventlm/kernels/gpu/")
+    }
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

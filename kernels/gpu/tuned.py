@@ -1,0 +1,113 @@
+"""Stored configurations of kernels (tile sizes, warps, stages), by GPU and shape: nothing is searched at start.
+
+`tuned.toml` has a list for each operation. An entry has the name of a GPU, or "default" for any; what its shape must
+be; and the configuration, with the keywords of the kernel's launch:
+
+    [[matmul]]
+    gpu = "NVIDIA H200"
+    shape = { dtype = "bfloat16", max_rows = 64 }
+    config = { BLOCK_M = 64, BLOCK_N = 128, BLOCK_K = 64, GROUP_M = 8, num_warps = 4, num_stages = 4 }
+
+A key of `shape` asks for that very value, `max_NAME` for a NAME of at most that; what is not named may be anything.
+Entries of the GPU at hand go before those of "default", then those that ask for more, then those of smaller bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DEFAULT = "default"
+_PATH = Path(__file__).with_name("tuned.toml")
+_BOUND = "max_"
+
+Shape = Mapping[str, int | str]
+
+
+@functools.lru_cache(maxsize=16384)
+def tuned(op: str, **shape: int | str) -> dict[str, int]:
+    """The configuration of `op` for the GPU at hand that fits `shape` best; not to be changed.
+
+    Raises LookupError where no entry fits; no operation should lack one of "default" without a shape.
+    """
+    fitting = [entry for entry in _entries().get(op, ()) if _fits(entry, shape)]
+    if not fitting:
+        raise LookupError(
+            f'{_PATH.name} has no configuration of {op} for {dict(shape)} on {gpu_name()!r}: add one of gpu = "default"'
+        )
+    config: dict[str, int] = max(fitting, key=_preference)["config"]
+    return config
+
+
+@functools.cache
+def gpu_name() -> str:
+    """Of the device at hand, as entries have it; "default" without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else DEFAULT
+
+
+def store(op: str, shape: Shape, config: Mapping[str, int], *, gpu: str, path: Path = _PATH) -> None:
+    """Write an entry, in place of the one of the same operation, GPU and shape, if there is one.
+
+    A process that looks up `op` afterwards gets it. Raises OSError where the file cannot be written.
+    """
+    text = path.read_text()
+    entries = tomllib.loads(text)
+    others = [entry for entry in entries.get(op, ()) if (entry["gpu"], entry.get("shape", {})) != (gpu, shape)]
+    entries[op] = [*others, {"gpu": gpu, "shape": dict(shape), "config": dict(config)}]
+    head, _, _ = text.partition("\n[[")
+    lines = [head.rstrip("\n")]
+    for name in sorted(entries):
+        lines += [_text(name, entry) for entry in sorted(entries[name], key=_order)]
+    new = path.with_suffix(".new")
+    new.write_text("\n\n".join(lines) + "\n")
+    os.replace(new, path)
+    _entries.cache_clear()
+    tuned.cache_clear()
+
+
+@functools.cache
+def _entries() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(_PATH.read_text())
+
+
+def _fits(entry: Mapping[str, Any], shape: Shape) -> bool:
+    return entry["gpu"] in (DEFAULT, gpu_name()) and all(
+        _allows(name, asked, shape) for name, asked in entry.get("shape", {}).items()
+    )
+
+
+def _allows(name: str, asked: int | str, shape: Shape) -> bool:
+    bounded = shape.get(name.removeprefix(_BOUND)) if name.startswith(_BOUND) else None
+    if isinstance(bounded, int) and isinstance(asked, int):
+        return bounded <= asked
+    return shape.get(name) == asked
+
+
+def _preference(entry: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
+    shape = entry.get("shape", {})
+    bounds = [-shape[name] for name in sorted(shape) if name.startswith(_BOUND)]
+    return entry["gpu"] != DEFAULT, len(shape), bounds
+
+
+def _order(entry: Mapping[str, Any]) -> tuple[bool, str, int, list[tuple[str, str, int]]]:
+    shape = entry.get("shape", {})
+    keys = [
+        (name, "" if isinstance(asked, int) else asked, asked if isinstance(asked, int) else 0)
+        for name, asked in sorted(shape.items())
+    ]
+    return entry["gpu"] != DEFAULT, entry["gpu"], len(shape), keys
+
+
+def _text(op: str, entry: Mapping[str, Any]) -> str:
+    lines = [f"[[{op}]]", f"gpu = {json.dumps(entry['gpu'])}"]
+    for key in ("shape", "config"):
+        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in entry.get(key, {}).items())
+        lines += [f"{key} = {{ {pairs} }}"] if pairs else []
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventlm.kernels.gpu import tuned as module
+from eventlm.kernels.gpu.tuned import store, tuned
+
+TEXT = """\
+# What this is.
+
+[[op]]
+gpu = "default"
+config = { BLOCK = 1 }
+
+[[op]]
+gpu = "default"
+shape = { dtype = "float32", head_dim = 64, max_rows = 8 }
+config = { BLOCK = 2 }
+
+[[op]]
+gpu = "Big"
+shape = { max_rows = 16 }
+config = { BLOCK = 3 }
+
+[[op]]
+gpu = "Big"
+shape = { max_rows = 64 }
+config = { BLOCK = 4 }
+
+[[op]]
+gpu = "Big"
+shape = { head_dim = 64, max_rows = 64 }
+config = { BLOCK = 5 }
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "tuned.toml"
+    path.write_text(TEXT)
+    monkeypatch.setattr(module, "_PATH", path)
+    forget()
+    yield path
+    forget()
+
+
+def forget() -> None:
+    module._entries.cache_clear()
+    tuned.cache_clear()
+
+
+def at(monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:
+    monkeypatch.setattr(module, "gpu_name", lambda: gpu)
+
+
+def test_the_entry_that_asks_for_most_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, "Big")
+    assert tuned("op", rows=16, head_dim=128) == {"BLOCK": 3}
+    assert tuned("op", rows=17, head_dim=128) == {"BLOCK": 4}
+    assert tuned("op", rows=17, head_dim=64) == {"BLOCK": 5}
+    # Of this GPU before one of any that asks for more.
+    assert tuned("op", rows=8, head_dim=64, dtype="float32") == {"BLOCK": 5}
+    assert tuned("op", rows=65, head_dim=64) == {"BLOCK": 1}
+    assert tuned("op") == {"BLOCK": 1}
+
+
+def test_another_gpu_takes_the_default(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, "Small")
+    assert tuned("op", rows=16) == {"BLOCK": 1}
+    assert tuned("op", rows=8, head_dim=64, dtype="float32") == {"BLOCK": 2}
+    assert tuned("op", rows=8, head_dim=64, dtype="float16") == {"BLOCK": 1}
+
+
+def test_what_has_no_entry_is_named(path: Path) -> None:
+    with pytest.raises(LookupError, match=r"no configuration of other for \{'rows': 3\} on .*: add one of gpu"):
+        tuned("other", rows=3)
+
+
+def test_an_entry_is_stored_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, "Big")
+    assert tuned("op", rows=16) == {"BLOCK": 3}
+    store("op", {"max_rows": 16}, {"BLOCK": 7}, gpu="Big", path=path)
+    assert tuned("op", rows=16) == {"BLOCK": 7}
+    store("new", {}, {"num_warps": 4}, gpu='A "GPU"', path=path)
+    store("new", {}, {"num_warps": 8}, gpu="default", path=path)
+    assert tuned("new") == {"num_warps": 8}
+    assert path.read_text().count("[[op]]") == TEXT.count("[[op]]")
+    assert path.read_text().startswith('# What this is.\n\n[[new]]\ngpu = "default"\nconfig = { num_warps = 8 }\n\n')
+    written = path.read_text()
+    store("op", {"max_rows": 16}, {"BLOCK": 7}, gpu="Big", path=path)
+    assert path.read_text() == written
+    assert [file.name for file in path.parent.iterdir()] == ["tuned.toml"]
+
+
+def test_every_operation_has_a_default() -> None:
+    for op, entries in module._entries().items():
+        assert tuned(op)
+        assert all(isinstance(number, int) for entry in entries for number in entry["config"].values()), op
