@@ -1,4 +1,4 @@
-"""What all tests need: nothing of theirs ends up in the folders of whoever runs them."""
+"""What all tests need: nothing of theirs ends up in the folders of whoever runs them, or in the tests after them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 if ctypes.util.find_library("cuda") is None:
     # Before anything imports Triton: kernels for GPUs run in its interpreter.
@@ -25,3 +26,10 @@ def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("EVENTLM_STATE", str(tmp_path_factory.mktemp("state") / "runs"))
         patch.setenv("EVENTLM_HOME", str(home))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _logging_of_their_own() -> Iterator[None]:
+    """An `LLM` makes warnings the least that is logged in its program; what tests elsewhere look for would be lost."""
+    yield
+    structlog.reset_defaults()
