@@ -1,0 +1,131 @@
+"""All that is measured on a GPU, in one run of at most ten minutes: kernels, the engine, what its features cost.
+
+    python benchmarks/gpu.py [--sections kernels,nano] [--budget 570] [--out results/gpu.json]
+    python benchmarks/gpu.py --smoke      every section on the CPU with tiny shapes, in Triton's interpreter
+
+Checkpoints are made on the spot, with random weights of the shapes of Qwen3-0.6B and Qwen3-8B; nothing is fetched.
+Each section runs in a process of its own and for a share of the budget; an error, a crash or a time-out is a row of the
+table, and the others go on. A ratio is to the copy bandwidth or the bf16 product rate that the same run measures first
+(section `ceilings`), or to a peer in the same run. With TARGET the table says what the ratio, or the value where there
+is none, should be at least or at most. `benchmarks/gpu_report.py` makes Markdown of the file.
+
+Nothing else should run on the GPU. Exit code 0: nothing failed, though targets may be missed; 1: something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+# As a script this has its own folder on the path, and not the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gpu_report import Report, encode, one_line, render
+from benchmarks.gpu_sections import SECTIONS, Section
+from benchmarks.gpu_sections.process import Limits, run_section
+from benchmarks.gpu_sections.row import Context, Row
+
+DEFAULT_BUDGET = 570.0
+#: A section may take so much of what the ones before it have left over, or of what the ones behind it would get.
+SLACK = 1.5
+PACKAGES = ("torch", "triton", "transformers")
+
+
+def plan(sections: Sequence[Section], left: float) -> float:
+    """Seconds for the first of the sections, of those that are left for all of them."""
+    return left * sections[0].seconds / sum(section.seconds for section in sections)
+
+
+def run(sections: Sequence[Section], *, smoke: bool, budget: float, folder: Path) -> Iterator[Row]:
+    """What all sections find."""
+    deadline = time.monotonic() + budget
+    for place, section in enumerate(sections):
+        left = deadline - time.monotonic()
+        seconds = plan(sections[place:], left)
+        if seconds < 1:
+            yield Row(section=section.name, what="all", outcome="skipped", note="no time is left")
+            continue
+        began = time.monotonic()
+        say(f"{section.name}: up to {seconds:.0f} s")
+        context = Context(module=section.module, smoke=smoke, folder=str(folder), seconds=seconds)
+        limits = Limits(section=min(SLACK * seconds, left), part=section.part_seconds)
+        num_rows = 0
+        for row in run_section(section, context, limits):
+            num_rows += 1
+            say(one_line(row))
+            yield row
+        if not num_rows:
+            yield Row(section=section.name, what="all", outcome="skipped", note="there is nothing to measure")
+        say(f"{section.name}: {time.monotonic() - began:.0f} s")
+
+
+def choose(names: str) -> list[Section]:
+    """The sections that a list names, in their order, with the ceilings if any needs them. Raises ValueError."""
+    known = {section.name: section for section in SECTIONS}
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"there is no section {name!r}; there are {', '.join(known)}")
+    needs_ceilings = any(known[name].needs_ceilings for name in wanted)
+    return [
+        section for section in SECTIONS if section.name in wanted or (section.name == "ceilings" and needs_ceilings)
+    ]
+
+
+def has_gpu() -> bool:
+    """Whether torch sees one."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def say(line: str) -> None:
+    """Progress; the table alone goes to the standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    names = ",".join(section.name for section in SECTIONS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="on the CPU, tiny, to see that everything runs")
+    parser.add_argument("--sections", default=names, metavar="NAME,...", help=f"what to run (default: {names})")
+    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, metavar="SECONDS", help="of the whole run")
+    parser.add_argument("--out", type=Path, default=Path("results/gpu.json"), metavar="FILE", help="for all figures")
+    arguments = parser.parse_args()
+    if not arguments.budget > 0:
+        parser.error("--budget is above 0 seconds")
+    try:
+        arguments.chosen = choose(arguments.sections)
+    except ValueError as error:
+        parser.error(f"--sections: {error}")
+    return arguments
+
+
+def main() -> int:
+    """Run the sections, keep what they found as they go, print the table."""
+    arguments = parse_arguments()
+    if not arguments.smoke and not has_gpu():
+        say("gpu.py: torch sees no GPU here; --smoke runs every section on the CPU")
+        return 2
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+    began = time.monotonic()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="gpu-benchmark-") as folder:
+        for row in run(arguments.chosen, smoke=arguments.smoke, budget=arguments.budget, folder=Path(folder)):
+            rows.append(row)
+            report = Report(smoke=arguments.smoke, versions=versions, seconds=time.monotonic() - began, rows=rows)
+            arguments.out.write_bytes(encode(report))
+    print("\n".join(render(rows)))
+    return int(any(row.outcome == "failed" for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

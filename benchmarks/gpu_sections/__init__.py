@@ -1,0 +1,33 @@
+"""What `benchmarks/gpu.py` measures: a module a section, with `parts(context)`.
+
+A part is independent of the others: its error, or its crash, is a row in the table and the next part goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Section(NamedTuple):
+    """`seconds` of a run of TOTAL_SECONDS are its own; a longer or shorter run has them in proportion. A part that
+    takes longer than `part_seconds` hangs. `needs_ceilings`: its ratios are to what the section `ceilings` measures.
+    """
+
+    name: str
+    seconds: float
+    part_seconds: float = math.inf
+    needs_ceilings: bool = True
+
+    @property
+    def module(self) -> str:
+        """That measures it."""
+        return f"benchmarks.gpu_sections.{self.name}"
+
+
+#: In the order in which they run: what others need first, then what says most.
+SECTIONS = (
+    Section("ceilings", 20, needs_ceilings=False),
+    Section("kernels", 90, part_seconds=60),
+)
+TOTAL_SECONDS = sum(section.seconds for section in SECTIONS)

@@ -1,0 +1,115 @@
+"""The GPU benchmark: whatever a section does is a row, and every section runs on the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu, gpu_report
+from benchmarks.gpu_sections import SECTIONS, Section
+from benchmarks.gpu_sections.process import Limits, run_section
+from benchmarks.gpu_sections.row import Context, Row, check, cost, speed
+
+ROOT = Path(__file__).parents[2]
+MISBEHAVING = Section("odd", 10)
+#: So much for all sections on two busy cores.
+SMOKE_SECONDS = 600
+
+
+def find(folder: Path, *, smoke: bool = False, skip: Sequence[str] = ()) -> list[Row]:
+    """The rows of the section that misbehaves."""
+    module = "tests.benchmarks.misbehaving_section"
+    context = Context(module=module, smoke=smoke, folder=str(folder), seconds=60, skip=list(skip))
+    return list(run_section(MISBEHAVING, context, Limits(section=120, part=4)))
+
+
+def test_whatever_a_part_does_the_others_go_on(tmp_path: Path) -> None:
+    rows = find(tmp_path)
+    assert {row.section for row in rows} == {"odd"}
+    assert [(row.what, row.outcome, row.note) for row in rows] == [
+        ("well", "missed", ""),
+        ("before the error", "told", ""),
+        ("error", "failed", "ValueError: so it goes"),
+        ("section error", "failed", "no ground"),
+        ("skip", "skipped", "no tool"),
+        ("lost", "failed", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("well", "missed", ""),
+        ("crash", "failed", "the process died (killed by SIGSEGV)"),
+        ("hang", "failed", "not done after 4 s"),
+        ("wrong", "failed", ""),
+    ]
+
+
+def test_in_a_smoke_run_only_what_is_wrong_counts(tmp_path: Path) -> None:
+    rows = find(tmp_path, smoke=True, skip=["error", "section error", "skip", "lost", "crash", "hang"])
+    assert [(row.what, row.outcome) for row in rows] == [("well", "told"), ("well", "told"), ("wrong", "failed")]
+
+
+def test_time_is_shared_and_what_is_left_goes_on() -> None:
+    first, second = Section("a", 10), Section("b", 30)
+    assert gpu.plan([first, second], 400) == 100
+    assert gpu.plan([second], 390) == 390
+
+
+def test_sections_bring_what_they_need() -> None:
+    assert [section.name for section in gpu.choose("kernels")] == ["ceilings", "kernels"]
+    assert [section.name for section in gpu.choose("ceilings")] == ["ceilings"]
+    with pytest.raises(ValueError, match="there is no section 'kernel'; there are ceilings, kernels"):
+        gpu.choose("ceilings,kernel")
+
+
+@pytest.mark.parametrize(
+    ("row", "outcome", "line"),
+    [
+        (speed("a", 3, "TB/s", limit=4, limit_name="copy", target=0.75), "met", "0.75 of 4 TB/s copy"),
+        (speed("a", 2, "TB/s", limit=4, limit_name="copy", target=0.75), "missed", "target >= 0.75"),
+        (speed("a", 2, "TB/s"), "told", "a: 2 TB/s: told"),
+        (cost("a", 0.03, "", at_most=0.02), "missed", "0.03, target <= 0.02"),
+        (check("a", float("nan"), "", at_most=1), "failed", "a: nan"),
+        (check("a", 0.5, "", at_least=0.9), "failed", "target >= 0.9"),
+    ],
+)
+def test_rows_are_judged(row: Row, outcome: str, line: str) -> None:
+    assert row.outcome == outcome
+    assert line in gpu_report.one_line(row)
+
+
+def test_a_report_comes_back_and_is_rendered(tmp_path: Path) -> None:
+    rows = [speed("a|b", 1234.5, "tok/s", limit=2469, limit_name="peer", target=0.9), check("c", 0.1, "", at_most=0.2)]
+    report = gpu_report.Report(smoke=False, versions={"torch": "2.11"}, seconds=3.0, rows=rows)
+    path = tmp_path / "gpu.json"
+    path.write_bytes(gpu_report.encode(report))
+    assert gpu_report.read(path) == report
+    lines = list(gpu_report.render_markdown(report))
+    assert "|  | a\\|b | 1,234 tok/s | 2,469 tok/s peer | 0.5 | >= 0.9 | missed |  |" in lines
+    assert len({line.replace("\\|", "").count("|") for line in lines[2:]}) == 1
+    assert len(list(gpu_report.render(rows))) == 3
+
+
+def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu, "has_gpu", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert gpu.main() == 2
+    assert "--smoke" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> gpu_report.Report:
+    """Of all sections, as a user runs them."""
+    out = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    command = [sys.executable, "benchmarks/gpu.py", "--smoke", "--out", str(out)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode in (0, 1), run.stderr
+    return gpu_report.read(out)
+
+
+@pytest.mark.timeout(SMOKE_SECONDS)
+@pytest.mark.parametrize("name", [section.name for section in SECTIONS])
+def test_every_section_runs_on_the_cpu(smoke: gpu_report.Report, name: str) -> None:
+    rows = [row for row in smoke.rows if row.section == name]
+    assert rows
+    assert [row for row in rows if row.outcome == "failed"] == []
