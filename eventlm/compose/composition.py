@@ -28,7 +28,7 @@ from eventlm.worker.fake import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: Options of what computes a model that has weights; the fake worker reads none of them.
-_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "pin_threads", "cpu_kernels")
+_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "threads", "pin_threads", "cpu_kernels")
 
 
 class Composition(NamedTuple):
@@ -91,7 +91,7 @@ def compose_engine(config: Config) -> ComposedEngine:
 def _thread_warnings(config: Config) -> list[str]:
     """Of threads that have no processor."""
     worker, replicas, cores = config.worker, config.scheduler.replicas, usable_cores()
-    if config.model.model == FAKE_MODEL or worker.threads * replicas <= cores:
+    if worker.threads * replicas <= cores:
         return []
     of_all = f" of each of {replicas} replicas" if replicas > 1 else ""
     return [

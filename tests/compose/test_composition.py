@@ -30,6 +30,7 @@ def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monk
         ("quantization", "int8"),
         ("kv_memory", "1GiB"),
         ("kv_cache_dtype", "int8"),
+        ("threads", 1),
         ("pin_threads", True),
         ("cpu_kernels", "torch"),
     ],
