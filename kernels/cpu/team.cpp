@@ -59,11 +59,12 @@ void Team::pin(const int* processors) {
 #if defined(__linux__)
   for (std::size_t other = 0; other < threads_.size(); other++) {
     const int processor = processors[other + 1];
+    // With no memory for the set, or a processor that has gone meanwhile, the thread runs where it did.
     cpu_set_t* set = CPU_ALLOC(processor + 1);
+    if (set == nullptr) return;
     const std::size_t size = CPU_ALLOC_SIZE(processor + 1);
     CPU_ZERO_S(size, set);
     CPU_SET_S(processor, size, set);
-    // One that has gone meanwhile is no loss.
     pthread_setaffinity_np(threads_[other].native_handle(), size, set);
     CPU_FREE(set);
   }

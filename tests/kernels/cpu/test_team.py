@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,24 @@ int main(int, char** arguments) {
 }
 """
 
+#: Threads are to be kept on a processor where there is no memory to say on which.
+PIN_PROGRAM = """
+#include <sched.h>
+
+#include "team.h"
+
+int num_asked = 0;
+
+extern "C" cpu_set_t* __sched_cpualloc(size_t) noexcept { return ++num_asked, nullptr; }
+
+int main() {
+  eventlm::Team team(2);
+  const int processors[] = {0, 0};
+  team.pin(processors);
+  return num_asked == 1 ? 0 : 3;
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -90,3 +109,12 @@ def test_races_are_seen(program: Path) -> None:
     done = subprocess.run([program, "7", "1"], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "WARNING: ThreadSanitizer: data race" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="no compiler, or no processor sets")
+def test_without_memory_to_say_where_threads_stay_unpinned(tmp_path: Path) -> None:
+    (tmp_path / "main.cpp").write_text(PIN_PROGRAM)
+    sources = [tmp_path / "main.cpp", ROOT / "kernels/cpu/team.cpp"]
+    command = ["g++", "-std=c++20", "-pthread", f"-I{ROOT / 'kernels/cpu'}", *sources, "-o", tmp_path / "pin"]
+    subprocess.run(command, check=True)
+    assert subprocess.run([tmp_path / "pin"], check=False).returncode == 0
