@@ -108,9 +108,6 @@ def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
         raise UsageError(
             f"--set {fixed[0]}: the trace's facts were made for {getattr(config, fixed[0])}, it cannot change"
         )
-    if "run_ahead_ms" in settings:
-        # The option of `eventlm serve`; its number would be one of nanoseconds here.
-        raise UsageError("--set run_ahead_ms: the core counts nanoseconds; 100 ms are run_ahead_ns=100000000")
     changed = replace_fields(config, settings, where="--set")
     longest = (changed.num_blocks - 1) * changed.block_size
     if longest < 1:

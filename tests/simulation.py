@@ -19,7 +19,6 @@ from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.control.driver import Driver
 from eventlm.control.live_requests import LiveRequests
 from eventlm.control.request import ClosingOutput, EngineRequest, FinishedOutput, TokensOutput
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.events import (
     Arrived,
@@ -41,6 +40,7 @@ from eventlm.worker.protocol import StepPayload, decode_to_worker, encode
 from tests.bounds import EvictionBounds
 from tests.virtual_worker import VirtualWorker
 from tests.workload import (
+    COEFFICIENTS,
     MILLISECOND,
     POLICIES,
     Chaos,
@@ -243,7 +243,7 @@ class Simulation:
         rng, driver = self.rng, self.driver
         when = rng.randint(0, last_ns + 1)
         name = rng.choice(POLICIES)
-        coefficients = [value * rng.randint(1, 3) for value in DEFAULT_COEFFICIENTS]
+        coefficients = [value * rng.randint(1, 3) for value in COEFFICIENTS]
         actions: list[Callable[[], None]] = [
             lambda: driver.put_fact(PolicySwapped(name=name)),
             lambda: driver.put_fact(PredictorSwapped(coefficients=coefficients)),

@@ -14,6 +14,7 @@ from eventlm.config import CoreConfig
 from eventlm.control.plugins import resolve
 from eventlm.control.request import EngineRequest
 from eventlm.core.core import Core
+from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state import Plugins
 from eventlm.events import Header
@@ -24,8 +25,12 @@ POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")
 ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity")
 MILLISECOND = 1_000_000
-#: Behind any step, behind none, and behind those of a few rows: one takes the fake worker two milliseconds and more.
-RUN_AHEAD_NS = (0, 1, 2_200_000)
+#: Close to the default, but that a step of two rows and more is predicted to take two milliseconds.
+COEFFICIENTS = (1_800_000_000, *DEFAULT_COEFFICIENTS[1:])
+#: Behind any step, behind none, and behind those of one row.
+RUN_AHEAD_MS = (0, 1, 2)
+#: None, fewer than there may be decodes, and for any number of them.
+GRAPH_BUCKETS: tuple[list[int], ...] = ([], [2], default_buckets(64))
 #: Ends that cut a sequence short.
 SERVICE_CLASSES = ("", "gold", "", "silver")
 CUT_SHORT = ("cancelled", "deadline", "front_end_lost", "error")
@@ -79,8 +84,9 @@ def draw_machine(rng: random.Random, seed: int) -> Machine:
         max_queue_len=rng.choice([4, 20, 1000]),
         max_steps_in_flight=rng.choice([1, 2, 3, 4]),
         max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
-        run_ahead_ns=RUN_AHEAD_NS[seed // 5 % len(RUN_AHEAD_NS)],
+        run_ahead_ms=RUN_AHEAD_MS[seed // 5 % len(RUN_AHEAD_MS)],
         max_tokens_per_row=rng.choice([1, 1, 2, 4]),
+        graph_buckets=GRAPH_BUCKETS[seed // 7 % len(GRAPH_BUCKETS)],
         max_skips=rng.choice([0, 1, 4]),
         max_evictions=rng.choice([0, 1, 2]),
         max_losses=rng.choice([3, 4, 5]),
@@ -103,8 +109,9 @@ def draw_large_machine(rng: random.Random, seed: int) -> Machine:
         max_queue_len=rng.choice([20, 1000]),
         max_steps_in_flight=rng.choice([1, 2, 4]),
         max_decodes_in_flight_per_seq=rng.choice([1, 2, 3]),
-        run_ahead_ns=RUN_AHEAD_NS[seed // 5 % len(RUN_AHEAD_NS)],
+        run_ahead_ms=RUN_AHEAD_MS[seed // 5 % len(RUN_AHEAD_MS)],
         max_tokens_per_row=rng.choice([1, 1, 2, 4]),
+        graph_buckets=GRAPH_BUCKETS[seed // 7 % len(GRAPH_BUCKETS)],
         max_skips=rng.choice([0, 4, 8]),
         max_evictions=rng.choice([0, 2, 3]),
         max_losses=rng.choice([3, 4, 5]),
@@ -144,7 +151,7 @@ def make_core(machine: Machine) -> tuple[Header, Core]:
         code_version="0",
         core=machine.core,
         plugins=[*(policy.record for policy in policies), batcher.record, router.record],
-        predictor=list(DEFAULT_COEFFICIENTS),
+        predictor=list(COEFFICIENTS),
     )
     plugins = Plugins(
         policies={policy.record.name: policy.instance for policy in policies},
@@ -152,7 +159,7 @@ def make_core(machine: Machine) -> tuple[Header, Core]:
         batcher=batcher.instance,
         router=router.instance,
     )
-    return header, Core(machine.core, plugins, Predictor.from_coefficients(DEFAULT_COEFFICIENTS))
+    return header, Core(machine.core, plugins, Predictor.from_coefficients(COEFFICIENTS))
 
 
 def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRequest:

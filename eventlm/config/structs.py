@@ -47,9 +47,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_steps_in_flight: PositiveInt = 2
     max_decodes_in_flight_per_seq: PositiveInt = 2
     #: No step is planned behind one that is predicted to take this long; 0: whatever it takes.
-    run_ahead_ns: Annotated[int, Meta(ge=0)] = 0
+    run_ahead_ms: Annotated[int, Meta(ge=0)] = 0
     #: Most tokens that one row may produce in one step; above 1 for speculation.
     max_tokens_per_row: PositiveInt = 1
+    #: Batch sizes, ascending, for which workers have captured a decode step as a graph; empty: none.
+    graph_buckets: list[int] = []
     #: How often a sequence may be passed over by less urgent ones that fit before it blocks the line.
     max_skips: Annotated[int, Meta(ge=0)] = 8
     #: Evictions at admission that a sequence can suffer between two of its tokens.

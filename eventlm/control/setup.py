@@ -98,7 +98,7 @@ def make_setup(
         max_queue_len=scheduler.max_queue_len,
         max_steps_in_flight=scheduler.max_steps_in_flight,
         max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
-        run_ahead_ns=scheduler.run_ahead_ms * 1_000_000,
+        run_ahead_ms=scheduler.run_ahead_ms,
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
         max_losses=config.worker.max_losses,

@@ -15,7 +15,7 @@ from eventlm.config import CoreConfig
 from eventlm.core.block_pool import NO_PATH, ROOT, BlockPool, Path
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
-from eventlm.types import SequenceId
+from eventlm.types import NANOSECONDS_PER_MILLISECOND, SequenceId
 
 _urgency = attrgetter("urgency")
 
@@ -38,6 +38,10 @@ class StepInFlight(NamedTuple):
     chunks: list[ChunkRow]
     most: list[int]
     predicted_ns: int
+
+    def is_long(self, config: CoreConfig) -> bool:
+        """Whether it is predicted to take so long that no step is planned behind it."""
+        return 0 < config.run_ahead_ms * NANOSECONDS_PER_MILLISECOND <= self.predicted_ns
 
 
 class Replica:
@@ -63,7 +67,7 @@ class Replica:
         """Whether another step may be in flight here."""
         if len(self.in_flight) >= config.max_steps_in_flight:
             return False
-        return not (self.in_flight and 0 < config.run_ahead_ns <= self.in_flight[-1].predicted_ns)
+        return not (self.in_flight and self.in_flight[-1].is_long(config))
 
     def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.
@@ -171,7 +175,7 @@ class Replica:
 
     def summary(self) -> str:
         """What a digest must see of it beside its blocks and sequences."""
-        steps = [(step.step, step.launch_seq) for step in self.in_flight]
+        steps = [(step.step, step.launch_seq, step.predicted_ns) for step in self.in_flight]
         forget = [(request, index) for request, index in self.forget]
         return f"{self.up} {self.epoch} {self.next_step} {self.admitted_tokens} {steps} {forget}"
 

@@ -87,7 +87,7 @@ class StepSnapshot(Struct, frozen=True, array_like=True):
     decodes: list[tuple[int, int]]
     chunks: list[tuple[int, int, int, int, bool]]
     most: list[int]
-    predicted_ns: int = 0
+    predicted_ns: int
 
 
 class ReplicaSnapshot(Struct, frozen=True, kw_only=True):

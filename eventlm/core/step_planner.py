@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop
 
+from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin import StepLoad
 from eventlm.core.plugin_calls import ask_batcher
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
@@ -249,6 +250,7 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             forget=replica.forget,
             num_tokens=plan.load.num_tokens,
             predicted_ns=plan.load.predicted_ns(state.predictor),
+            bucket=0 if plan.chunks else bucket_of(state.config.graph_buckets, len(plan.decodes)),
         )
     )
     step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most, launched.predicted_ns)

@@ -40,6 +40,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     most: for each row the most tokens it may produce; empty where every sampling row may produce one.
     blocks: (row, place in the block table, block numbers to write there).
     forget: (request, index) that the worker must drop before it computes anything of this step.
+    bucket: rows of the graph that the step runs as, padded, where the worker has captured any; 0: as no graph.
     """
 
     replica: int
@@ -52,6 +53,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     forget: list[tuple[int, int]] = []
     num_tokens: int
     predicted_ns: int
+    bucket: int = 0
 
 
 class Preempted(Decision, frozen=True, kw_only=True, tag="preempt"):

@@ -10,7 +10,7 @@ from eventlm.config import CoreConfig
 from eventlm.events.base import Marker
 
 FORMAT_VERSION = 1
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
 BEHAVIOUR_VERSION = 4
 

@@ -104,7 +104,7 @@ MISTAKES = {
     ("--set", "max_num_seqs=17"): "max_num_batched_tokens 16 is less than max_num_seqs 17",
     ("--set", "max_tokens_per_row=2"): "speculation cannot be simulated yet",
     ("--set", "bloks=4"): "unknown key 'bloks'",
-    ("--set", "run_ahead_ms=100"): "--set run_ahead_ms: the core counts nanoseconds; 100 ms are run_ahead_ns=100000000",
+    ("--set", "run_ahead_ns=100"): "unknown key 'run_ahead_ns'; did you mean run_ahead_ms?",
     ("--replicas", "0"): "0 replicas make no sense; an engine has 1 to 64",
     ("--replicas", "65"): "65 replicas make no sense",
     ("--replicas", "many"): "invalid int value: 'many'",

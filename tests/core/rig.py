@@ -58,7 +58,7 @@ class Rig:
         batcher: Batcher | None = None,
         router: Router | None = None,
         up: bool = True,
-        **limits: int,
+        **limits: Any,
     ) -> None:
         config = CoreConfig(models=["m"], **(LIMITS | limits))  # type: ignore[arg-type]
         plugins = Plugins(

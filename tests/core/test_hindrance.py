@@ -140,7 +140,7 @@ def test_who_comes_while_all_steps_are_in_flight() -> None:
 
 
 def test_who_comes_during_a_step_that_takes_long() -> None:
-    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ns=1)
+    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ms=1)
     rig.arrive()
     request = rig.arrive()
     assert rig.of(Launched) == []

@@ -18,6 +18,7 @@ from eventlm.core.validate import validate
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived
+from tests.core.rig import Rig
 from tests.simulation import MemoryLog, Simulation
 from tests.workload import draw_machine, make_core
 
@@ -128,6 +129,15 @@ def test_what_is_not_a_snapshot_of_such_a_core_is_refused(seed: int) -> None:
     ):  # fmt: skip
         with pytest.raises(InvariantError, match="the snapshot cannot be restored"):
             restore(core.state.config, core.state.plugins, msgspec.json.encode(taken | {name: value}))
+
+
+def test_a_step_in_flight_says_how_long_it_will_take() -> None:
+    rig = Rig()
+    rig.arrive(4, 9)
+    taken = msgspec.json.decode(take(rig.state))
+    del taken["replicas"][0]["steps"][0][-1]
+    with pytest.raises(InvariantError, match="the snapshot cannot be restored"):
+        restore(rig.state.config, rig.state.plugins, msgspec.json.encode(taken))
 
 
 def test_states_are_stored_by_number() -> None:

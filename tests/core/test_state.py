@@ -45,6 +45,16 @@ def test_a_step_changes_what_it_touches() -> None:
     assert "blocks" in changed(before, rig.core.digests())
 
 
+def test_how_long_a_step_in_flight_will_take_is_part_of_the_state() -> None:
+    """What is planned behind it depends on that."""
+    rig = Rig()
+    rig.arrive(4, 9)
+    before = rig.core.digests()
+    steps = rig.state.replicas[0].in_flight
+    steps[0] = steps[0]._replace(predicted_ns=steps[0].predicted_ns + 1)
+    assert changed(before, rig.core.digests()) == {"replicas"}
+
+
 def test_a_pause_and_its_end_leave_no_trace() -> None:
     rig = Rig()
     before = rig.core.digests()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.events import Cancelled, Launched, Paused, Resumed
+from eventlm.events import Cancelled, Launched, Paused, PredictorSwapped, Resumed
 from eventlm.policies.edf import Edf
 from eventlm.policies.fixed import Fixed
 from eventlm.policies.lrs import Lrs
@@ -188,18 +188,17 @@ def test_run_ahead_never_goes_beyond_the_limit() -> None:
 
 def test_nothing_is_planned_behind_a_step_that_takes_long() -> None:
     """Whoever comes meanwhile is in the next one, which is planned as soon as that ends."""
-    asked = Rig()
-    asked.arrive(20, 10)
-    long_ns = launch_of(asked).predicted_ns
-    rig = Rig(max_steps_in_flight=3, max_decodes_in_flight_per_seq=3, run_ahead_ns=long_ns)
+    rig = Rig(max_steps_in_flight=3, max_decodes_in_flight_per_seq=3, run_ahead_ms=20)
+    # A millisecond for each token of a prompt, and nothing else.
+    rig.feed(PredictorSwapped(coefficients=[0, 1_000_000_000, 0, 0, 0]))
     early = rig.arrive(20, 10)
-    assert launch_of(rig).predicted_ns == long_ns
+    assert launch_of(rig).predicted_ns == 20 * MILLISECOND
     late = rig.arrive(4, 10)
     assert not rig.of(Launched)
     rig.complete()
     # The next takes less, and others run ahead behind it.
     first, *others = rig.of(Launched)
-    assert first.predicted_ns < long_ns
+    assert first.predicted_ns == 4 * MILLISECOND
     assert first.decodes == [(early, 0, 21, 0)]
     assert first.chunks == [(late, 0, 0, 4, 1)]
     assert len(others) == 2

@@ -10,7 +10,7 @@ from eventlm.core.sequence import State
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.errors import InvariantError, LivenessError
 from eventlm.events import Paused
-from tests.core.rig import Rig, arrival
+from tests.core.rig import MILLISECOND, Rig, arrival
 
 
 def busy() -> Rig:
@@ -99,6 +99,17 @@ def test_damage_is_named(damage: Callable[[Rig], None], said: str) -> None:
         validate(rig.state)
     assert raised.value.exit_code == 11
     assert f"after event {rig.core.next_seq - 1}" in str(raised.value)
+
+
+def test_a_step_that_is_planned_behind_a_long_one_is_named() -> None:
+    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ms=10)
+    rig.arrive(4, 9)
+    steps = rig.state.replicas[0].in_flight
+    steps[1] = steps[1]._replace(predicted_ns=10 * MILLISECOND)
+    validate(rig.state)
+    steps[0] = steps[0]._replace(predicted_ns=10 * MILLISECOND)
+    with pytest.raises(InvariantError, match="replica 0: a step is planned behind step 0, which takes 10000000 ns"):
+        validate(rig.state)
 
 
 def test_somebody_who_waits_while_nothing_is_under_way_is_named() -> None:

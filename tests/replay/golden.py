@@ -33,7 +33,12 @@ GOLDEN = {
     "fcfs_one_replica": Golden(small_machine({"type": "fcfs"}, max_steps_in_flight=1), CALM, 3, 8),
     # A tight pool and slots: evictions, memory preemptions; ends in the text, deadlines, cancels.
     "edf_tight": Golden(
-        small_machine({"type": "edf", "min_deadline_ms": 1, "evict_margin_ms": 5}, num_blocks=10, max_model_len=36),
+        small_machine(
+            {"type": "edf", "min_deadline_ms": 1, "evict_margin_ms": 5},
+            num_blocks=10,
+            max_model_len=36,
+            graph_buckets=[1, 2, 4],
+        ),
         Chaos(kills=0, text_ends=0.6),
         0,
         8,

@@ -91,7 +91,7 @@ def lacking_only(cause: Cause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core
         taken["suspects"] = []
     if cause is None or cause == "trial":
         limits["max_steps_in_flight"] = rebuilt.config.max_steps_in_flight + 1
-        limits["run_ahead_ns"] = 0
+        limits["run_ahead_ms"] = 0
     return Core.restored(structs.replace(rebuilt.config, **limits), plugins, msgspec.json.encode(taken))
 
 
@@ -154,9 +154,9 @@ def test_a_later_arrival_that_was_ahead_is_noted_in_place_of_an_earlier_one() ->
     assert (waited.order.other, waited.order.other_urgency[0], waited.order.own_urgency[0]) == ((later, 0), 0, 1)
 
 
-@pytest.mark.parametrize(("run_ahead_ns", "limit"), [(0, 2), (1, 1)])
-def test_how_many_steps_were_in_flight_of_how_many_that_may_be(run_ahead_ns: int, limit: int) -> None:
-    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ns=run_ahead_ns)
+@pytest.mark.parametrize(("run_ahead_ms", "limit"), [(0, 2), (1, 1)])
+def test_how_many_steps_were_in_flight_of_how_many_that_may_be(run_ahead_ms: int, limit: int) -> None:
+    rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ms=run_ahead_ms)
     rig.arrive(4, 8)
     timeline = watched(rig, rig.arrive(4, 4))
     rig.arrive(4, 4)

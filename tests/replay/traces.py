@@ -23,7 +23,7 @@ Objects = list[dict[str, Any]]
 CALM = Chaos(cancels=0, kills=0, drops_if_late=0, grammars=0, text_ends=0.2, poison_ppm=0)
 
 
-def small_machine(policy: dict[str, Any], **limits: int) -> Machine:
+def small_machine(policy: dict[str, Any], **limits: Any) -> Machine:
     """One replica of 24 blocks of 4 tokens, unless said otherwise."""
     fields = {
         "block_size": 4,
