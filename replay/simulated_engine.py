@@ -5,7 +5,9 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import NamedTuple
 
-from eventlm.config import Config, CoreConfig
+from msgspec import structs
+
+from eventlm.config import Config, CoreConfig, SchedulerConfig
 from eventlm.control.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
 from eventlm.replay.cost_model import CostModel
@@ -36,6 +38,7 @@ def build_engine(
 ) -> SimulatedEngine:
     """Resolve a configuration as an engine's start does.
 
+    A step has as many tokens as were `recorded`, or as on a processor, unless it says how many.
     Without num_blocks in it there are as many as were `recorded`, or as the machine of the cost model has room for, or
     else more than the workload can fill. Without max_model_len the context is as long as the longest request needs, as
     far as the blocks reach. Raises UsageError for what makes no sense.
@@ -59,24 +62,32 @@ def build_engine(
     else:
         num_blocks = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
         notes.append(f"{num_blocks:,} KV blocks, more than the workload can fill; --num-blocks makes them scarce")
+    scheduler = _with_budget(config.scheduler, recorded)
     if recorded is not None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            here, there = getattr(config.scheduler, name), getattr(recorded, name)
+            here, there = getattr(scheduler, name), getattr(recorded, name)
             if here != there:
                 notes.append(f"--{name.replace('_', '-')} is {here:,}; the run was recorded with {there:,}")
     max_model_len = _context(config, workload, num_blocks, notes)
+    config = structs.replace(config, scheduler=scheduler)
     return SimulatedEngine(
         setup=make_setup(
             config, model="simulated", model_name=model_name, num_blocks=num_blocks, max_model_len=max_model_len
         ),
-        predictor=config.scheduler.predictor
+        predictor=scheduler.predictor
         or predictor_for(
-            cost,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-            max_num_seqs=config.scheduler.max_num_seqs,
+            cost, max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs
         ),
         notes=notes,
     )
+
+
+def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:
+    """With the tokens of a step: where nobody says how many, as recorded, or as on a processor."""
+    budget = scheduler.batched_tokens()
+    if recorded is not None and not scheduler.max_num_batched_tokens:
+        budget = max(recorded.max_num_batched_tokens, scheduler.max_num_seqs)
+    return structs.replace(scheduler, max_num_batched_tokens=budget)
 
 
 def machine_blocks(cost: RooflineCost, block_size: int) -> int:

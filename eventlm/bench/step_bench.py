@@ -116,7 +116,7 @@ def measured_step(launch: Launched, ended: StepCompleted, from_ns: int, ops: Map
 
 
 def check_cases(engine: InferenceEngine, cases: Sequence[StepCase], num_steps: int) -> None:
-    """Raise UsageError for a case that this engine has no room for."""
+    """Raise UsageError for a case that this engine has no room for, as far as that is known before its start."""
     core = engine.setup.core
     for case in cases:
         prompt, output = _lengths(engine, case, num_steps)
@@ -129,7 +129,7 @@ def check_cases(engine: InferenceEngine, cases: Sequence[StepCase], num_steps: i
         if case.batch > core.max_num_seqs:
             raise UsageError(f"{case}: --max-num-seqs is {core.max_num_seqs}; raise it or lower --batch")
         needed = max(case.batch, 1) * (ceil_div(length, core.block_size) + 1)
-        if needed > core.num_blocks:
+        if 0 < core.num_blocks < needed:
             remedy = "--num-blocks" if engine.setup.config.cache.num_blocks else "--kv-memory"
             raise UsageError(f"{case}: needs {needed:,} KV blocks, there are {core.num_blocks:,}; raise {remedy}")
 

@@ -155,7 +155,7 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
     from tqdm import tqdm
 
     from eventlm.bench.machine_probe import probe
-    from eventlm.bench.step_bench import StepBench
+    from eventlm.bench.step_bench import StepBench, check_cases
     from eventlm.bench.step_report import Model, case_times
     from eventlm.control.setup import worker_setups
     from eventlm.models.config import read_config
@@ -163,6 +163,8 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
     # Before the worker has its threads.
     machine = await probe(worker_setups(engine.setup)[0].threads)
     await engine.start()
+    # Once more: now it is known how many KV blocks there are.
+    check_cases(engine, cases, arguments.steps)
     host = engine.worker_host
     model = None
     if "weight_bytes" in host:

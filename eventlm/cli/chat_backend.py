@@ -32,10 +32,13 @@ class ChatBackend(Protocol):
     """Answers conversations. Used in `async with`; what can go wrong is an EventLMError."""
 
     model: str
-    #: Longest conversation in tokens; 0 if it is not known.
-    max_model_len: int
     #: What is done while a chat opens, in words.
     opening: str
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest conversation in tokens; 0 if it is not known."""
+        ...
 
     @property
     def run_folder(self) -> Path | None:
@@ -71,8 +74,12 @@ class LocalBackend:
             vocab_size=composed.vocab_size,
         )
         self.model = engine.model_names[0]
-        self.max_model_len = engine.max_model_len
         self.opening = f"loading {self.model}"
+
+    @property
+    def max_model_len(self) -> int:
+        """The engine's, once it has started."""
+        return self._engine.max_model_len
 
     @property
     def run_folder(self) -> Path | None:

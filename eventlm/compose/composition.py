@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.compose.cache_plan import check_kv_memory, plan_cache
+from eventlm.compose.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.compose.model_source import find_model
 from eventlm.compose.text_parts import load_text
 from eventlm.config import Config, RecordConfig
@@ -28,7 +29,7 @@ from eventlm.worker.fake import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: Options of what computes a model that has weights; the fake worker reads none of them.
-_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "threads", "pin_threads", "cpu_kernels")
+_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "device", *OF_PROCESSORS, *OF_GPUS)
 
 
 class Composition(NamedTuple):
@@ -69,13 +70,17 @@ def compose_engine(config: Config) -> ComposedEngine:
     _check_record(config.record)
     # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
     resolve_plugins(config.scheduler)
+    _check_fake(config)
+    gpus, device_warnings = choose_device(config)
     choose_build(config.worker.cpu_kernels)
     check_quantization(config.model.dtype, config.model.quantization)
-    check_kv_memory(config)
-    _check_fake(config)
+    check_kv_memory(config, gpus)
     source = find_model(config.model)
-    forward = _check_checkpoint(config, source.folder) if source.folder is not None else None
-    plan = plan_cache(config, source.folder)
+    forward = None if source.folder is None or gpus else _choose_forward(config, source.folder)
+    if source.folder is not None:
+        # What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds.
+        find_weights(source.folder, read_config(source.folder))
+    plan = plan_cache(config, source.folder, gpus)
     setup = make_setup(
         config,
         model=str(source.folder) if source.folder else FAKE_MODEL,
@@ -83,9 +88,11 @@ def compose_engine(config: Config) -> ComposedEngine:
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
         vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
+        devices=[gpu.device for gpu in gpus],
     )
     engine = InferenceEngine(setup)
-    return ComposedEngine(engine, plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward))
+    warnings = device_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
+    return ComposedEngine(engine, warnings)
 
 
 def _thread_warnings(config: Config) -> list[str]:
@@ -113,18 +120,13 @@ def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str
     return [f"--pin-threads does nothing: there are {num_threads}, and fewer processors to keep them on"]
 
 
-def _check_checkpoint(config: Config, folder: Path) -> ForwardChoice:
-    """How the model will be computed.
-
-    What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds.
-    """
+def _choose_forward(config: Config, folder: Path) -> ForwardChoice:
+    """How a processor will compute the model. Raises UsageError if it cannot with the kernels that are asked for."""
     decoder = read_config(folder)
     dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
-    forward = choose_forward(
+    return choose_forward(
         config.worker.cpu_kernels, decoder, model=str(folder), dtype=dtype, block_size=config.cache.block_size
     )
-    find_weights(folder, decoder)
-    return forward
 
 
 def _check_fake(config: Config) -> None:

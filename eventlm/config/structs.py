@@ -26,6 +26,10 @@ AUTO = "auto"
 #: Far above it the libraries that compute die instead of refusing.
 MAX_THREADS = 1024
 
+#: Most tokens in one step where nobody says: what keeps a processor, and a GPU, busy.
+BATCHED_TOKENS = 512
+BATCHED_TOKENS_ON_GPU = 8192
+
 PositiveInt = Annotated[int, Meta(ge=1)]
 
 
@@ -123,7 +127,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             pattern=rf"^(auto|{SIZE_PATTERN})$",
             extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
             description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what "
-            "the weights leave free, at most 4GiB",
+            "the weights leave free, at most 4GiB; on a GPU what they leave of gpu_memory_utilization",
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[
@@ -171,7 +175,13 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")
     ] = 1
     max_num_seqs: Annotated[int, Meta(ge=1, description="most sequences that run on a replica at once")] = 256
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="most tokens in one step")] = 512
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="most tokens in one step; 0: 512, or 8192 on a GPU, and no fewer than max_num_seqs",
+        ),
+    ] = 0
     max_queue_len: Annotated[
         int,
         Meta(
@@ -216,6 +226,11 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bool,
         Meta(description="keep what a warm-up has measured, and start without one the next time; no: measure anew"),
     ] = True
+
+    def batched_tokens(self, *, on_gpu: bool = False) -> int:
+        """Most tokens in one step, as given or as the device suggests."""
+        usual = BATCHED_TOKENS_ON_GPU if on_gpu else BATCHED_TOKENS
+        return self.max_num_batched_tokens or max(usual, self.max_num_seqs)
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

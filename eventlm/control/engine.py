@@ -64,9 +64,9 @@ class InferenceEngine:
         #: Called behind each change of the state, and of `paused`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
-        self.max_model_len = setup.core.max_model_len
         self.model_names = list(setup.core.models)
-        self._origin_ns = time.monotonic_ns()
+        #: Where the run's clock stands at 0, on this host's monotonic one.
+        self.origin_ns = time.monotonic_ns()
         self._driver: Driver | None = None
         #: Groups of which nobody knows yet whether they are admitted.
         self._undecided: list[Admission] = []
@@ -110,18 +110,18 @@ class InferenceEngine:
             self.on_state()
 
     @property
+    def max_model_len(self) -> int:
+        """The longest context in tokens. The start may cut it to what the workers' caches hold."""
+        return self.setup.core.max_model_len
+
+    @property
     def paused(self) -> bool:
         """Whether nothing is launched until an operator says so."""
         return self._driver is not None and self._driver.core.state.paused
 
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
-        return time.monotonic_ns() - self._origin_ns
-
-    @property
-    def origin_ns(self) -> int:
-        """Where the run's clock stands at 0, on this host's monotonic one."""
-        return self._origin_ns
+        return time.monotonic_ns() - self.origin_ns
 
     @property
     def bus(self) -> Bus:
@@ -153,7 +153,7 @@ class InferenceEngine:
         return self.metrics()
 
     async def start(self) -> None:
-        """Start the workers, fit the predictor, open the log. Raises what keeps a worker from starting."""
+        """Start the workers, fit the predictor, open the log. Raises what `Replicas.start` does."""
         self._loop = asyncio.get_running_loop()
         run = make_run_id()
         folder = self.setup.config.record.folder
@@ -161,14 +161,14 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(folder)
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
-            ready = await self._replicas.start(must_measure=predictor.must_measure)
+            self.setup, first = await self._replicas.start(must_measure=predictor.must_measure)
             ship = self._replicas.ship
             parts = RunParts(ship, self._guarded, self.grammars, self._metrics, self._rows, self._scheduling_time)
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
-            self._run = EngineRun.open(run, self.setup, ready, predictor, parts)
+            self._run = EngineRun.open(run, self.setup, first, predictor, parts)
             self._driver = self._run.driver
-            self.worker_host = ready.host
+            self.worker_host = first.host
         except BaseException:
             self.state = "dead"
             await self._replicas.stop()
@@ -296,8 +296,8 @@ class InferenceEngine:
         self._require_driver().complete(
             replica,
             result,
-            start_ns=max(result.start_ns - self._origin_ns, 0),
-            end_ns=max(result.end_ns - self._origin_ns, 0),
+            start_ns=max(result.start_ns - self.origin_ns, 0),
+            end_ns=max(result.end_ns - self.origin_ns, 0),
         )
         self._wake()
 

@@ -117,6 +117,13 @@ class FrontEnd:
         await self._discard()
         self._close_sockets()
 
+    def _present_setup(self) -> FrontEndSetup:
+        """What `StateChanged` has told those that are there."""
+        engine = self._engine
+        return structs.replace(
+            self._setup, state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len
+        )
+
     async def _spawn(self) -> None:
         process = self._process = await FrontEndProcess.spawn(self._module, self._sockets)
         replay_bytes = memory_bytes(self._setup.config.server.resume_memory)
@@ -124,7 +131,7 @@ class FrontEnd:
         try:
             await link.open(process.end)
             process.death.add_done_callback(lambda _: link.lose(process.ending))
-            link.send(structs.replace(self._setup, state=self._engine.state, paused=self._engine.paused))
+            link.send(self._present_setup())
             either: set[asyncio.Future[Any]] = {link.started, link.lost}
             await asyncio.wait(either, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:

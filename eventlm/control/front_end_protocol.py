@@ -60,11 +60,12 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     paused: bool = False
 
 
-class StateChanged(Struct, frozen=True, tag="state"):
-    """The engine's state, and whether it is paused."""
+class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
+    """The engine's state, whether it is paused, and its longest context, which its workers may have cut."""
 
     state: str
-    paused: bool = False
+    paused: bool
+    max_model_len: int
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):

@@ -115,8 +115,10 @@ class FrontEndController:
             front_end.send(Reload())
 
     def _tell_state(self) -> None:
+        engine = self._engine
+        changed = StateChanged(state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len)
         for front_end in self._front_ends:
-            front_end.send(StateChanged(self._engine.state, self._engine.paused))
+            front_end.send(changed)
 
     def _on_dead(self) -> None:
         self._num_dead += 1

@@ -51,11 +51,16 @@ class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quantization: str
     #: As the option of that name.
     kv_cache_dtype: str
-    #: The only one that a worker computes on.
-    device: str = "cpu"
+    #: `cpu`, or the GPU's name.
+    device: str
     threads: int
     #: The compiled forward pass that a model in bfloat16 gets; empty: torch's.
     cpu_kernels: str
+    #: As the options of these names, and the sizes of CUDA graphs.
+    attention_backend: str
+    batch_invariant: bool
+    torch_compile: bool
+    graph_buckets: list[int]
     block_size: int
     profile_ops: bool
     #: Steps that a warm-up measures within the worker's limits.
@@ -129,8 +134,13 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
         dtype=resolve_dtype(read_config(worker.model), worker.dtype, worker.quantization),
         quantization=worker.quantization,
         kv_cache_dtype=worker.kv_cache_dtype,
+        device=worker.gpu or worker.device,
         threads=worker.threads,
         cpu_kernels=choose_build(worker.cpu_kernels),
+        attention_backend=worker.attention_backend,
+        batch_invariant=worker.batch_invariant,
+        torch_compile=worker.torch_compile,
+        graph_buckets=worker.graph_buckets,
         block_size=worker.block_size,
         profile_ops=worker.profile_ops,
         shapes=fitting_shapes(worker),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import structlog
 from msgspec import structs
 
-from eventlm.config import WorkerConfig
+from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.worker_process import WorkerProcess
@@ -62,7 +62,8 @@ class Engine(Protocol):
 class ReplicaController:
     """Owns the worker of one replica.
 
-    `setup` is that of its first worker, but for the warm-up; later ones differ in the epoch, and measure nothing.
+    `setup` is that of its first worker, but for the warm-up; later ones differ in the epoch, measure nothing, and have
+    the KV blocks that the run goes by.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class ReplicaController:
                 raise
             raise EngineUnavailableError("the engine was stopped while it started") from None
 
-    def run(self) -> None:
-        """The first worker's fact has been made: begin to listen."""
+    def run(self, core: CoreConfig) -> None:
+        """The run has begun, within these limits: begin to listen to the first worker."""
+        self._setup = structs.replace(self._setup, num_blocks=core.num_blocks, max_model_len=core.max_model_len)
         self._put_up()
         self._task = asyncio.create_task(self._supervise(), name=f"replica {self.index}")
 
@@ -146,6 +148,8 @@ class ReplicaController:
             raise
         if isinstance(message, WorkerReady):
             self._num_silent_polls = self._num_idle_beats = 0
+            for warning in message.warnings:
+                log.warning(warning, replica=self.index)
             return message
         ending = worker.ending or f"said nothing that can be read in {self._config.start_timeout_seconds} s"
         await self._discard()

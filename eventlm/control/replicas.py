@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from eventlm.control.replica import Engine, ReplicaController
-from eventlm.control.setup import EngineSetup, worker_setups
+from eventlm.control.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
 from eventlm.worker.protocol import PrepareGrammar, StepPayload, WorkerReady
+
+log = structlog.get_logger("eventlm.replica")
 
 
 class Replicas:
@@ -16,6 +20,7 @@ class Replicas:
 
     def __init__(self, setup: EngineSetup, engine: Engine, on_dead: Callable[[str], None]) -> None:
         self.num_live = setup.core.num_replicas
+        self._setup = setup
         self._on_dead = on_dead
         self._all = [
             ReplicaController(worker, setup.config.worker, engine, self._given_up) for worker in worker_setups(setup)
@@ -26,16 +31,27 @@ class Replicas:
         """Process ids of the workers; 0 where there is none at the moment."""
         return [replica.worker_pid for replica in self._all]
 
-    async def start(self, *, must_measure: bool) -> WorkerReady:
-        """Bring all first workers up; what that of the first says. Raises what keeps a worker from starting."""
+    async def start(self, *, must_measure: bool) -> tuple[EngineSetup, WorkerReady]:
+        """Bring all first workers up; the setup for the KV blocks that these have, and what the first one says.
+
+        Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
+        """
         # All are alike: if anybody must measure, the first does.
         starts = [replica.start(warm_up=must_measure and replica.index == 0) for replica in self._all]
-        return (await asyncio.gather(*starts))[0]
+        ready = await asyncio.gather(*starts)
+        planned, self._setup = self._setup, with_blocks(self._setup, [worker.num_blocks for worker in ready])
+        core, longest = self._setup.core, planned.core.max_model_len
+        if core.max_model_len < longest:
+            log.warning(
+                f"the context is cut from {longest} to {core.max_model_len} tokens, which {core.num_blocks} KV blocks "
+                "hold; raise --gpu-memory-utilization for more"
+            )
+        return self._setup, ready[0]
 
     def run(self) -> None:
         """The run has begun: listen to the workers."""
         for replica in self._all:
-            replica.run()
+            replica.run(self._setup.core)
 
     async def stop(self) -> None:
         """End the workers."""

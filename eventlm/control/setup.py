@@ -8,12 +8,13 @@ import platform
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from eventlm._version import __version__
 from eventlm.config import Config, CoreConfig, SchedulerConfig
@@ -37,8 +38,19 @@ class ResolvedPlugins(NamedTuple):
     extra_policies: list[ResolvedPlugin]
 
 
+class Device(NamedTuple):
+    """What a worker computes on: `name` is torch's, `model` its maker's, of a GPU."""
+
+    name: str = "cpu"
+    model: str = ""
+
+
 class EngineSetup(Struct, frozen=True, kw_only=True):
-    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`; `vocab_size` 0: unknown."""
+    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`; `vocab_size` 0: unknown.
+
+    devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers find out how
+    many there is room for, and `with_blocks` makes the setup that a run goes by.
+    """
 
     config: Config
     core: CoreConfig
@@ -48,6 +60,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     router: ResolvedPlugin
     extra_policies: list[ResolvedPlugin] = []
     vocab_size: int = 0
+    devices: list[Device] = []
 
     @property
     def plugins(self) -> Plugins:
@@ -62,7 +75,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
 
 def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
     """Look the plug-ins up. Raises UsageError for one that cannot be had, or limits that contradict each other."""
-    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+    if 0 < scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         raise UsageError(
             f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than --max-num-seqs "
             f"{scheduler.max_num_seqs}: decodes would leave no room for a prompt; raise one or lower the other"
@@ -82,7 +95,14 @@ def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
 
 
 def make_setup(
-    config: Config, *, model: str, model_name: str, num_blocks: int, max_model_len: int, vocab_size: int = 0
+    config: Config,
+    *,
+    model: str,
+    model_name: str,
+    num_blocks: int,
+    max_model_len: int,
+    vocab_size: int = 0,
+    devices: Sequence[Device] = (),
 ) -> EngineSetup:
     """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does."""
     scheduler = config.scheduler
@@ -94,7 +114,7 @@ def make_setup(
         max_model_len=max_model_len,
         num_replicas=scheduler.replicas,
         max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=scheduler.batched_tokens(on_gpu=bool(devices)),
         max_queue_len=scheduler.max_queue_len,
         max_steps_in_flight=scheduler.max_steps_in_flight,
         max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
@@ -112,7 +132,28 @@ def make_setup(
         router=plugins.router,
         extra_policies=plugins.extra_policies,
         vocab_size=vocab_size,
+        devices=list(devices),
     )
+
+
+def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
+    """The setup for the KV blocks that the worker of each replica has found room for (0: as many as it was told).
+
+    All replicas get as many as the one that has fewest, and the context is cut to what these hold. Raises UsageError
+    where that is less than what was asked for.
+    """
+    core, asked = setup.core, setup.config.model.max_model_len
+    num_blocks = min(each or core.num_blocks for each in found)
+    capacity = (num_blocks - 1) * core.block_size
+    if capacity < max(asked, 1):
+        wish = f"--max-model-len {asked}" if asked else "even the shortest context"
+        raise UsageError(
+            f"{wish} does not fit: beside the weights there is room for {num_blocks:,} KV blocks, which hold a context "
+            f"of {capacity:,} tokens; " + ("lower it, " if asked else "") + "raise --gpu-memory-utilization, or give "
+            "--kv-cache-dtype fp8"
+        )
+    sized = structs.replace(core, num_blocks=num_blocks, max_model_len=min(core.max_model_len, capacity))
+    return structs.replace(setup, core=sized)
 
 
 def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
@@ -120,6 +161,8 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     config, core = setup.config, setup.core
     threads = config.worker.threads or compute_threads(core.num_replicas, usable_cores())
     processors = spread_processors() if config.worker.pin_threads else []
+    devices = setup.devices or [Device()]
+    num_devices = len(devices)
     if len(processors) < threads * core.num_replicas:
         processors = []
     # Four in the shortest silence that counts as death, and never fewer than one a second.
@@ -137,9 +180,17 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_model_len=core.max_model_len,
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
+            max_steps_in_flight=core.max_steps_in_flight,
+            device=devices[replica % num_devices].name,
+            gpu=devices[replica % num_devices].model,
             threads=threads,
             processors=processors[replica * threads : (replica + 1) * threads],
             cpu_kernels=config.worker.cpu_kernels,
+            attention_backend=config.gpu.attention_backend,
+            batch_invariant=config.gpu.batch_invariant,
+            torch_compile=config.gpu.torch_compile,
+            # Replicas on one GPU share it.
+            gpu_memory_ppm=config.gpu.memory_ppm // len(range(replica % num_devices, core.num_replicas, num_devices)),
             heartbeat_ns=heartbeat_ns,
             warm_up=False,
             profile_ops=config.worker.profile_ops,

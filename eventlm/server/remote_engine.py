@@ -204,6 +204,7 @@ class RemoteEngine:
             case StateChanged():
                 self.state = cast(EngineState, message.state)
                 self.paused = message.paused
+                self.max_model_len = message.max_model_len
 
     def fail(self, reason: str) -> None:
         """The engine's process has gone: everybody who waits is told."""

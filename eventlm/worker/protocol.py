@@ -30,8 +30,8 @@ def backend_name(build: str) -> str:
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     """What a worker must know before it can start. `model` is a checkpoint folder, or `FAKE_MODEL`.
 
-    device: `cpu`, or a GPU as torch names it, `cuda:0`. num_blocks: 0 on a GPU: as many as a profiling run finds room
-    for.
+    device: `cpu`, or a GPU as torch names it, `cuda:0`; gpu: what its maker calls that. num_blocks: 0 on a GPU: as many
+    as a profiling run finds room for.
     """
 
     replica: int
@@ -47,6 +47,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     max_num_seqs: int
     max_steps_in_flight: int = 2
     device: str = "cpu"
+    gpu: str = ""
     threads: int = 0
     #: One for each thread, which is kept there; empty: the system moves them.
     processors: list[int] = []

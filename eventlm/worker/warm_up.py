@@ -76,7 +76,10 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
 
 
 def fitting_shapes(setup: WorkerSetup, shapes: Sequence[Shape] = _SHAPES) -> list[Shape]:
-    """Those steps that a worker can take within its limits; by default of a warm-up's."""
+    """Those steps that a worker can take within its limits; by default of a warm-up's.
+
+    One that does not know yet how many blocks it has may have enough for all of them.
+    """
     return [shape for shape in shapes if _fits(shape, setup)]
 
 
@@ -85,7 +88,7 @@ def _fits(shape: Shape, setup: WorkerSetup) -> bool:
         shape.num_rows <= setup.max_num_seqs
         and shape.num_rows * shape.num_tokens <= setup.max_num_batched_tokens
         and shape.context + shape.num_tokens <= setup.max_model_len
-        and _num_blocks(shape, setup) <= setup.num_blocks
+        and (not setup.num_blocks or _num_blocks(shape, setup) <= setup.num_blocks)
     )
 
 

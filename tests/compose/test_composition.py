@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.compose import composition, device
 from eventlm.compose.composition import compose, compose_engine
 from eventlm.config.load import load_config
 from eventlm.control.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from tests.checkpoints import make_checkpoint
+from tests.compose.fake_nvml import GIB, H100, gpu, install
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 
@@ -33,12 +35,42 @@ def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monk
         ("threads", 1),
         ("pin_threads", True),
         ("cpu_kernels", "torch"),
+        ("device", "cuda"),
+        ("device", "cpu"),
+        ("attention_backend", "triton"),
+        ("gpu_memory_utilization", "0.5"),
+        ("cuda_graphs", False),
+        ("batch_invariant", True),
+        ("torch_compile", True),
     ],
 )
 def test_what_only_weights_have_is_refused_with_the_fake_model(option: str, value: object) -> None:
     flag = "--" + option.replace("_", "-")
     with pytest.raises(UsageError, match=rf"^{flag} is for a model with weights, but --model is 'fake'; leave it out"):
         compose(load_config(None, {"model": "fake", option: value}, environment={}))
+
+
+def test_a_model_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processor's kernels are chosen for it, and how large its cache is its workers find out."""
+    install(monkeypatch, gpu(), gpu(free=GIB))
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    monkeypatch.setattr(composition, "choose_forward", None)
+    folder = make_checkpoint(tmp_path)
+    engine, warnings = compose_engine(load_config(None, {"model": str(folder), "replicas": 2}, environment={}))
+    workers = worker_setups(engine.setup)
+    assert [(worker.device, worker.num_blocks, worker.processors) for worker in workers] == [
+        ("cuda:0", 0, []),
+        ("cuda:1", 0, []),
+    ]
+    assert engine.setup.core.max_num_batched_tokens == 8192
+    assert [f"other programs hold memory of GPU 1 ({H100})" in warning for warning in warnings] == [True]
+
+
+def test_why_no_gpu_is_taken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(device, "missing_software", lambda: "no triton")
+    config = load_config(None, {"model": str(make_checkpoint(tmp_path))}, environment={})
+    assert any(warning.endswith("is here: no triton") for warning in compose_engine(config).warnings)
 
 
 CONFIG = {

@@ -110,7 +110,9 @@ REQUEST = EngineRequest(
 SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff", is_resumable=True)
 
 
-@pytest.mark.parametrize("message", [SETUP, OUTPUTS, StateChanged("dead"), Reload(), Drain(), Cut()])
+@pytest.mark.parametrize(
+    "message", [SETUP, OUTPUTS, StateChanged(state="dead", paused=False, max_model_len=8), Reload(), Drain(), Cut()]
+)
 def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
     assert decode_to_front_end(encode(message)) == message
 

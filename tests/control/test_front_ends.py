@@ -31,6 +31,7 @@ class EngineStub:
 
     state = "loading"
     paused = False
+    max_model_len = 512
 
     def __init__(self) -> None:
         self.on_state: Callable[[], None] | None = None

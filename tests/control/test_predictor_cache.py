@@ -72,12 +72,25 @@ def test_what_was_written_is_read_and_private(setup: WorkerSetup, tmp_path: Path
         {"cpu_kernels": "torch"},
         {"profile_ops": True},
         {"max_num_batched_tokens": 256},
+        {"device": "cuda:0", "gpu": "NVIDIA H100"},
+        {"attention_backend": "triton"},
+        {"batch_invariant": True},
+        {"torch_compile": True},
+        {"graph_buckets": [1, 2]},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_what_a_step_s_time_depends_on_is_a_key_of_its_own(setup: WorkerSetup, change: dict[str, Any]) -> None:
     written(setup)
     assert predictor_cache(structs.replace(setup, **change)).read() == []
+
+
+def test_a_gpu_is_known_by_its_name_and_not_by_its_number(setup: WorkerSetup) -> None:
+    first, second, other = (
+        predictor_cache(structs.replace(setup, device=device, gpu=gpu)).path
+        for device, gpu in (("cuda:0", "NVIDIA H100"), ("cuda:1", "NVIDIA H100"), ("cuda:0", "NVIDIA A10"))
+    )
+    assert first == second != other
 
 
 def test_each_quantization_is_a_key_of_its_own(setup: WorkerSetup) -> None:
@@ -94,7 +107,9 @@ def test_another_model_is_a_key_of_its_own(setup: WorkerSetup, tmp_path: Path) -
     assert predictor_cache(structs.replace(setup, model=str(other))).read() == []
 
 
-@pytest.mark.parametrize("change", [{"num_blocks": 65}, {"max_model_len": 600}, {"dtype": "float32"}, {"epoch": 2}])
+@pytest.mark.parametrize(
+    "change", [{"num_blocks": 65}, {"num_blocks": 0}, {"max_model_len": 600}, {"dtype": "float32"}, {"epoch": 2}]
+)
 def test_what_changes_nothing_that_is_measured_is_the_same_key(setup: WorkerSetup, change: dict[str, Any]) -> None:
     written(setup)
     assert predictor_cache(structs.replace(setup, **change)).read() == MEASURED

@@ -224,12 +224,13 @@ async def waits_of(monkeypatch: pytest.MonkeyPatch, num_beats: list[int], *, bus
     monkeypatch.setattr(ScriptedWorker, "num_beats", list(num_beats))
     monkeypatch.setattr(ScriptedWorker, "busy_ns", busy_ns)
     monkeypatch.setattr(replica_module.asyncio, "sleep", note)
-    [setup] = worker_setups(fake_setup())
+    engine_setup = fake_setup()
+    [setup] = worker_setups(engine_setup)
     assert setup.heartbeat_ns == 1_000_000_000
     given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     replica = ReplicaController(setup, WorkerConfig(max_restarts=3), NoEngine(), given_up.set_result)
     await replica.start(warm_up=False)
-    replica.run()
+    replica.run(engine_setup.core)
     assert await asyncio.wait_for(given_up, 20) == "died (killed by SIGKILL)"
     await replica.stop()
     return waits

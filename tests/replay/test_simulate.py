@@ -134,13 +134,23 @@ def test_blocks_and_context_come_from_the_machine_and_the_workload() -> None:
 
 def test_blocks_come_from_the_recorded_run_and_other_limits_are_told() -> None:
     config = load_config(None, {"max_num_seqs": 8}, environment={})
-    budget = config.scheduler.max_num_batched_tokens
-    recorded = CoreConfig(
-        models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=budget
-    )
+    recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=8192)
     engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
-    assert engine.setup.core.num_blocks == 123
+    assert (engine.setup.core.num_blocks, engine.setup.core.max_num_batched_tokens) == (123, 8192)
     assert engine.notes == ["123 KV blocks, as recorded", "--max-num-seqs is 8; the run was recorded with 4"]
+
+
+def test_a_step_of_the_usual_size_is_that_of_a_processor_and_takes_all_that_run() -> None:
+    def budget(**options: int) -> int:
+        config = load_config(None, options, environment={})
+        return build_engine(config, requests((0, 300, 9)), COST).setup.core.max_num_batched_tokens
+
+    assert (budget(), budget(max_num_seqs=1000), budget(max_num_batched_tokens=300)) == (512, 1000, 300)
+    recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_batched_tokens=64)
+    config = load_config(None, {}, environment={})
+    engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
+    assert engine.setup.core.max_num_batched_tokens == 256
+    assert engine.notes[1] == "--max-num-batched-tokens is 256; the run was recorded with 64"
 
 
 def test_blocks_without_a_machine_are_more_than_the_workload_can_fill() -> None:

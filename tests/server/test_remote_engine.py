@@ -238,6 +238,7 @@ async def test_the_engines_state_is_told() -> None:
     async with connected() as pair:
         assert pair.engine.state == "ready"
         assert not pair.engine.paused
-        pair.link.send(StateChanged("draining", paused=True))
+        pair.link.send(StateChanged(state="draining", paused=True, max_model_len=512))
         await until(lambda: pair.engine.state == "draining")
         assert pair.engine.paused
+        assert pair.engine.max_model_len == 512

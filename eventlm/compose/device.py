@@ -1,0 +1,100 @@
+"""What computes the model: the processor, or which GPUs. Found without loading torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.compose.gpus import FoundGpus, Gpu, find_gpus
+from eventlm.config import Config
+from eventlm.config.options import Option, options
+from eventlm.errors import UsageError
+from eventlm.worker.protocol import FAKE_MODEL
+
+#: The oldest GPUs that the kernels are compiled for (Ampere).
+LEAST_CAPABILITY = (8, 0)
+
+#: Options that mean something on one kind of device only.
+OF_PROCESSORS = ("threads", "pin_threads", "cpu_kernels")
+OF_GPUS = ("attention_backend", "gpu_memory_utilization", "cuda_graphs", "batch_invariant", "torch_compile")
+#: In the file that torch's build leaves: the version of CUDA that it was built for, or None.
+_BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'", re.M)
+
+
+class DeviceChoice(NamedTuple):
+    """`gpus`, which replicas take in turn; empty: the model runs on the processor. `warnings` are for the user."""
+
+    gpus: list[Gpu]
+    warnings: list[str]
+
+
+def choose_device(config: Config) -> DeviceChoice:
+    """What `--device` asks for. Raises UsageError where that is not there, or an option is not for it."""
+    wish = config.gpu.device
+    if config.model.model == FAKE_MODEL:
+        return DeviceChoice([], [])
+    found, reason = FoundGpus([]), "--device cpu says so"
+    if wish != "cpu":
+        found = find_gpus()
+        reason = found.problem or _too_old(found.gpus) or missing_software()
+    if not reason:
+        gpus = [gpu for gpu in found.gpus if gpu.capability >= LEAST_CAPABILITY]
+        _check_for_gpu(config, gpus[0])
+        return DeviceChoice(gpus, [])
+    if wish == "cuda":
+        raise UsageError(f"--device cuda: {reason}; or give --device cpu")
+    for option in _given(config, OF_GPUS):
+        raise UsageError(f"{option.flag} is for GPUs, and the model runs on the processor: {reason}")
+    if not found.gpus:
+        return DeviceChoice([], [])
+    name = found.gpus[0].name
+    return DeviceChoice([], [f"the model runs on the processor, and not on the {name} that is here: {reason}"])
+
+
+def _too_old(gpus: list[Gpu]) -> str:
+    """Why none of them will do; empty if one does."""
+    newest = max(gpus, key=lambda gpu: gpu.capability)
+    if newest.capability >= LEAST_CAPABILITY:
+        return ""
+    have, need = (".".join(map(str, version)) for version in (newest.capability, LEAST_CAPABILITY))
+    return f"{newest.name} has compute capability {have}, and {need} (Ampere) is the least that is needed"
+
+
+def missing_software() -> str:
+    """What of the packages that compute on a GPU is missing, and what to do; empty if nothing is."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return "torch is not installed; install one with CUDA (pip install torch)"
+    version = Path(torch.origin).with_name("version.py")
+    if not version.is_file() or not _BUILT_FOR.search(version.read_text()):
+        return (
+            "the torch that is installed was built without CUDA; install one with it (pip install --force-reinstall "
+            "torch --index-url https://download.pytorch.org/whl/cu128)"
+        )
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed, in which the kernels are written; install it (pip install 'triton>=3.6')"
+    return ""
+
+
+def _check_for_gpu(config: Config, gpu: Gpu) -> None:
+    """Raise UsageError for an option that a worker on a GPU would not heed, and for what only processors compute."""
+    where = f"the model runs on a GPU ({gpu.name})"
+    for option in _given(config, OF_PROCESSORS):
+        raise UsageError(f"{option.flag} is for processors, and {where}; leave it out, or give --device cpu")
+    if config.model.quantization == "int8":
+        raise UsageError(f"--quantization int8 is for processors, and {where}; leave it out, or give --device cpu")
+    if config.cache.kv_cache_dtype == "int8":
+        raise UsageError(
+            f"--kv-cache-dtype int8 is for processors, and {where}; give fp8, which takes the same memory, or "
+            "--device cpu"
+        )
+
+
+def _given(config: Config, names: tuple[str, ...]) -> Iterator[Option]:
+    """Those of the options that are not as by default."""
+    for option in map(options().__getitem__, names):
+        if getattr(getattr(config, option.section), option.name) != option.default:
+            yield option
