@@ -70,11 +70,11 @@ def compose_engine(config: Config) -> ComposedEngine:
     _check_record(config.record)
     # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
     resolve_plugins(config.scheduler)
-    _check_fake(config)
+    check_quantization(config.model.dtype, config.model.quantization)
     gpus, device_warnings = choose_device(config)
     choose_build(config.worker.cpu_kernels)
-    check_quantization(config.model.dtype, config.model.quantization)
     check_kv_memory(config, gpus)
+    _check_fake(config)
     source = find_model(config.model)
     forward = None if source.folder is None or gpus else _choose_forward(config, source.folder)
     if source.folder is not None:
