@@ -137,13 +137,30 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: i
             slowness_window_ns=windows.width_ns,
         )
     report = _report(features, durations, num_left_out=len(steps) - len(used))
-    return FittedCost(model, structs.replace(report, mean_near=mean_near))
+    notes = [*report.notes, *_overhead_notes(steps)]
+    return FittedCost(model, structs.replace(report, mean_near=mean_near, notes=notes))
 
 
 def measure_overheads(steps: Sequence[RecordedStep], *, follows_run: bool = False) -> Overheads:
     """Means, so that their sums are right. Dispatch: of launches to a worker that was idle; between: of those that
-    were there before the step before had ended; report: of all, or with `follows_run` of those that were not late,
-    which make stalls.
+    were there before the step before had ended, 0 if there are none; report: of all, or with `follows_run` of those
+    that were not late, which make stalls.
+    """
+    dispatch, between = _gaps(steps)
+    report = [step.completed_ns - step.end_ns for step in steps]
+    stalls = []
+    if follows_run:
+        late_ns = LATE_REPORTS * sorted(report)[len(report) // 2]
+        stalls = _stalls(steps, late_ns)
+        report = [ns for ns in report if ns <= late_ns]
+    return Overheads(
+        dispatch_ns=_mean(dispatch or between), between_ns=_mean(between), report_ns=_mean(report), stalls=stalls
+    )
+
+
+def _gaps(steps: Sequence[RecordedStep]) -> tuple[list[int], list[int]]:
+    """Before each step but a worker's first: from its launch where the worker was idle, and from the end of the step
+    before where it was not.
     """
     last: dict[tuple[int, int], RecordedStep] = {}
     dispatch: list[int] = []
@@ -157,15 +174,14 @@ def measure_overheads(steps: Sequence[RecordedStep], *, follows_run: bool = Fals
             dispatch.append(step.start_ns - step.launched_ns)
         else:
             between.append(step.start_ns - before.end_ns)
-    report = [step.completed_ns - step.end_ns for step in steps]
-    stalls = []
-    if follows_run:
-        late_ns = LATE_REPORTS * sorted(report)[len(report) // 2]
-        stalls = _stalls(steps, late_ns)
-        report = [ns for ns in report if ns <= late_ns]
-    return Overheads(
-        dispatch_ns=_mean(dispatch or between), between_ns=_mean(between), report_ns=_mean(report), stalls=stalls
-    )
+    return dispatch, between
+
+
+def _overhead_notes(steps: Sequence[RecordedStep]) -> list[str]:
+    """A run whose steps are all long plans none behind another, and an alternative to it may."""
+    if _gaps(steps)[1]:
+        return []
+    return ["no step was launched while another ran: the time between two in a row is not known, and taken to be 0"]
 
 
 def _stalls(steps: Sequence[RecordedStep], late_ns: int) -> list[tuple[int, int]]:

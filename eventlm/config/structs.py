@@ -54,7 +54,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     run_ahead_ms: Annotated[int, Meta(ge=0)] = 0
     #: Most tokens that one row may produce in one step; above 1 for speculation.
     max_tokens_per_row: PositiveInt = 1
-    #: Batch sizes, ascending, for which workers have captured a decode step as a graph; empty: none.
+    #: Batch sizes, ascending, for which workers have captured a decode step as a graph; larger steps run without one,
+    #: as they do in a what-if that raises max_num_seqs. Empty: none.
     graph_buckets: list[int] = []
     #: How often a sequence may be passed over by less urgent ones that fit before it blocks the line.
     max_skips: Annotated[int, Meta(ge=0)] = 8

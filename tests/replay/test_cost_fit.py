@@ -200,6 +200,19 @@ def test_overheads_are_means_of_what_they_are_named_for() -> None:
     assert (overheads.between_ns, overheads.dispatch_ns, overheads.report_ns) == (6, 60, 16)
 
 
+def test_a_run_that_never_ran_ahead_says_that_its_handover_is_not_known() -> None:
+    late = [step._replace(launched_ns=step.start_ns - 100) for step in run_of(60)]
+    model, report = fit_cost(late)
+    assert (model.overheads.between_ns, model.overheads.dispatch_ns) == (0, 100)
+    assert report.notes == [
+        "no step was launched while another ran: the time between two in a row is not known, and taken to be 0"
+    ]
+    # One step that was is enough.
+    late[7] = run_of(60)[7]
+    model, report = fit_cost(late)
+    assert (model.overheads.between_ns, report.notes) == (300, [])
+
+
 def test_late_completions_are_stalls_of_the_engine_where_the_run_is_followed() -> None:
     shape = StepShape(0, 1, 10, 0, 0)
     reports = [10, 12, 400, 11, 13, 10, 900, 12]
