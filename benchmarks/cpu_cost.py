@@ -26,9 +26,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +35,7 @@ from torch import Tensor
 # As a script this has its own folder on the path, and not the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.cpu_cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
 from benchmarks.random_qwen import save_random_qwen
 from eventlm.bench.machine_probe import Machine, measure
 from eventlm.bench.step_floor import StepShape, floor_ns, step_work, total
@@ -54,15 +54,11 @@ from eventlm.models.config import (
 )
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.sampler_params import SamplerParams
-from eventlm.table import table
 from eventlm.types import ceil_div
 from eventlm.worker.forward import Forward, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
 from eventlm.worker.sequence_table import Row
 from eventlm.worker.sequence_table import Sequence as WorkerSequence
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BLOCK_SIZE = 16
 CONTEXTS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_000)
@@ -70,55 +66,6 @@ BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CHUNKS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 264, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 BEHIND = (0, 256, 512, 1024, 2048, 4096, 8192, 16_384, 31_744)
 MAX_LENGTH = 32_768
-
-
-class Point(NamedTuple):
-    """A step: `num_rows` sequences compute `num_tokens` tokens each behind `context` others. x: its place in a plot."""
-
-    x: int
-    num_rows: int
-    num_tokens: int
-    context: int
-
-    @property
-    def num_all_tokens(self) -> int:
-        return self.num_rows * self.num_tokens
-
-    @property
-    def num_blocks(self) -> int:
-        return self.num_rows * ceil_div(self.context + self.num_tokens, BLOCK_SIZE)
-
-
-class Series(NamedTuple):
-    """One line of a plot. grows: whether x is the number of tokens of a step."""
-
-    plot: str
-    name: str
-    points: list[Point]
-    grows: bool
-
-
-class Cost(NamedTuple):
-    """A point, measured. Times of a step in ns."""
-
-    point: Point
-    least_ns: int
-    floor_ns: float
-
-    @property
-    def token_ms(self) -> float:
-        return self.least_ns / 1e6 / self.point.num_all_tokens
-
-    @property
-    def floor_token_ms(self) -> float:
-        return self.floor_ns / 1e6 / self.point.num_all_tokens
-
-
-class Cliff(NamedTuple):
-    """A point that costs `excess` more than it should by its neighbours, a share."""
-
-    place: int
-    excess: float
 
 
 def all_series() -> list[Series]:
@@ -134,23 +81,9 @@ def all_series() -> list[Series]:
     ]
 
 
-def cliffs(costs: Sequence[Cost], tolerance: float, *, grows: bool) -> list[Cliff]:
-    """Points whose cost per token is above the line between their neighbours, or above that of a smaller step."""
-    found = []
-    for place in range(1, len(costs)):
-        own, before = costs[place], costs[place - 1]
-        expected = []
-        if place + 1 < len(costs):
-            after = costs[place + 1]
-            share = (own.point.x - before.point.x) / (after.point.x - before.point.x)
-            expected.append(before.token_ms + share * (after.token_ms - before.token_ms))
-        if grows:
-            # A longer prompt attends to more.
-            expected.append(before.token_ms * max(1.0, own.floor_token_ms / before.floor_token_ms))
-        excess = own.token_ms / min(expected) - 1 if expected else 0.0
-        if excess > tolerance:
-            found.append(Cliff(place, excess))
-    return found
+def num_blocks(point: Point) -> int:
+    """Of the keys and values of a step."""
+    return point.num_rows * ceil_div(point.context + point.num_tokens, BLOCK_SIZE)
 
 
 def kv_dtype(config: DecoderConfig, options: argparse.Namespace) -> str:
@@ -233,7 +166,7 @@ class Bench:
 
 
 @torch.inference_mode()
-def run_series(bench: Bench, series: Series, probe: Callable[[], Machine], rounds: int) -> list[Cost]:
+def run_series(bench: Bench, series: Series, probe: Callable[[], Machine], rounds: int) -> Measured:
     """The least times of its points, which take turns; the first round does not count."""
     before = probe()
     steps = [bench.rows(point) for point in series.points]
@@ -250,88 +183,11 @@ def run_series(bench: Bench, series: Series, probe: Callable[[], Machine], round
         bytes_per_second=max(before.bytes_per_second, after.bytes_per_second),
         flops_per_second=max(before.flops_per_second, after.flops_per_second),
     )
-    return [
+    costs = [
         Cost(point, min(spent), bench.floor_ns(point, machine))
         for point, spent in zip(series.points, times, strict=True)
     ]
-
-
-def render(series: Series, costs: Sequence[Cost], found: Iterable[Cliff]) -> Iterator[str]:
-    """The lines of a table."""
-    marks = {cliff.place: f"{cliff.excess:+.0%}" for cliff in found}
-    rows = [
-        [
-            f"{cost.point.x:,}",
-            f"{cost.least_ns / 1e6:.1f}",
-            f"{cost.token_ms:.3f}",
-            f"{cost.floor_ns / 1e6:.1f}",
-            f"{cost.least_ns / cost.floor_ns:.2f}",
-            marks.get(place, ""),
-        ]
-        for place, cost in enumerate(costs)
-    ]
-    yield f"{series.plot}, {series.name}"
-    yield from table((series.plot, "step ms", "ms a token", "floor ms", "x floor", "cliff"), rows, num_left=0)
-
-
-def plot(path: Path, measured: list[tuple[Series, list[Cost]]], tolerance: float, title: str) -> None:
-    """Write a PNG, a panel for each plot: cost per token beside its floor, cliffs marked."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(series.plot for series, _ in measured))
-    figure = Figure(figsize=(5.5 * min(len(names), 2), 4 * ceil_div(len(names), 2)), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(ceil_div(len(names), 2), min(len(names), 2), squeeze=False).flatten()
-    for panel in panels[len(names) :]:
-        panel.set_axis_off()
-    for panel, name in zip(panels, names, strict=False):
-        _plot_panel(panel, [pair for pair in measured if pair[0].plot == name], tolerance)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110)
-
-
-_LABELS = {
-    "context": "tokens of context, a token each",
-    "batch": "sequences, a token each",
-    "chunk": "tokens of a prompt",
-    "behind": "tokens before 256 of a prompt",
-}
-
-
-def _plot_panel(axes: Axes, measured: list[tuple[Series, list[Cost]]], tolerance: float) -> None:
-    for (series, costs), colour in zip(measured, ("#1f5fa8", "#dd8f2e"), strict=False):
-        places = [cost.point.x for cost in costs]
-        axes.plot(places, [cost.token_ms for cost in costs], "o-", color=colour, markersize=3.5, label=series.name)
-        axes.plot(
-            places,
-            [cost.floor_token_ms for cost in costs],
-            "--",
-            color=colour,
-            linewidth=1,
-            label=f"{series.name}, floor",
-        )
-        found = cliffs(costs, tolerance, grows=series.grows)
-        axes.plot(
-            [places[cliff.place] for cliff in found],
-            [costs[cliff.place].token_ms for cliff in found],
-            *("o",),
-            markersize=10,
-            markerfacecolor="none",
-            color="#b04a2f",
-        )
-    if measured[0][0].grows:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-    else:
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
-    axes.set_xlabel(_LABELS[measured[0][0].plot])
-    axes.set_ylabel("ms a token")
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
+    return Measured(series, machine, costs)
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
@@ -345,38 +201,31 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     config = read_config(folder)
     block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, kv_dtype(config, options))
     most_blocks = int(options.kv_gib * 2**30) // block_bytes
-    wanted = [
-        series._replace(points=[point for point in series.points if point.num_blocks <= most_blocks])
-        for series in all_series()
-        if series.plot in options.plots
-    ]
-    if not any(series.points for series in wanted):
+    wanted = []
+    for series in all_series():
+        points = [point for point in series.points if num_blocks(point) <= most_blocks]
+        if points and series.plot in options.plots:
+            wanted.append(series._replace(points=points))
+    if not wanted:
         raise UsageError(f"--kv-gib {options.kv_gib:g} does not hold the keys and values of a single point; raise it")
-    bench = Bench(folder, options, max(point.num_blocks for series in wanted for point in series.points))
+    bench = Bench(folder, options, max(num_blocks(point) for series in wanted for point in series.points))
     measured, num_cliffs = [], 0
     for series in wanted:
-        costs = run_series(bench, series, functools.partial(measure, threads), options.rounds)
-        found = cliffs(costs, options.tolerance, grows=series.grows)
+        measured.append(run_series(bench, series, functools.partial(measure, threads), options.rounds))
+        found = cliffs(measured[-1].costs, options.tolerance, grows=series.grows)
         num_cliffs += len(found)
-        measured.append((series, costs))
-        print("", *render(series, costs, found), sep="\n", flush=True)
+        print("", *render(measured[-1], found), sep="\n", flush=True)
     backend = f"{bench.forward.host['attention_backend']}, {threads} threads"
     plot(options.output, measured, options.tolerance, backend)
     if options.json:
-        points = [
-            {"plot": series.plot, "series": series.name, **cost.point._asdict()}
-            | {"least_ns": cost.least_ns, "floor_ns": cost.floor_ns}
-            for series, costs in measured
-            for cost in costs
-        ]
-        options.json.write_text(json.dumps({"backend": backend, "points": points}, indent=2))
+        options.json.write_text(json.dumps(as_json(backend, measured), indent=2))
     print(f"\n{num_cliffs} points more than {options.tolerance:.0%} above their neighbours; {options.output}")
 
 
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plots", nargs="+", choices=_LABELS, default=list(_LABELS), metavar="PLOT")
+    parser.add_argument("--plots", nargs="+", choices=LABELS, default=list(LABELS), metavar="PLOT")
     parser.add_argument("--model", type=Path, help="checkpoint folder; if it is not there the random one is kept in it")
     parser.add_argument("--output", type=Path, default=Path("cpu_cost.png"), metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures as well")

@@ -32,6 +32,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     bytes_per_second: float
     flops_per_second: float
 
+    def __str__(self) -> str:
+        return f"reads {self.bytes_per_second / 1e9:.1f} GB/s, multiplies {self.flops_per_second / 1e12:.2f} TFLOP/s"
+
 
 async def probe(num_threads: int) -> Machine:
     """Measure in a process of its own, so that this one does not load torch. Raises EventLMError if that fails. If the

@@ -110,10 +110,7 @@ def middle_half(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 def step_lines(model_name: str, backend: str, machine: Machine, cases: Sequence[CaseTimes]) -> Iterator[str]:
     """A table for each case, and one of all."""
     yield f"model    {model_name}{f', {backend}' if backend else ''}"
-    yield (
-        f"machine  reads {machine.bytes_per_second / 1e9:.1f} GB/s, "
-        f"multiplies {machine.flops_per_second / 1e12:.2f} TFLOP/s"
-    )
+    yield f"machine  {machine}"
     for case in cases:
         yield ""
         yield f"{case.name} ({case.num_steps} steps)"

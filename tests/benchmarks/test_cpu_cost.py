@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cpu_cost
-from benchmarks.cpu_cost import MAX_LENGTH, Bench, Cost, Point, Series, all_series, cliffs, render, run_series
+from benchmarks.cpu_cost import MAX_LENGTH, Bench, all_series, num_blocks, run_series
+from benchmarks.cpu_cost_report import Cost, Point, Series, cliffs, render
 from eventlm.bench.machine_probe import Machine
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
@@ -64,9 +66,10 @@ def test_steps_are_measured(tmp_path: Path) -> None:
     )
     bench = Bench(folder, options, num_blocks=100)
     points = [Point(1, 1, 1, 33), Point(3, 3, 1, 33), Point(40, 1, 40, 16)]
-    assert [point.num_blocks for point in points] == [3, 9, 4]
+    assert [num_blocks(point) for point in points] == [3, 9, 4]
     series = Series("batch", "some", points, grows=True)
-    found = run_series(bench, series, lambda: MACHINE, rounds=2)
+    measured = run_series(bench, series, lambda: MACHINE, rounds=2)
+    found = measured.costs
     assert [cost.point for cost in found] == points
     # Most of a step's bytes are the weights: two layers and the last product.
     weight_bytes = 2 * (2 * (64 * 128 + 64 * 64 + 3 * 64 * 160) + 64 * 384)
@@ -74,7 +77,36 @@ def test_steps_are_measured(tmp_path: Path) -> None:
     floor_ns = (weight_bytes + kv_bytes) / MACHINE.bytes_per_second * 1e9
     assert found[0].floor_ns == pytest.approx(floor_ns, rel=0.05)
     assert all(cost.least_ns > cost.floor_ns / 10 for cost in found)
-    assert len("\n".join(render(series, found, [])).splitlines()) == 5
+    title, _, *rows = render(measured, [])
+    assert title == "batch, some; the machine reads 10.0 GB/s, multiplies 1.00 TFLOP/s"
+    assert len(rows) == 3
+
+
+def test_only_lines_with_points_are_measured_and_each_says_what_the_machine_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)
+    machines = [Machine(bytes_per_second=1e10 + probe, flops_per_second=1e12 - probe) for probe in range(3)]
+    some = [Point(x, x, 1, 33) for x in (1, 2)]
+    series = [Series("batch", "few", some, grows=True), Series("context", "huge", [Point(1, 10**6, 1, 1)], grows=False)]
+    monkeypatch.setattr(cpu_cost, "all_series", lambda: series)
+    monkeypatch.setattr(cpu_cost, "measure", lambda _: machines.pop(0))
+    flags = ["--threads", "1", "--rounds", "1", "--kv-gib", "0.001"]
+    files = ["--output", str(tmp_path / "cost.png"), "--json", str(tmp_path / "cost.json")]
+    monkeypatch.setattr(sys, "argv", ["cpu_cost.py", "--model", str(folder), *flags, *files])
+    assert cpu_cost.main() == 0
+    # The better of before and behind.
+    assert len(machines) == 1
+    written = json.loads((tmp_path / "cost.json").read_text())
+    best = {"bytes_per_second": 1e10 + 1, "flops_per_second": 1e12}
+    assert written["machines"] == [{"plot": "batch", "series": "few"} | best]
+    assert [(point["series"], point["x"], point["context"]) for point in written["points"]] == [
+        ("few", 1, 33),
+        ("few", 2, 33),
+    ]
+    output = capsys.readouterr().out
+    assert "batch, few; the machine reads 10.0 GB/s" in output
+    assert "huge" not in output
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

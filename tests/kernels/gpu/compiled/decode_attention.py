@@ -1,0 +1,36 @@
+"""Decode attention, one split and several."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from eventlm.kernels.gpu.decode_attention import decode_attention, split_scratch
+
+
+def launches() -> Iterator[tuple[str, Callable[[], object]]]:
+    """With heads of usual and of odd shapes."""
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        for head_dim, group, splits in ((64, 1, 1), (64, 8, 4), (80, 3, 4), (128, 1, 4), (128, 4, 64), (128, 8, 1)):
+            name = f"head {head_dim} group {group} splits {splits} {dtype}"
+            yield name, functools.partial(_decode, dtype, head_dim, group, splits)
+
+
+def _decode(dtype: torch.dtype, head_dim: int, group: int, splits: int) -> None:
+    num_rows, num_kv_heads, block_size = 2, 2, 16
+    q = torch.zeros(num_rows, num_kv_heads * group, head_dim, dtype=torch.bfloat16)
+    cache = torch.zeros(2, 4, num_kv_heads, block_size, head_dim, dtype=dtype)
+    decode_attention(
+        q,
+        cache,
+        torch.zeros(cache.shape[:-1]) if dtype == torch.float8_e4m3fn else None,
+        torch.zeros(4, 8, dtype=torch.int32),
+        torch.zeros(num_rows, dtype=torch.int32),
+        torch.ones(num_rows, dtype=torch.int32),
+        scale=0.1,
+        num_splits=splits,
+        scratch=split_scratch(num_rows, q.shape[1], splits, head_dim, q.device),
+        out_RHD=torch.empty_like(q),
+    )
