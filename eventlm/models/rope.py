@@ -14,20 +14,29 @@ class RopeTable:
     """Cosines and signed sines of every position below `max_positions`, computed once."""
 
     def __init__(self, config: DecoderConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        cos, sin = angles(config, max_positions)
-        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
-        self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
+        cos, sin = angles(config, max_positions, dtype=dtype, device=device)
+        self._cos = torch.cat((cos, cos), dim=-1)
+        self._sin = torch.cat((-sin, sin), dim=-1)
 
     def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of these positions for `rotary_embedding`, each [tokens, 1, head_dim]."""
         return self._cos[positions_T].unsqueeze(1), self._sin[positions_T].unsqueeze(1)
 
 
-def angles(config: DecoderConfig, max_positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position below `max_positions`, float32 [max_positions, head_dim / 2]."""
+def angles(
+    config: DecoderConfig,
+    max_positions: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position below `max_positions`, each [max_positions, head_dim / 2].
+
+    Computed in float32 on the CPU, whatever `dtype` and `device` they end up in, so that they are the same everywhere.
+    """
     positions = torch.arange(max_positions, dtype=torch.float32)
     turned = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
-    return turned.cos(), turned.sin()
+    return turned.cos().to(device, dtype), turned.sin().to(device, dtype)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

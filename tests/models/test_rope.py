@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from eventlm.models.config import RopeConfig
-from eventlm.models.rope import inverse_frequencies
+from eventlm.models.config import RopeConfig, read_config
+from eventlm.models.rope import angles, inverse_frequencies
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,15 @@ def test_frequencies_are_transformers(rope: RopeConfig, head_dim: int) -> None:
     config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
     expected = LlamaRotaryEmbedding(config).inv_freq
     assert torch.allclose(inverse_frequencies(rope, head_dim), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tables_are_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    theirs = LlamaConfig(architectures=["LlamaForCausalLM"], dtype="bfloat16", head_dim=32, rope_parameters=rope)
+    theirs.save_pretrained(tmp_path)
+    tables = angles(read_config(tmp_path), 300, dtype=dtype)
+    expected = LlamaRotaryEmbedding(theirs)(torch.empty(1, dtype=dtype), torch.arange(300)[None])
+    for ours, whole in zip(tables, expected, strict=True):
+        assert ours.is_contiguous()
+        torch.testing.assert_close(torch.cat((ours, ours), dim=-1), whole[0], rtol=torch.finfo(dtype).eps, atol=1e-6)
