@@ -1,73 +1,99 @@
-"""Draws from logits: bytes are those of reading the logits once."""
+"""Draws from logits: bytes are those of reading the logits once, though masks need them several times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS, draw_tokens
-from eventlm.worker.noise import hash_ids, negative_gumbel_noise
+from benchmarks.sampler import make_logits, make_sequences
+from eventlm.kernels.gpu.draw_masked import draw_masked
+from eventlm.kernels.gpu.draw_tokens import draw_tokens
+from eventlm.worker.gpu_sampler import GpuSampler
+from eventlm.worker.sampler import Sampler
 
 VOCAB_SIZE = 151_936
 
 
 def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
-    """Batches that draw greedily and at temperature 0.8 from the whole vocabulary."""
+    """Batches of rows that all draw in the same way."""
     vocab_size = 3000 if smoke else VOCAB_SIZE
     for num_rows in (2,) if smoke else (1, 64, 256):
-        logits = make_logits(num_rows, vocab_size, device)
-        for name, temperature in (("greedy", 0.0), ("free", 0.8)):
-            draws = make_draws(num_rows, temperature, device)
+        logits = make_logits(num_rows, vocab_size, torch.bfloat16).to(device)
+        for way in WAYS:
+            sampler = GpuSampler(vocab_size, device)
+            reference = Sampler(vocab_size, device)
+            sequences = make_sequences(num_rows, vocab_size, way.params)
+            for each in sequences:
+                sampler.table.add(each)
+                reference.table.add(each)
+            draws = torch.from_numpy(sampler.stage(sequences)).to(device)
             yield KernelCase(
-                name=f"draw_tokens {name} S={num_rows}",
-                run=partial(run_draw, logits, draws),
-                reference=partial(reference_draw, logits, draws),
+                name=f"{way.draw.__name__} {way.name} S={num_rows}",
+                run=partial(_run, way.draw, logits, draws),
+                reference=partial(_reference, reference, logits, sequences),
                 num_bytes=logits.nbytes,
                 tolerance=0.0,
-                peer=partial(torch.argmax, logits, dim=-1)
-                if not temperature
-                else partial(torch_draw, logits, temperature),
-                peer_name="torch.argmax" if not temperature else "torch softmax, exponential_, argmax",
-                target=0.5 if not temperature else 0.0,
+                peer=partial(way.peer, logits),
+                peer_name=way.peer_name,
+                target=way.target if num_rows >= 64 else 0.0,
+                peer_target=way.peer_target if num_rows >= 64 else 0.0,
             )
 
 
-def make_logits(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
-    """Random, bfloat16 [num_rows, vocab_size]: a bulk, and 20 likely tokens a row."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(num_rows, vocab_size, generator=generator) * 3
-    likely = torch.randint(vocab_size, (num_rows, 20), generator=generator)
-    return logits.scatter_(1, likely, torch.rand(num_rows, 20, generator=generator) * 8 + 12).bfloat16().to(device)
+class Way(NamedTuple):
+    """A way to draw, how it is usually written, and how far it should get."""
+
+    name: str
+    params: dict[str, Any]
+    draw: Callable[[Tensor, Tensor, Tensor], None]
+    peer: Callable[[Tensor], Tensor]
+    peer_name: str
+    target: float = 0.0
+    peer_target: float = 0.0
 
 
-def make_draws(num_rows: int, temperature: float, device: torch.device) -> Tensor:
-    """Without masks; see `draw_tokens.DRAW_COLUMNS`."""
-    draws = torch.zeros(num_rows, len(DRAW_COLUMNS), dtype=torch.int32)
-    draws[:, 0] = torch.tensor(temperature).view(torch.int32)
-    draws[:, 1:3] = torch.randint(-(2**31), 2**31, (num_rows, 2), generator=torch.Generator().manual_seed(1))
-    return draws.to(device)
+def torch_free(logits_SV: Tensor) -> Tensor:
+    """At temperature 0.8; by random numbers that depend on the batch, as below."""
+    return _race((logits_SV.float() / 0.8).softmax(dim=-1))
 
 
-def run_draw(logits_SV: Tensor, draws_S6: Tensor) -> Tensor:
-    """Token ids, int32 [S]."""
+def torch_top_k(logits_SV: Tensor) -> Tensor:
+    """Of the 50 largest, at temperature 0.8."""
+    top = logits_SV.float().topk(50, dim=-1)
+    return top.indices.gather(1, _race((top.values / 0.8).softmax(dim=-1))[:, None])[:, 0]
+
+
+def torch_top_p(logits_SV: Tensor) -> Tensor:
+    """Of 0.9 of the probability, at temperature 0.8, found by sorting the vocabulary."""
+    order = (logits_SV.float() / 0.8).sort(dim=-1, descending=True)
+    probabilities = order.values.softmax(dim=-1)
+    probabilities.masked_fill_(probabilities.cumsum(dim=-1) - probabilities >= 0.9, 0.0)
+    return order.indices.gather(1, _race(probabilities)[:, None])[:, 0]
+
+
+WAYS = (
+    Way("greedy", {"temperature": 0.0}, draw_tokens, partial(torch.argmax, dim=-1), "torch.argmax", target=0.5),
+    Way("free", {"temperature": 0.8}, draw_tokens, torch_free, "torch softmax", peer_target=1.5),
+    Way("top-k 50", {"temperature": 0.8, "top_k": 50}, draw_masked, torch_top_k, "torch topk"),
+    Way("top-p 0.9", {"temperature": 0.8, "top_p": 0.9}, draw_masked, torch_top_p, "torch sort", peer_target=5.0),
+)
+
+
+def _race(probabilities: Tensor) -> Tensor:
+    return probabilities.div_(torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
+
+
+def _run(draw: Callable[[Tensor, Tensor, Tensor], None], logits_SV: Tensor, draws_S6: Tensor) -> Tensor:
     out = torch.empty(len(logits_SV), dtype=torch.int32, device=logits_SV.device)
-    draw_tokens(logits_SV, draws_S6, out)
+    draw(logits_SV, draws_S6, out)
     return out
 
 
-def reference_draw(logits_SV: Tensor, draws_S6: Tensor) -> Tensor:
-    """The same as the worker's sampler in torch draws them."""
-    temperatures = draws_S6[:, :1].contiguous().view(torch.float32)
-    ids = torch.arange(logits_SV.shape[1], dtype=torch.int32, device=logits_SV.device)
-    noise = negative_gumbel_noise(draws_S6[:, 1:3], hash_ids(ids))
-    return (logits_SV / temperatures.where(temperatures > 0, 1) - noise * (temperatures > 0)).argmax(dim=-1)
-
-
-def torch_draw(logits_SV: Tensor, temperature: float) -> Tensor:
-    """As it is usually written, of random numbers that depend on the batch."""
-    probabilities = (logits_SV.float() / temperature).softmax(dim=-1)
-    return probabilities.div_(torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
+def _reference(sampler: Sampler, logits_SV: Tensor, sequences: list[Any]) -> Tensor:
+    """As the worker's sampler in torch draws them."""
+    return torch.from_numpy(sampler.sample(logits_SV, sequences)).to(logits_SV.device)

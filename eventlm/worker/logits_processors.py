@@ -8,6 +8,7 @@ All work in place on float32 logits [S, V], over those rows alone that ask for i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -27,9 +28,14 @@ from eventlm.worker.sampling_table import (
     column,
 )
 
+#: Penalizes these numbers of the rows, whose tokens the table counts, in place.
+Penalize = Callable[[Tensor, SampledRows, np.ndarray, SamplingTable], None]
 
-def process_logits(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
-    """Apply everything that any of the rows asks for."""
+
+def process_logits(
+    logits_SV: Tensor, rows: SampledRows, table: SamplingTable, *, penalize: Penalize | None = None
+) -> None:
+    """Apply everything that any of the rows asks for; penalties by `penalize`, if given."""
     needs = rows.params["needs"]
     asked = int(np.bitwise_or.reduce(needs))
     if asked & GRAMMAR:
@@ -43,7 +49,7 @@ def process_logits(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -
         values = torch.from_numpy(np.concatenate([each.bias_values for each in lists])).to(logits_SV.device)
         logits_SV.index_put_(places, values, accumulate=True)
     if asked & PENALIZED:
-        _penalize(logits_SV, rows, np.flatnonzero(needs & PENALIZED), table)
+        (penalize or _penalize)(logits_SV, rows, np.flatnonzero(needs & PENALIZED), table)
 
 
 def _match(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
@@ -118,8 +124,11 @@ def _penalize(logits_SV: Tensor, rows: SampledRows, numbers: np.ndarray, table: 
     """Repetition (Keskar et al., 2019) on prompt and output, frequency and presence (OpenAI) on the output."""
     params, device = rows.params[numbers], logits_SV.device
     seen = table.counts.take(params["counts_row"])
-    places = (torch.from_numpy(numbers).to(device)[:, None], torch.from_numpy(seen.ids).to(device))
-    counts = torch.from_numpy(seen.counts).to(device)
+    # What is written twice is the same.
+    is_padding = seen.ids < 0
+    ids = np.where(is_padding, seen.ids[:, :1], seen.ids)
+    places = (torch.from_numpy(numbers).to(device)[:, None], torch.from_numpy(ids).to(device))
+    counts = torch.from_numpy(np.where(is_padding, seen.counts[:, :1], seen.counts)).to(device)
     logits, repetition = logits_SV[places], column(params, "repetition_penalty", device)
     logits = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits -= column(params, "frequency_penalty", device) * counts

@@ -26,7 +26,7 @@ def sequence_key(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest(), "little")
 
 
-def noise_keys(sequence_keys_S: np.ndarray, positions_S: np.ndarray, device: torch.device) -> Tensor:
+def step_keys(sequence_keys_S: np.ndarray, positions_S: np.ndarray) -> np.ndarray:
     """Two 32-bit keys a row, int32 [S, 2], from its sequence's key (uint64) and its place in the output (from 0).
 
     The place steps through SplitMix64 (Steele et al., 2014).
@@ -35,7 +35,13 @@ def noise_keys(sequence_keys_S: np.ndarray, positions_S: np.ndarray, device: tor
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     bits ^= bits >> np.uint64(31)
-    return torch.from_numpy(bits.view(np.int32).reshape(-1, 2)).to(device)
+    keys: np.ndarray = bits.view(np.int32).reshape(-1, 2)
+    return keys
+
+
+def noise_keys(sequence_keys_S: np.ndarray, positions_S: np.ndarray, device: torch.device) -> Tensor:
+    """`step_keys` on a device."""
+    return torch.from_numpy(step_keys(sequence_keys_S, positions_S)).to(device)
 
 
 def hash_ids(ids: Tensor) -> Tensor:

@@ -100,6 +100,8 @@ class SamplingTable:
         self._slots: dict[SequenceId, int] = {}
         #: Of the sequences that draw from the whole vocabulary, with nothing but `min_tokens` to change their logits.
         self._free_draws: dict[SequenceId, FreeDraw] = {}
+        #: Of those whose logits depend on the tokens that they have had.
+        self._with_history: set[SequenceId] = set()
         self._free = list(range(len(self._params)))
         #: By slot.
         self.lists: dict[int, TokenLists] = {}
@@ -133,6 +135,8 @@ class SamplingTable:
         if not needs & ~GREEDY and not params.grammar:
             temperature = 0.0 if needs & GREEDY else params.temperature
             self._free_draws[sequence.id] = FreeDraw(temperature, key, params.min_tokens)
+        if needs & PENALIZED or lists.bad_words or params.grammar:
+            self._with_history.add(sequence.id)
         record["counts_row"] = -1
         if needs & PENALIZED:
             record["counts_row"] = self.counts.add(sequence.token_ids, sequence.num_prompt_tokens)
@@ -144,6 +148,7 @@ class SamplingTable:
             return
         self.lists.pop(slot, None)
         self._free_draws.pop(identity, None)
+        self._with_history.discard(identity)
         if self._params[slot]["needs"] & PENALIZED:
             self.counts.remove(int(self._params[slot]["counts_row"]))
         self._free.append(slot)
@@ -163,6 +168,10 @@ class SamplingTable:
             keys.append(draw.key)
             positions.append(position)
         return DrawRows(temperatures, keys, positions)
+
+    def needs_history(self, sequences: Seq[Sequence]) -> bool:
+        """Whether what one of these may draw, or how likely, depends on the tokens that it has had."""
+        return not self._with_history.isdisjoint(sequence.id for sequence in sequences)
 
     def rows(self, sequences: Seq[Sequence], masks: Masks | None = None) -> SampledRows:
         """What a step needs to sample these. `needs` has BANNED for those that may not end yet, too."""

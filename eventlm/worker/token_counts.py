@@ -12,10 +12,7 @@ import numpy as np
 
 
 class RowCounts(NamedTuple):
-    """Token ids int64 [R, N] of R rows and how often the output had each, int64 [R, N].
-
-    Padding repeats a row's first entry.
-    """
+    """Different token ids int64 [R, N] of R rows, padded with -1, and how often the output had each, int64 [R, N]."""
 
     ids: np.ndarray
     counts: np.ndarray
@@ -63,9 +60,7 @@ class TokenCounts:
     def take(self, rows_R: np.ndarray) -> RowCounts:
         """The entries of these rows."""
         width = int(self._used[rows_R].max())
-        ids, counts = self._ids[rows_R, :width], self._counts[rows_R, :width]
-        is_padding = ids < 0
-        return RowCounts(np.where(is_padding, ids[:, :1], ids), np.where(is_padding, counts[:, :1], counts))
+        return RowCounts(self._ids[rows_R, :width], self._counts[rows_R, :width])
 
     def _widen(self, width: int) -> None:
         if width > self._ids.shape[1]:

@@ -1,0 +1,109 @@
+"""What is drawn on a GPU is what is drawn without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+
+from eventlm.worker.gpu_sampler import GpuSampler
+from eventlm.worker.masks import Masks
+from eventlm.worker.sequence_table import Sequence
+from tests.worker.draws import make_sampler, random_logits, sequence
+from tests.worker.test_sampler import MIXED
+
+#: The GPU, or the CPU, where kernels are interpreted.
+DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
+
+
+def gpu_sampler(vocab_size: int, sequences: list[Sequence]) -> GpuSampler:
+    sampler = GpuSampler(vocab_size, DEVICE)
+    for each in sequences:
+        sampler.table.add(each)
+    return sampler
+
+
+def gpu_draw(
+    sampler: GpuSampler, logits: torch.Tensor, sequences: list[Sequence], masks: Masks | None = None
+) -> list[int]:
+    draws = torch.from_numpy(sampler.stage(sequences)).to(DEVICE)
+    tokens: list[int] = sampler.draw(logits.to(DEVICE), sequences, draws, masks=masks).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_way_to_draw_step_after_step(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.worker.gpu_sampler.SLICE_ENTRIES", 3 * 3000)
+    sequences = [sequence(number, **fields) for number, fields in enumerate(MIXED)]
+    on_gpu, on_cpu = gpu_sampler(3000, sequences), make_sampler(3000, sequences)
+    for step in range(2):
+        logits = random_logits(len(MIXED), 3000, seed=step).to(dtype)
+        before = logits.clone()
+        expected = on_cpu.sample(logits, sequences)
+        assert gpu_draw(on_gpu, logits, sequences) == expected.tolist()
+        assert torch.equal(logits, before)
+        on_gpu.record(sequences, expected)
+        for each, token in zip(sequences, expected.tolist(), strict=True):
+            each.token_ids.append(token)
+
+
+def test_grammars() -> None:
+    sequences = [sequence(1, grammar="start: /a/", seed=1), sequence(2, seed=2)]
+    bits = np.zeros((1, 50), dtype=bool)
+    bits[0, [7, 33]] = True
+    masks = Masks(np.array([0]), np.packbits(bits, axis=-1, bitorder="little"))
+    logits = random_logits(2, 50)
+    expected = make_sampler(50, sequences).sample(logits, sequences, masks=masks).tolist()
+    assert gpu_draw(gpu_sampler(50, sequences), logits, sequences, masks) == expected
+    assert expected[0] in (7, 33)
+
+
+@pytest.mark.parametrize(
+    ("params", "needs"),
+    [
+        ({}, False),
+        ({"top_p": 0.5, "temperature": 0.5}, False),
+        ({"min_tokens": 5, "eos_token_ids": (3,)}, False),
+        ({"bad_words": ((9,),), "logit_bias": ((1, 1.0),)}, False),
+        ({"allowed_token_ids": (1, 2)}, False),
+        ({"bad_words": ((9, 8),)}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"grammar": "start: /a/"}, True),
+    ],
+)
+def test_who_cannot_be_drawn_for_before_its_tokens_are_known(params: dict[str, Any], needs: bool) -> None:
+    plain, other = sequence(1), sequence(2, **params)
+    sampler = gpu_sampler(50, [plain, other])
+    assert sampler.needs_history([plain, other]) is needs
+    assert not sampler.needs_history([plain])
+    sampler.table.remove(other.id)
+    assert not sampler.needs_history([plain, other])
+
+
+def test_what_is_staged_depends_on_the_place_and_not_on_the_tokens() -> None:
+    one, other = sequence(1, seed=3, output=[5, 6]), sequence(1, seed=3, output=[7, 8])
+    staged = gpu_sampler(50, [one]).stage([one])
+    assert np.array_equal(staged, gpu_sampler(50, [other]).stage([other]))
+    other.token_ids.append(1)
+    assert not np.array_equal(staged, gpu_sampler(50, [other]).stage([other]))
+
+
+def test_nothing_is_copied_from_the_host_where_no_logits_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = [sequence(1), sequence(2, temperature=0.0), sequence(3, top_p=0.5)]
+    sampler = gpu_sampler(50, sequences)
+    draws, logits = torch.from_numpy(sampler.stage(sequences)).to(DEVICE), random_logits(3, 50).to(DEVICE)
+
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("a tensor was made of what the host has")
+
+    for name in ("from_numpy", "tensor", "as_tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    sampler.draw(logits, sequences, draws)
+
+
+def test_no_rows() -> None:
+    assert gpu_draw(gpu_sampler(50, []), torch.empty(0, 50), []) == []
