@@ -9,7 +9,8 @@ be; and the configuration, with the keywords of the kernel's launch:
     config = { BLOCK_M = 64, BLOCK_N = 128, BLOCK_K = 64, GROUP_M = 8, num_warps = 4, num_stages = 4 }
 
 A key of `shape` asks for that very value, `max_NAME` for a NAME of at most that; what is not named may be anything.
-Entries of the GPU at hand go before those of "default", then those that ask for more, then those of smaller bounds.
+Entries of the GPU at hand go before those of "default", then those that ask for more values, then those with more
+bounds, then those with smaller ones.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ def _allows(name: str, asked: int | str, shape: Shape) -> bool:
     return shape.get(name) == asked
 
 
-def _preference(entry: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
+def _preference(entry: Mapping[str, Any]) -> tuple[bool, int, int, list[int]]:
     shape = entry.get("shape", {})
     bounds = [-shape[name] for name in sorted(shape) if name.startswith(_BOUND)]
-    return entry["gpu"] != DEFAULT, len(shape), bounds
+    return entry["gpu"] != DEFAULT, len(shape) - len(bounds), len(bounds), bounds
 
 
 def _order(entry: Mapping[str, Any]) -> tuple[bool, str, int, list[tuple[str, str, int]]]:

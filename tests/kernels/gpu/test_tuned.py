@@ -34,6 +34,11 @@ config = { BLOCK = 4 }
 gpu = "Big"
 shape = { head_dim = 64, max_rows = 64 }
 config = { BLOCK = 5 }
+
+[[op]]
+gpu = "Big"
+shape = { cached = "fp8" }
+config = { BLOCK = 6 }
 """
 
 
@@ -64,6 +69,8 @@ def test_the_entry_that_asks_for_most_is_taken(path: Path, monkeypatch: pytest.M
     # Of this GPU before one of any that asks for more.
     assert tuned("op", rows=8, head_dim=64, dtype="float32") == {"BLOCK": 5}
     assert tuned("op", rows=65, head_dim=64) == {"BLOCK": 1}
+    # A value before a bound.
+    assert tuned("op", rows=8, cached="fp8") == {"BLOCK": 6}
     assert tuned("op") == {"BLOCK": 1}
 
 
