@@ -19,6 +19,7 @@ from torch import Tensor
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.merge_attention import merge_attention
+from eventlm.kernels.gpu.tuned import tuned
 
 MAX_SPLITS = 64
 #: No split is shorter, or starting it costs more than it saves.
@@ -26,10 +27,6 @@ _MIN_SPLIT = 64
 #: How many programs a processor runs at a time; bounded by its shared memory.
 _PROGRAMS_PER_PROCESSOR = 2
 _WAVES = 2
-#: Bytes of the keys of a tile.
-_TILE_BYTES = 16384
-_MAX_BLOCK_N = 128
-_CONFIG = {"num_warps": 4, "num_stages": 5}
 
 
 class SplitScratch(NamedTuple):
@@ -86,16 +83,16 @@ def decode_attention(
     [num_slots, max_blocks]. slots_R: int32, the row's in block_tables. lengths_R: int32, tokens of context, the row's
     own included; 0 for rows of padding, which become zeros. scratch: of `split_scratch`, for num_splits > 1.
     """
-    num_rows, num_heads, _ = q_RHD.shape
+    num_rows, num_heads, head_dim = q_RHD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
     is_split = num_splits > 1
     if is_split and scratch is None:
         raise ValueError(f"decode_attention: scratch is None with {num_splits} splits: pass one of split_scratch()")
     partial, lse = scratch if is_split and scratch is not None else (out_RHD, lengths_R)
+    config = tuned("decode_attention", dtype=str(kv_cache.dtype).removeprefix("torch."), head_dim=head_dim)
     if kv_scales is not None:
         kv_cache = kv_cache.view(torch.int16)
     width = kv_cache.shape[-1]
-    row_bytes = triton.next_power_of_2(width * kv_cache.element_size())
     group = num_heads // num_kv_heads
     _decode_attention[(num_kv_heads, num_rows, num_splits)](
         q_RHD,
@@ -121,9 +118,8 @@ def decode_attention(
         NUM_SPLITS=num_splits,
         FP8=kv_scales is not None,
         BLOCK_G=max(16, triton.next_power_of_2(group)),
-        BLOCK_N=min(_TILE_BYTES // row_bytes, _MAX_BLOCK_N),
         BLOCK_W=triton.next_power_of_2(width),
-        **_CONFIG,
+        **config,
     )
     if scratch is not None and is_split:
         merge_attention(scratch.partial[:num_rows], scratch.lse[:num_rows], out_RHD)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_NUM_WARPS = 4
+from eventlm.kernels.gpu.tuned import tuned
 
 
 def merge_attention(partial_RHSD: Tensor, lse_RHS: Tensor, out_RHD: Tensor, lse_RH: Tensor | None = None) -> None:
@@ -36,7 +36,7 @@ def merge_attention(partial_RHSD: Tensor, lse_RHS: Tensor, out_RHD: Tensor, lse_
         WITH_LSE=lse_RH is not None,
         BLOCK_S=triton.next_power_of_2(num_parts),
         BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=_NUM_WARPS,
+        **tuned("merge_attention"),
     )
 
 

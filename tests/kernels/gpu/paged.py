@@ -24,7 +24,14 @@ class PagedSequences(NamedTuple):
 
 
 def paged_sequences(
-    lengths: Sequence[int], *, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, seed: int = 1
+    lengths: Sequence[int],
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 1,
 ) -> PagedSequences:
     """Random keys and values, blocks and slots in no order; all that no sequence has is NaN, and its block too far."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -53,12 +60,12 @@ def paged_sequences(
         for part, real in zip((keys, values), new.double() * new_scales.double()[..., None], strict=True):
             part.append(real)
     return PagedSequences(
-        cache.to(dtype),
-        scales if dtype == FP8 else None,
-        tables,
-        torch.tensor(slots, dtype=torch.int32),
-        keys,
-        values,
+        cache.to(device, dtype),
+        scales.to(device) if dtype == FP8 else None,
+        tables.to(device),
+        torch.tensor(slots, dtype=torch.int32, device=device),
+        [part.to(device) for part in keys],
+        [part.to(device) for part in values],
     )
 
 
@@ -67,5 +74,6 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float)
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("nhd,lhd->hnl", q.double(), keys) * scale
-    visible = torch.arange(len(keys)) <= start + torch.arange(len(q))[:, None]
+    places = torch.arange(len(keys), device=q.device)
+    visible = places <= start + places[: len(q), None]
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~visible, -torch.inf).softmax(dim=-1), values)

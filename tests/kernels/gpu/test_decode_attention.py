@@ -30,7 +30,7 @@ def decode(q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int
         paged.kv_scales,
         paged.block_tables,
         paged.slots,
-        torch.tensor(lengths, dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32, device=q.device),
         scale=SCALE,
         num_splits=splits,
         scratch=scratch,
@@ -39,9 +39,11 @@ def decode(q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int
     return out
 
 
-def queries(num_rows: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+def queries(num_rows: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A part of wider rows, as of a projection of queries, keys and values together."""
-    wide = torch.randn(num_rows, (num_heads + 2) * head_dim, generator=torch.Generator().manual_seed(3)).to(dtype)
+    wide = torch.randn(num_rows, (num_heads + 2) * head_dim, generator=torch.Generator().manual_seed(3)).to(
+        device, dtype
+    )
     return wide[:, head_dim:-head_dim].view(num_rows, num_heads, head_dim)
 
 
@@ -70,30 +72,32 @@ def assert_close(out: Tensor, q: Tensor, paged: PagedSequences, lengths: Sequenc
     ],
 )
 def test_against_reference(
-    head_dim: int, num_kv_heads: int, group: int, block_size: int, dtype: torch.dtype, splits: int
+    head_dim: int, num_kv_heads: int, group: int, block_size: int, dtype: torch.dtype, splits: int, device: torch.device
 ) -> None:
     lengths = [1, 0, 15, 16, 17, 300, 0]
-    paged = paged_sequences(lengths, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype)
-    q = queries(len(lengths), num_kv_heads * group, head_dim, torch.bfloat16 if dtype == FP8 else dtype)
+    paged = paged_sequences(
+        lengths, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
+    )
+    q = queries(len(lengths), num_kv_heads * group, head_dim, torch.bfloat16 if dtype == FP8 else dtype, device)
     assert_close(decode(q, paged, lengths, splits), q, paged, lengths)
 
 
-def test_fp8_of_any_size() -> None:
+def test_fp8_of_any_size(device: torch.device) -> None:
     """Neither large queries nor small values leave what the products can hold."""
     lengths = [70]
-    paged = paged_sequences(lengths, num_kv_heads=1, head_dim=64, block_size=16, dtype=FP8)
+    paged = paged_sequences(lengths, num_kv_heads=1, head_dim=64, block_size=16, dtype=FP8, device=device)
     assert paged.kv_scales is not None
     paged.kv_scales[0] *= 1e-6
     paged.kv_scales[1] *= 1e-7
-    q = queries(1, 4, 64, torch.bfloat16) * 1e6
+    q = queries(1, 4, 64, torch.bfloat16, device) * 1e6
     scaled = paged._replace(keys=[paged.keys[0] * 1e-6], values=[paged.values[0] * 1e-7])
     assert_close(decode(q, paged, lengths, 1), q, scaled, lengths)
 
 
-def test_row_alone_and_among_others() -> None:
+def test_row_alone_and_among_others(device: torch.device) -> None:
     lengths = [130, 5, 0, 64]
-    paged = paged_sequences(lengths, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    q = queries(4, 4, 64, torch.bfloat16)
+    paged = paged_sequences(lengths, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, device=device)
+    q = queries(4, 4, 64, torch.bfloat16, device)
     together = decode(q, paged, lengths, 2)
     for row in range(4):
         one = slice(row, row + 1)
@@ -101,15 +105,15 @@ def test_row_alone_and_among_others() -> None:
         assert torch.equal(alone, together[one])
 
 
-def test_no_rows() -> None:
-    paged = paged_sequences([4], num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    assert decode(queries(0, 2, 64, torch.bfloat16), paged, [], 2).shape == (0, 2, 64)
+def test_no_rows(device: torch.device) -> None:
+    paged = paged_sequences([4], num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16, device=device)
+    assert decode(queries(0, 2, 64, torch.bfloat16, device), paged, [], 2).shape == (0, 2, 64)
 
 
-def test_scratch_is_asked_for() -> None:
-    paged = paged_sequences([4], num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    q = queries(1, 2, 64, torch.bfloat16)
-    lengths = torch.tensor([4], dtype=torch.int32)
+def test_scratch_is_asked_for(device: torch.device) -> None:
+    paged = paged_sequences([4], num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16, device=device)
+    q = queries(1, 2, 64, torch.bfloat16, device)
+    lengths = torch.tensor([4], dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="split_scratch"):
         decode_attention(
             q, paged.kv_cache, None, paged.block_tables, paged.slots, lengths,

@@ -9,7 +9,7 @@ from torch import Tensor
 from eventlm.kernels.gpu.merge_attention import merge_attention, merge_attention_reference
 
 
-def parts(num_rows: int, num_heads: int, num_parts: int, head_dim: int) -> tuple[Tensor, Tensor]:
+def parts(num_rows: int, num_heads: int, num_parts: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Some of them empty and then poisoned; the first row's all."""
     generator = torch.Generator().manual_seed(1)
     partial = torch.randn(num_rows, num_heads, num_parts, head_dim, generator=generator)
@@ -17,7 +17,7 @@ def parts(num_rows: int, num_heads: int, num_parts: int, head_dim: int) -> tuple
     lse[torch.rand(lse.shape, generator=generator) < 0.3] = -torch.inf
     lse[0] = -torch.inf
     partial[lse.isneginf()] = torch.nan
-    return partial, lse
+    return partial.to(device), lse.to(device)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,14 @@ def parts(num_rows: int, num_heads: int, num_parts: int, head_dim: int) -> tuple
         (2, 2, 1, 96, torch.float32),
     ],
 )
-def test_against_reference(num_rows: int, num_heads: int, num_parts: int, head_dim: int, dtype: torch.dtype) -> None:
-    partial, lse = parts(num_rows, num_heads, num_parts, head_dim)
-    out = torch.full((num_rows, num_heads, head_dim), torch.nan, dtype=dtype)
-    merged = torch.full((num_rows, num_heads), torch.nan)
+def test_against_reference(
+    num_rows: int, num_heads: int, num_parts: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    partial, lse = parts(num_rows, num_heads, num_parts, head_dim, device)
+    out = torch.full((num_rows, num_heads, head_dim), torch.nan, dtype=dtype, device=device)
+    merged = torch.full((num_rows, num_heads), torch.nan, device=device)
     merge_attention(partial, lse, out, merged)
-    expected, expected_lse = torch.empty(out.shape), torch.empty(merged.shape)
+    expected, expected_lse = torch.empty(out.shape, device=device), torch.empty(merged.shape, device=device)
     merge_attention_reference(partial, lse, expected, expected_lse)
     torch.testing.assert_close(out.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
     torch.testing.assert_close(merged, expected_lse)
@@ -42,32 +44,32 @@ def test_against_reference(num_rows: int, num_heads: int, num_parts: int, head_d
     assert merged[0].isneginf().all()
 
 
-def test_without_log_sum_exp() -> None:
-    partial, lse = parts(2, 2, 4, 64)
-    out, expected = torch.empty(2, 2, 64), torch.empty(2, 2, 64)
+def test_without_log_sum_exp(device: torch.device) -> None:
+    partial, lse = parts(2, 2, 4, 64, device)
+    out, expected = torch.empty(2, 2, 64, device=device), torch.empty(2, 2, 64, device=device)
     merge_attention(partial, lse, out)
-    merge_attention(partial, lse, expected, torch.empty(2, 2))
+    merge_attention(partial, lse, expected, torch.empty(2, 2, device=device))
     assert torch.equal(out, expected)
 
 
-def test_parts_one_after_the_other() -> None:
+def test_parts_one_after_the_other(device: torch.device) -> None:
     """As they come from several devices: [S, R, H, D]."""
-    partial, lse = parts(2, 3, 4, 64)
+    partial, lse = parts(2, 3, 4, 64, device)
     apart, apart_lse = partial.permute(2, 0, 1, 3).contiguous(), lse.permute(2, 0, 1).contiguous()
-    out, expected = torch.empty(2, 3, 64), torch.empty(2, 3, 64)
+    out, expected = torch.empty(2, 3, 64, device=device), torch.empty(2, 3, 64, device=device)
     merge_attention(apart.permute(1, 2, 0, 3), apart_lse.permute(1, 2, 0), out)
     merge_attention(partial, lse, expected)
     assert torch.equal(out, expected)
 
 
-def test_merged_of_merged() -> None:
+def test_merged_of_merged(device: torch.device) -> None:
     """Merging in steps, as devices do, gives the same."""
-    partial, lse = parts(3, 2, 6, 64)
-    halves, lses = torch.empty(3, 2, 2, 64), torch.empty(3, 2, 2)
+    partial, lse = parts(3, 2, 6, 64, device)
+    halves, lses = torch.empty(3, 2, 2, 64, device=device), torch.empty(3, 2, 2, device=device)
     for half, span in enumerate((slice(0, 4), slice(4, 6))):
         merge_attention(partial[:, :, span], lse[:, :, span], halves[:, :, half], lses[:, :, half])
-    out, expected = torch.empty(3, 2, 64), torch.empty(3, 2, 64)
-    out_lse, expected_lse = torch.empty(3, 2), torch.empty(3, 2)
+    out, expected = torch.empty(3, 2, 64, device=device), torch.empty(3, 2, 64, device=device)
+    out_lse, expected_lse = torch.empty(3, 2, device=device), torch.empty(3, 2, device=device)
     merge_attention(halves, lses, out, out_lse)
     merge_attention(partial, lse, expected, expected_lse)
     torch.testing.assert_close(out, expected)
