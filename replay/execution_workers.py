@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from msgspec import structs
 
 from eventlm._version import __version__
 from eventlm.control.request import EngineUnavailableError
-from eventlm.control.setup import describe_host
+from eventlm.control.setup import Device, describe_host
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import CheckpointError, EventLMError, UsageError
 from eventlm.events import Header, Launched
@@ -32,6 +33,7 @@ from eventlm.worker.protocol import (
 HOST_FIELDS = (
     *("python", "implementation", "platform", "cpu", "machine", "isa"),
     *("device", "dtype", "quantization", "attention_backend", "kernel_library", "torch", "threads"),
+    *("gpu", "gpu_capability", "cuda", "triton"),
 )
 #: Parameters of the fake worker that only say how long a step takes.
 FAKE_TIMES = ("base_ns", "prefill_token_ns", "decode_ns", "context_token_ns")
@@ -58,8 +60,14 @@ class Workers(Protocol):
 
 
 def worker_setup(header: Header, model: str, *, threads: int | None = None) -> WorkerSetup:
-    """A worker as the run had them, with the model in the folder `model` (or the fake one)."""
-    core, recorded = header.core, header.config.get("model", {})
+    """A worker as the run had them, but for its device, with the model in the folder `model` (or the fake one).
+
+    Raises UsageError for `threads` of a run that was computed on GPUs.
+    """
+    core, recorded, gpu = header.core, header.config.get("model", {}), header.config.get("gpu", {})
+    on_gpu = runs_on_gpu(header)
+    if on_gpu and threads:
+        raise UsageError(f"--threads {threads} is for runs on processors, and this one was computed on a GPU")
     fake: dict[str, Any] = {}
     if model == FAKE_MODEL:
         fake = recorded.get("fake", {}) | dict.fromkeys(FAKE_TIMES, 0)
@@ -75,11 +83,21 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         max_model_len=core.max_model_len,
         max_num_batched_tokens=core.max_num_batched_tokens,
         max_num_seqs=core.max_num_seqs,
+        max_steps_in_flight=core.max_steps_in_flight,
         threads=threads or header.host.get("threads", 0),
         cpu_kernels=_cpu_kernels(header),
+        attention_backend=header.host.get("attention_backend", AUTO) if on_gpu else AUTO,
+        batch_invariant=gpu.get("batch_invariant", False),
+        torch_compile=gpu.get("torch_compile", False),
+        graph_buckets=core.graph_buckets,
         warm_up=False,
         fake=fake,
     )
+
+
+def runs_on_gpu(header: Header) -> bool:
+    """Whether GPUs computed the run."""
+    return str(header.host.get("device", "")).startswith("cuda")
 
 
 def _cpu_kernels(header: Header) -> str:
@@ -92,20 +110,27 @@ def _cpu_kernels(header: Header) -> str:
 
 
 class WorkerProcesses:
-    """Real worker processes. `setup` is that of any of them, but for replica and epoch.
+    """Real worker processes. `setup` is that of any of them, but for replica, epoch and device. devices: GPUs, which
+    replicas take in turn, for a run that was computed on some.
 
-    Raises UsageError where the model is not the one that ran. Every call may raise EventLMError where a worker cannot
-    start or go on.
+    Raises UsageError where the model is not the one that ran, or there is no GPU for a run that needs one. Every call
+    may raise EventLMError where a worker cannot start or go on.
     """
 
-    def __init__(self, setup: WorkerSetup, header: Header) -> None:
+    def __init__(self, setup: WorkerSetup, header: Header, devices: Sequence[Device] = ()) -> None:
         fingerprint = FAKE_MODEL if setup.model == FAKE_MODEL else model_fingerprint(setup.model)
         if fingerprint != header.model_fingerprint:
             raise UsageError(
                 f"the model {setup.model} is not the one that ran: its fingerprint is {fingerprint}, the trace has "
                 f"{header.model_fingerprint or 'none'}; give the folder of that model with --model"
             )
+        if runs_on_gpu(header) and not devices:
+            raise UsageError(
+                f"the run was computed on a GPU ({header.host.get('gpu', 'of no known name')}), and none is given to "
+                "run it again on"
+            )
         self._setup = setup
+        self._devices = devices or [Device()]
         self._header = header
         worker = header.config.get("worker", {})
         self._start_seconds = worker.get("start_timeout_seconds", 600)
@@ -131,7 +156,10 @@ class WorkerProcesses:
         raise EventLMError(f"the worker {_ending(worker, message, self._step_seconds)} in {what}")
 
     async def _start(self, replica: int, epoch: int) -> WorkerProcess:
-        worker = WorkerProcess(structs.replace(self._setup, replica=replica, epoch=epoch))
+        device = self._devices[replica % len(self._devices)]
+        worker = WorkerProcess(
+            structs.replace(self._setup, replica=replica, epoch=epoch, device=device.name, gpu=device.model)
+        )
         self._workers[replica] = worker
         await worker.start()
         message = await worker.answer(self._start_seconds)
@@ -153,8 +181,8 @@ class WorkerProcesses:
         """By field of the header; nothing before the first step."""
         if not self._host:
             return []
-        recorded = {"eventlm": self._header.code_version} | self._header.host
-        here = {"eventlm": __version__} | self._host
+        recorded = {"eventlm": self._header.code_version} | _without_number(self._header.host)
+        here = {"eventlm": __version__} | _without_number(self._host)
         return [
             f"{name}: recorded {recorded.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
             for name in ("eventlm", *HOST_FIELDS)
@@ -165,6 +193,11 @@ class WorkerProcesses:
         """Stop all workers."""
         for replica in list(self._workers):
             await self._workers.pop(replica).stop()
+
+
+def _without_number(host: dict[str, Any]) -> dict[str, Any]:
+    """Which of several GPUs a worker was on says nothing."""
+    return host | {"device": host["device"].partition(":")[0]} if "device" in host else host
 
 
 def _ending(worker: WorkerProcess, message: FromWorker | None, timeout_seconds: float) -> str:

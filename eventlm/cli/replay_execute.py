@@ -56,15 +56,21 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print how many tokens came out as recorded, or what did not; returns 0 or the code of what went wrong."""
+    from functools import partial
+
     from eventlm.cli.logging_setup import configure_logging
+    from eventlm.compose.device import devices_of_run
     from eventlm.config import LogConfig
     from eventlm.replay.executable import check_executable
     from eventlm.replay.execute import execute
     from eventlm.replay.execute_report import render, render_json
+    from eventlm.replay.execution_workers import WorkerProcesses
 
     configure_logging(LogConfig(), default_level="warning")
     path = trace_file(arguments.trace)
-    model = _model(check_executable(path), arguments.model)
+    header = check_executable(path)
+    devices = devices_of_run(header)
+    model = _model(header, arguments.model)
     with file_progress("re-executing", path, min_bytes=0) as on_progress:
         result = execute(
             path,
@@ -73,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             teacher_force=bool(arguments.teacher_force),
             strict=arguments.strict,
             on_progress=on_progress,
+            make_workers=partial(WorkerProcesses, devices=devices),
         )
     print(render_json(result) if arguments.json else render(result))
     for warning in result.warnings:

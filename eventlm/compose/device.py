@@ -11,7 +11,10 @@ from typing import NamedTuple
 from eventlm.compose.gpus import FoundGpus, Gpu, find_gpus
 from eventlm.config import Config
 from eventlm.config.options import Option, options
+from eventlm.control.setup import Device
 from eventlm.errors import UsageError
+from eventlm.events import Header
+from eventlm.replay.execution_workers import runs_on_gpu
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: The oldest GPUs that the kernels are compiled for (Ampere).
@@ -36,22 +39,43 @@ def choose_device(config: Config) -> DeviceChoice:
     wish = config.gpu.device
     if config.model.model == FAKE_MODEL:
         return DeviceChoice([], [])
-    found, reason = FoundGpus([]), "--device cpu says so"
-    if wish != "cpu":
-        found = find_gpus()
-        reason = found.problem or _too_old(found.gpus) or missing_software()
-    if not reason:
-        gpus = [gpu for gpu in found.gpus if gpu.capability >= LEAST_CAPABILITY]
-        _check_for_gpu(config, gpus[0])
-        return DeviceChoice(gpus, [])
+    found = FoundGpus([], problem="--device cpu says so") if wish == "cpu" else _usable_gpus()
+    if not found.problem:
+        _check_for_gpu(config, found.gpus[0])
+        return DeviceChoice(found.gpus, [])
     if wish == "cuda":
-        raise UsageError(f"--device cuda: {reason}; or give --device cpu")
+        raise UsageError(f"--device cuda: {found.problem}; or give --device cpu")
     for option in _given(config, OF_GPUS):
-        raise UsageError(f"{option.flag} is for GPUs, and the model runs on the processor: {reason}")
-    if not found.gpus:
-        return DeviceChoice([], [])
-    name = found.gpus[0].name
-    return DeviceChoice([], [f"the model runs on the processor, and not on the {name} that is here: {reason}"])
+        raise UsageError(f"{option.flag} is for GPUs, and the model runs on the processor: {found.problem}")
+    warnings = [
+        f"the model runs on the processor, and not on the {gpu.name} that is here: {found.problem}"
+        for gpu in found.gpus[:1]
+    ]
+    return DeviceChoice([], warnings)
+
+
+def devices_of_run(header: Header) -> list[Device]:
+    """GPUs to run again on what GPUs have computed; none for any other run.
+
+    Raises UsageError where such a run cannot be computed here.
+    """
+    if not runs_on_gpu(header):
+        return []
+    found = _usable_gpus()
+    if found.problem:
+        raise UsageError(
+            f"the run was computed on a GPU ({header.host.get('gpu', 'of no known name')}): {found.problem}"
+        )
+    return [gpu.device for gpu in found.gpus]
+
+
+def _usable_gpus() -> FoundGpus:
+    """Those that all is there for; with a problem, those that there are."""
+    found = find_gpus()
+    problem = found.problem or _too_old(found.gpus) or missing_software()
+    if problem:
+        return found._replace(problem=problem)
+    return found._replace(gpus=[gpu for gpu in found.gpus if gpu.capability >= LEAST_CAPABILITY])
 
 
 def _too_old(gpus: list[Gpu]) -> str:

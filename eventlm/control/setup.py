@@ -22,6 +22,7 @@ from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.control.block_names import PAIRS_PER_BLOCK
 from eventlm.control.plugins import ResolvedPlugin, resolve
+from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.state import Plugins
 from eventlm.cores import compute_threads, spread_processors, usable_cores
 from eventlm.errors import UsageError
@@ -119,6 +120,7 @@ def make_setup(
         max_steps_in_flight=scheduler.max_steps_in_flight,
         max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
         run_ahead_ms=scheduler.run_ahead_ms,
+        graph_buckets=default_buckets(scheduler.max_num_seqs) if devices and config.gpu.cuda_graphs else [],
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
         max_losses=config.worker.max_losses,
@@ -187,6 +189,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             processors=processors[replica * threads : (replica + 1) * threads],
             cpu_kernels=config.worker.cpu_kernels,
             attention_backend=config.gpu.attention_backend,
+            graph_buckets=core.graph_buckets,
             batch_invariant=config.gpu.batch_invariant,
             torch_compile=config.gpu.torch_compile,
             # Replicas on one GPU share it.

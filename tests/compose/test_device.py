@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from eventlm.compose import device
-from eventlm.compose.device import choose_device, missing_software
+from eventlm.compose.device import choose_device, devices_of_run, missing_software
 from eventlm.config import Config
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
+from tests.bus.traces import header
 from tests.compose.fake_nvml import H100, gpu, install
 
 
@@ -110,6 +111,21 @@ def test_what_is_for_gpus_is_refused_on_the_processor(options: dict[str, Any], m
     assert refusal(device="cpu", **options) == (
         f"{flag} is for GPUs, and the model runs on the processor: --device cpu says so"
     )
+
+
+def test_a_run_of_gpus_needs_what_the_engine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = header(host={"device": "cuda:1", "gpu": "NVIDIA A10"})
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    assert [each.name for each in devices_of_run(run)] == ["cuda:0"]
+    monkeypatch.setattr(device, "missing_software", lambda: "no triton")
+    with pytest.raises(UsageError, match=r"^the run was computed on a GPU \(NVIDIA A10\): no triton$"):
+        devices_of_run(run)
+    install(monkeypatch, no_driver="Driver Not Loaded")
+    with pytest.raises(UsageError, match=r"^the run was computed on a GPU \(NVIDIA A10\): there is no NVIDIA driver"):
+        devices_of_run(run)
+    assert devices_of_run(header(host={"device": "cpu"})) == []
+    assert devices_of_run(header(host={})) == []
 
 
 CPU_BUILD = "from typing import Optional\n\n__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip = None\n"

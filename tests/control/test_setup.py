@@ -42,6 +42,14 @@ def test_a_worker_is_told_how_to_compute_on_a_gpu() -> None:
     assert worker.max_steps_in_flight == 3
 
 
+def test_steps_run_as_graphs_on_gpus_unless_that_is_turned_off() -> None:
+    setup = setup_with(devices=GPUS, max_num_seqs=20)
+    assert setup.core.graph_buckets == [1, 2, 4, 8, 16, 20]
+    assert worker_setups(setup)[0].graph_buckets == setup.core.graph_buckets
+    assert setup_with(devices=GPUS, gpu=GpuConfig(cuda_graphs=False)).core.graph_buckets == []
+    assert setup_with().core.graph_buckets == []
+
+
 @pytest.mark.parametrize(
     ("devices", "scheduler", "budget"),
     [

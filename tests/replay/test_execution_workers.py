@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from eventlm._version import __version__
-from eventlm.control.setup import describe_host
+from eventlm.control.setup import Device, describe_host
+from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Header
 from eventlm.replay import execution_workers
@@ -92,6 +96,64 @@ def test_kernels_are_those_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch
     ):
         change_header(run, host={"attention_backend": backend})
         assert worker_setup(check_executable(run), "folder").cpu_kernels == kernels
+
+
+GPU_HOST = {"device": "cuda:0", "gpu": "NVIDIA H100", "attention_backend": "triton", "dtype": "bfloat16"}
+
+
+def make_gpu_run(run: Path) -> Header:
+    """The run, as if GPUs had computed it."""
+    header = check_executable(run)
+    core = msgspec.to_builtins(structs.replace(header.core, graph_buckets=[1, 2, 4]))
+    gpu = {"batch_invariant": True, "torch_compile": True}
+    change_header(run, host=GPU_HOST, core=core, config=header.config | {"gpu": gpu})
+    return check_executable(run)
+
+
+def test_workers_of_a_run_on_gpus_compute_as_those_did(run: Path) -> None:
+    setup = worker_setup(check_executable(run), "folder")
+    assert (setup.attention_backend, setup.batch_invariant, setup.graph_buckets) == ("auto", False, [])
+    header = make_gpu_run(run)
+    setup = worker_setup(header, "folder")
+    assert (setup.attention_backend, setup.graph_buckets) == ("triton", [1, 2, 4])
+    assert (setup.batch_invariant, setup.torch_compile, setup.cpu_kernels) == (True, True, "auto")
+    assert setup.num_blocks == header.core.num_blocks
+    with pytest.raises(UsageError, match="--threads 2 is for runs on processors"):
+        worker_setup(header, "folder", threads=2)
+
+
+def test_a_run_of_gpus_is_run_on_those_that_are_given(run: Path) -> None:
+    """The fake worker, which needs none of them, runs such a trace all the same."""
+    make_gpu_run(run)
+    devices = [Device("cuda:1", "NVIDIA A10")]
+    result = execute_real(run, make_workers=partial(WorkerProcesses, devices=devices))
+    assert result.mismatches == []
+    assert "gpu: recorded NVIDIA H100, here nothing" in result.host_differences
+    assert "device: recorded cuda, here none" in result.host_differences
+
+
+async def test_replicas_take_the_gpus_in_turn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = make_gpu_run(run)
+    given: list[tuple[int, str, str]] = []
+    start = WorkerProcess.start
+
+    async def note(self: WorkerProcess) -> None:
+        given.append((self.setup.replica, self.setup.device, self.setup.gpu))
+        await start(self)
+
+    monkeypatch.setattr(WorkerProcess, "start", note)
+    devices = [Device("cuda:0", "NVIDIA A10"), Device("cuda:1", "NVIDIA H100")]
+    workers = WorkerProcesses(worker_setup(header, FAKE_MODEL), header, devices)
+    for replica in range(3):
+        await workers._start(replica, 1)
+    await workers.close()
+    assert given == [(0, "cuda:0", "NVIDIA A10"), (1, "cuda:1", "NVIDIA H100"), (2, "cuda:0", "NVIDIA A10")]
+
+
+def test_a_run_on_a_gpu_needs_one(run: Path) -> None:
+    make_gpu_run(run)
+    with pytest.raises(UsageError, match=r"the run was computed on a GPU \(NVIDIA H100\), and none is given"):
+        execute_real(run)
 
 
 def test_another_model_is_refused(run: Path) -> None:
