@@ -206,7 +206,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     hint = _hint(url, model, setup.config.server)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
-    kv_memory = _kv_memory(engine)
+    kv_memory, gpu = _kv_memory(engine), engine.worker_host.get("gpu", "")
     if not _is_read_by_a_person(setup.config):
         import structlog
 
@@ -217,6 +217,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             model=model,
             max_model_len=engine.max_model_len,
             **({"kv_memory": kv_memory} if kv_memory else {}),
+            **({"gpu": gpu} if gpu else {}),
             replicas=setup.core.num_replicas,
             api_servers=setup.config.server.api_servers,
             record=record,
@@ -228,7 +229,8 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
-    processes = f"replicas {setup.core.num_replicas}" + (f", front ends {num_front_ends}" if num_front_ends else "")
+    processes = f"replicas {setup.core.num_replicas}" + (f" on {gpu}" if gpu else "")
+    processes += f", front ends {num_front_ends}" if num_front_ends else ""
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
         f"eventlm {__version__} serves {model} on {url}",

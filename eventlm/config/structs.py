@@ -101,8 +101,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     quantization: Annotated[
         Literal["none", "int8"],
         Meta(
-            description="int8: weights are rounded to 8 bits when they are loaded, with a scale for each output, and "
-            "activations while a step runs, with one for each token (W8A8); the rest is bfloat16"
+            description="int8, on processors: weights are rounded to 8 bits when they are loaded, with a scale for "
+            "each output, and activations while a step runs, with one for each token (W8A8); the rest is bfloat16"
         ),
     ] = "none"
     max_model_len: Annotated[
@@ -135,8 +135,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["auto", "bfloat16", "int8", "fp8"],
         Meta(
             extra={"aliases": {"fp8_e4m3": "fp8"}},
-            description="type of keys and values; auto: the model's own; int8 and fp8 (e4m3) take half of bfloat16's "
-            "memory, with a scale for each token and head",
+            description="type of keys and values; auto: the model's own; fp8 (e4m3) and, on processors, int8 take half "
+            "of bfloat16's memory, with a scale for each token and head",
         ),
     ] = "auto"
     prefix_cache: Annotated[

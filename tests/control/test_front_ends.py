@@ -15,7 +15,9 @@ import pytest
 
 from eventlm.config import Config
 from eventlm.control import front_end
-from eventlm.control.front_end_protocol import FrontEndSetup
+from eventlm.control.front_end import FrontEnd
+from eventlm.control.front_end_link import FrontEndLink
+from eventlm.control.front_end_protocol import FrontEndSetup, StateChanged
 from eventlm.control.front_ends import FrontEndController
 from eventlm.control.request import EngineUnavailableError
 from tests.serving import is_running
@@ -124,6 +126,23 @@ async def test_a_killed_one_is_told_and_comes_back(make_run: Any) -> None:
         assert run.engine.lost == [1]
         assert run.controller.pids != [pid]
         assert not run.controller.all_dead.is_set()
+
+
+async def test_those_that_are_there_and_those_that_come_later_are_told_of_a_context_that_the_start_cut(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    async with make_run("ready") as run:
+        await run.controller.start()
+        monkeypatch.setattr(FrontEnd, "send", lambda self, message: told.append(message))
+        run.engine.state, run.engine.max_model_len = "ready", 160
+        run.engine.on_state()
+        assert told == [StateChanged(state="ready", paused=False, max_model_len=160)]
+        monkeypatch.undo()
+        monkeypatch.setattr(FrontEndLink, "send", lambda self, message: told.append(message))
+        os.kill(run.controller.pids[0], signal.SIGKILL)
+        await run.until(lambda: len(told) > 1)
+        assert (told[1].state, told[1].max_model_len) == ("ready", 160)
 
 
 async def test_a_defect_gives_it_up_and_leaves_no_process(make_run: Any) -> None:
