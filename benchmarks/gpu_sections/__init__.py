@@ -29,5 +29,10 @@ class Section(NamedTuple):
 SECTIONS = (
     Section("ceilings", 20, needs_ceilings=False),
     Section("kernels", 90, part_seconds=60),
+    Section("nano", 80),
+    Section("nano8b", 80),
+    Section("gaps", 40, needs_ceilings=False),
+    Section("recording", 40, needs_ceilings=False),
+    Section("http", 40, needs_ceilings=False),
 )
 TOTAL_SECONDS = sum(section.seconds for section in SECTIONS)

@@ -16,7 +16,7 @@ Outcome = Literal["met", "missed", "failed", "skipped", "told"]
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the table. `limit` has the unit of `measured`. The target is the ratio's where there is one, else the
-    measured value's.
+    measured value's. `is_result`: it says whether a result is right, and is failed, not missed, if it is not.
     """
 
     section: str = ""
@@ -28,6 +28,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ratio: float | None = None
     target: float | None = None
     is_at_most: bool = False
+    is_result: bool = False
     outcome: Outcome = "told"
     note: str = ""
 
@@ -64,7 +65,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str:
-        """As torch and the option `device` call it."""
+        """What torch computes on here: in a smoke run kernels are interpreted on the CPU."""
         return "cpu" if self.smoke else "cuda"
 
     @property
@@ -113,9 +114,20 @@ def cost(what: str, measured: float, unit: str, *, at_most: float | None = None,
     return Row(what=what, measured=measured, unit=unit, target=at_most, is_at_most=True, outcome=outcome, note=note)
 
 
-def check(what: str, measured: float, unit: str, *, at_most: float | None = None, at_least: float = -math.inf) -> Row:
+def check(
+    what: str, measured: float, unit: str, *, at_most: float | None = None, at_least: float = -math.inf, note: str = ""
+) -> Row:
     """Whether a result is right: one beyond its bound, or no number, is a failure."""
     is_right = measured >= at_least if at_most is None else measured <= at_most
     target = at_least if at_most is None else at_most
     outcome: Outcome = "met" if is_right else "failed"
-    return Row(what=what, measured=measured, unit=unit, target=target, is_at_most=at_most is not None, outcome=outcome)
+    return Row(
+        what=what,
+        measured=measured,
+        unit=unit,
+        target=target,
+        is_at_most=at_most is not None,
+        is_result=True,
+        outcome=outcome,
+        note=note,
+    )

@@ -53,7 +53,7 @@ def _run_part(context: Context, name: str, part: Part, output: BinaryIO) -> bool
     try:
         for row in part():
             # Times of an interpreter say nothing.
-            is_judged = row.outcome != "missed" or not context.smoke
+            is_judged = row.is_result or not context.smoke
             _write(output, Found(row if is_judged else structs.replace(row, outcome="told")))
     except Skip as reason:
         _write(output, Found(Row(what=name, outcome="skipped", note=str(reason))))
