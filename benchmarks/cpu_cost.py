@@ -55,7 +55,7 @@ from eventlm.models.config import (
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import ceil_div
-from eventlm.worker.forward import Forward, make_forward
+from eventlm.worker.forward import Forward, make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
 from eventlm.worker.sequence_table import Row
 from eventlm.worker.sequence_table import Sequence as WorkerSequence
@@ -120,7 +120,7 @@ class Bench:
             threads=options.threads,
             cpu_kernels=options.cpu_kernels,
         )
-        self.forward: Forward = make_forward(setup, self.config)
+        self.forward: Forward = make_forward(setup, self.config, make_cache(setup, self.config))
         self._is_int8 = options.quantization == "int8"
         self.kv_token_bytes = kv_bytes_per_token(self.config, kv_dtype(self.config, options))
         # Memory that nobody has written costs nothing to read.

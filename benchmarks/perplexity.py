@@ -36,7 +36,7 @@ from eventlm.sampler_params import SamplerParams
 from eventlm.server.tokenizer import CheckpointTokenizer
 from eventlm.table import table
 from eventlm.types import ceil_div
-from eventlm.worker.forward import make_forward
+from eventlm.worker.forward import make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
 from eventlm.worker.sequence_table import Row
 from eventlm.worker.sequence_table import Sequence as WorkerSequence
@@ -139,7 +139,8 @@ def in_worker(folder: Path, length: int, chunk_tokens: int, options: dict[str, A
         threads=torch.get_num_threads(),
         **options,
     )
-    forward = make_forward(setup, read_config(folder))
+    config = read_config(folder)
+    forward = make_forward(setup, config, make_cache(setup, config))
 
     def logits_of(token_ids: list[int], num_last: int) -> Tensor:
         count = len(token_ids)

@@ -58,21 +58,34 @@ class Forward(Protocol):
         ...
 
 
-def make_forward(setup: WorkerSetup, config: DecoderConfig) -> Forward:
+def make_cache(setup: WorkerSetup, config: DecoderConfig) -> CacheEngine:
+    """For the keys and values of either forward pass. Raises CacheMemoryError."""
+    dtype = resolve_dtype(config, setup.dtype, setup.quantization)
+    return CacheEngine(
+        config,
+        block_size=setup.block_size,
+        num_blocks=setup.num_blocks,
+        dtype=torch_dtype(dtype),
+        kv_dtype=resolve_kv_dtype(config, dtype, setup.kv_cache_dtype),
+        device=torch.device("cpu"),
+    )
+
+
+def make_forward(setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine) -> Forward:
     """The one that `setup.cpu_kernels` names; `auto`: the fastest that can run this model on this machine.
 
-    Raises CheckpointError, CacheMemoryError, and UsageError if the one that it names cannot.
+    Raises CheckpointError, and UsageError if the one that it names cannot.
     """
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     build, reason = choose_forward(
         setup.cpu_kernels, config, model=setup.model, dtype=dtype, block_size=setup.block_size
     )
     if build:
-        return CpuForward(setup, config, build)
+        return CpuForward(setup, config, cache, build)
     if reason and dtype == "bfloat16":
         # The engine puts what a worker says into its log.
         print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
-    return TorchForward(setup, config)
+    return TorchForward(setup, config, cache)
 
 
 def step_token_ids(rows: Seq[Row]) -> list[int]:
@@ -89,7 +102,8 @@ def step_token_ids(rows: Seq[Row]) -> list[int]:
 class CpuForward:
     """`eventlm.kernels.cpu`, in bfloat16."""
 
-    def __init__(self, setup: WorkerSetup, config: DecoderConfig, build: str) -> None:
+    def __init__(self, setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine, build: str) -> None:
+        self.cache = cache
         self.host = {"attention_backend": backend_name(build), "kernel_library": library_hash(build)}
         self.vocab_size = config.vocab_size
         num_threads = setup.threads or usable_cores()
@@ -107,7 +121,6 @@ class CpuForward:
         self.weight_bytes = self._decoder.weight_bytes
         #: At the last lap.
         self._times_ns = self._decoder.times_ns()
-        self.cache = _make_cache(setup, config, torch.bfloat16)
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         token_ids_T = step_token_ids(rows)
@@ -136,7 +149,8 @@ class TorchForward:
     draw: Draw | None = None
     draw_next: DrawNext | None = None
 
-    def __init__(self, setup: WorkerSetup, config: DecoderConfig) -> None:
+    def __init__(self, setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine) -> None:
+        self.cache = cache
         dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
         self.vocab_size = config.vocab_size
         self._block_size = setup.block_size
@@ -146,7 +160,6 @@ class TorchForward:
         )
         self.weight_bytes = self._decoder.weight_bytes()
         self._rope = RopeTable(config, setup.max_model_len, dtype=dtype, device=self._device)
-        self.cache = _make_cache(setup, config, dtype)
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         batch = build_batch(rows, block_size=self._block_size, device=self._device)
@@ -164,14 +177,3 @@ class TorchForward:
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         return self._decoder.logits(hidden_SH)
-
-
-def _make_cache(setup: WorkerSetup, config: DecoderConfig, dtype: torch.dtype) -> CacheEngine:
-    return CacheEngine(
-        config,
-        block_size=setup.block_size,
-        num_blocks=setup.num_blocks,
-        dtype=dtype,
-        kv_dtype=resolve_kv_dtype(config, str(dtype).removeprefix("torch."), setup.kv_cache_dtype),
-        device=torch.device("cpu"),
-    )

@@ -13,7 +13,7 @@ from eventlm.events.decisions import Launched
 from eventlm.models.config import read_config, resolve_dtype
 from eventlm.models.decoder import no_lap
 from eventlm.types import SequenceId, WorkerEnd
-from eventlm.worker.forward import make_forward
+from eventlm.worker.forward import make_cache, make_forward
 from eventlm.worker.grammar_compiler import GrammarCompiler
 from eventlm.worker.grammar_table import GrammarTable
 from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
@@ -26,17 +26,22 @@ from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 
 
 class ModelRunner:
-    """Runs the launches of one worker, in order. Raises CheckpointError if the model cannot be loaded."""
+    """Runs the launches of one worker, in order.
+
+    Raises CacheMemoryError, CheckpointError if the model cannot be loaded, and UsageError as `make_forward`.
+    """
 
     def __init__(self, setup: WorkerSetup) -> None:
         if setup.threads > 0:
             torch.set_num_threads(setup.threads)
         self.setup = setup
         self.config = read_config(setup.model)
-        self._forward = make_forward(setup, self.config)
-        self.cache = self._forward.cache
+        self.cache = make_cache(setup, self.config)
         self._pages = PageToucher(self.cache.kv)
-        self._pages.stay_ahead_of(0)
+        # Beside the reading of the weights; the first request must not wait for it.
+        self._pages.begin()
+        self._forward = make_forward(setup, self.config, self.cache)
+        self._pages.wait()
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
         self._sampler = Sampler(
             self.config.vocab_size,

@@ -3,8 +3,8 @@
 Memory that nobody has written yet has no pages: the first write waits until the system has found and cleared one. Each
 layer's keys and values lie apart, so that a single block begins dozens of huge pages; on a virtual machine, whose host
 has to find them too, a step waited for 0.2 to 0.7 s. Blocks are first used in the order of their numbers, so it can be
-done for those that come next: while the worker has no step to run, and where steps come without a pause in a thread
-beside them, which makes them a tenth longer.
+done for those that come next: beside the reading of the weights, while the worker has no step to run, and where steps
+come without a pause in a thread beside them, which makes them a tenth longer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import mmap
 import threading
 
 from torch import Tensor
+
+from eventlm.types import ceil_div
 
 #: As much of each layer's keys, and of its values, is asked for at once: a huge page.
 _BYTES_AT_ONCE = 2 << 20
@@ -41,12 +43,24 @@ class PageToucher:
             self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._thread: threading.Thread | None = None
 
+    def begin(self) -> None:
+        """Touch the first round, in a thread."""
+        self._start(self._at_once)
+
+    def wait(self) -> None:
+        """Until the thread is done."""
+        if self._thread is not None:
+            self._thread.join()
+
     def stay_ahead_of(self, num_blocks: int) -> None:
-        """The blocks below `num_blocks` are used: touch those of the next two rounds. Returns at once."""
-        self._num_used = num_blocks
-        if self._wants(2 * self._at_once) and not self._is_running():
-            self._thread = threading.Thread(target=self._catch_up, name="page-toucher", daemon=True)
-            self._thread.start()
+        """The blocks below `num_blocks` are used: touch two rounds of those behind, if there are few. Returns at once.
+
+        Few are less than the next step uses if it is like this one, and half a round: a short first request need not
+        share memory with the thread.
+        """
+        num_new, self._num_used = num_blocks - self._num_used, num_blocks
+        if self._wants(num_new + ceil_div(self._at_once, 2)) and not self._is_running():
+            self._start(2 * self._at_once)
 
     def touch_some(self) -> bool:
         """To be called while there is nothing to compute: touch a little more, in a millisecond or two.
@@ -66,8 +80,12 @@ class PageToucher:
     def _is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _catch_up(self) -> None:
-        while self._wants(2 * self._at_once):
+    def _start(self, num_blocks: int) -> None:
+        self._thread = threading.Thread(target=self._catch_up, args=(num_blocks,), name="page-toucher", daemon=True)
+        self._thread.start()
+
+    def _catch_up(self, num_blocks: int) -> None:
+        while self._wants(num_blocks):
             self._touch_part()
 
     def _touch_part(self) -> None:

@@ -15,6 +15,8 @@ from eventlm.errors import CheckpointError
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker import op_timer
 from eventlm.worker.cache_engine import CacheMemoryError
+from eventlm.worker.forward import Forward, make_forward
+from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.sequence_table import DesyncError
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
@@ -321,3 +323,19 @@ def test_a_cache_that_does_not_fit(tmp_path: Path) -> None:
 def test_a_missing_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         make_runner(tmp_path)
+
+
+def test_the_first_pages_are_made_beside_the_weights_and_are_there_before_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def make(*arguments: Any) -> Forward:
+        order.append("weights")
+        return make_forward(*arguments)
+
+    monkeypatch.setattr("eventlm.worker.model_runner.make_forward", make)
+    monkeypatch.setattr(PageToucher, "begin", lambda _: order.append("begin"))
+    monkeypatch.setattr(PageToucher, "wait", lambda _: order.append("wait"))
+    make_runner(make_checkpoint(tmp_path))
+    assert order == ["begin", "weights", "wait"]

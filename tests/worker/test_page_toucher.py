@@ -47,10 +47,11 @@ def test_blocks_that_come_next_have_their_memory() -> None:
     assert kv[0, 0, 0].nbytes == BLOCK_BYTES
     assert resident(kv).mean() < 0.1
     toucher = PageToucher(kv)
-    toucher.stay_ahead_of(0)
-    wait_until(lambda: resident(kv)[:, :16].all())
-    # Pages may be huge, and those asked for are three rounds at most.
-    assert not resident(kv)[:, 48:].all(axis=0).any()
+    toucher.begin()
+    toucher.wait()
+    assert resident(kv)[:, :8].all()
+    # Pages may be huge.
+    assert not resident(kv)[:, 40:].all(axis=0).any()
     # A round under way is not disturbed; each step asks again.
     wait_until(lambda: (toucher.stay_ahead_of(60), resident(kv)[:, :76].all())[1])
     wait_until(lambda: (toucher.stay_ahead_of(100), resident(kv).all())[1])
@@ -62,8 +63,8 @@ def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("eventlm.worker.page_toucher._BYTES_AHEAD", 40 * 6 * BLOCK_BYTES)
     kv = host_memory.zeros(SHAPE, torch.bfloat16)
     toucher = PageToucher(kv)
-    toucher.stay_ahead_of(0)
-    wait_until(lambda: not toucher._is_running())
+    toucher.begin()
+    toucher.wait()
     num_times = 0
     while toucher.touch_some():
         num_times += 1
@@ -72,7 +73,7 @@ def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) ->
     # Each time a part of a round, so that a step that comes need not wait for long.
     assert num_times >= 3 * 6
     toucher.stay_ahead_of(100)
-    wait_until(lambda: not toucher._is_running())
+    toucher.wait()
     assert not toucher.touch_some()
     assert resident(kv).all()
     assert not kv.any()
@@ -90,16 +91,38 @@ def test_nothing_is_touched_from_two_threads_and_nobody_waits_for_the_other(
         return 0
 
     monkeypatch.setattr(toucher, "_madvise", madvise)
-    toucher.stay_ahead_of(0)
+    toucher.begin()
     start = time.monotonic()
     assert all(toucher.touch_some() for _ in range(500))
     assert time.monotonic() - start < 0.5
-    toucher.stay_ahead_of(50)
+    toucher.stay_ahead_of(90)
     assert callers == ["page-toucher"]
     may_go.set()
     wait_until(lambda: not toucher.touch_some())
     # All that there is, each part once.
     assert len(callers) == 6 * 13
+
+
+def test_steps_have_the_thread_beside_them_when_it_is_needed() -> None:
+    toucher = PageToucher(host_memory.zeros(SHAPE, torch.bfloat16))
+    toucher.begin()
+    toucher.wait()
+    first = toucher._thread
+    # A short request, and the tokens that it draws.
+    for num_blocks in (2, 2, 3):
+        toucher.stay_ahead_of(num_blocks)
+    assert toucher._thread is first
+    # One more would leave less than half a round.
+    toucher.stay_ahead_of(4)
+    toucher.wait()
+    assert (toucher._num_touched, toucher._thread is first) == (24, False)
+    second = toucher._thread
+    toucher.stay_ahead_of(6)
+    assert toucher._thread is second
+    # Another step like this one would need more than there is.
+    toucher.stay_ahead_of(16)
+    toucher.wait()
+    assert toucher._num_touched == 32
 
 
 @pytest.mark.parametrize("name", ["", "madvise"])
@@ -110,11 +133,9 @@ def test_a_system_that_cannot_is_no_error(name: str, monkeypatch: pytest.MonkeyP
     toucher = PageToucher(kv)
     if name:
         monkeypatch.setattr(toucher, "_madvise", None)
-    toucher.stay_ahead_of(0)
+    toucher.begin()
     first = toucher._thread
-    assert first is not None
-    first.join(10)
-    assert not first.is_alive()
+    toucher.wait()
     # It is not tried again.
     toucher.stay_ahead_of(60)
     assert toucher._thread is first
