@@ -16,15 +16,15 @@ from benchmarks.gpu_sections.row import Context, Part, Parts, Row, check, speed
 from benchmarks.gpu_sections.timing import median_seconds
 from benchmarks.kernels.case import KernelCase
 
-#: The module that holds no cases.
-NOT_AN_OPERATION = "case"
+#: Modules that hold no cases.
+NOT_OPERATIONS = ("case", "tune")
 
 
 def parts(context: Context) -> Parts:
     """A part an operation."""
     operations = [module.name for module in pkgutil.iter_modules(benchmarks.kernels.__path__)]
     measured: dict[str, Part] = {
-        name: functools.partial(_measure, context, name) for name in operations if name != NOT_AN_OPERATION
+        name: functools.partial(_measure, context, name) for name in operations if name not in NOT_OPERATIONS
     }
     return measured
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 DEFAULT = "default"
-_PATH = Path(__file__).with_name("tuned.toml")
+PATH = Path(__file__).with_name("tuned.toml")
 _BOUND = "max_"
 
 Shape = Mapping[str, int | str]
@@ -41,7 +41,7 @@ def tuned(op: str, **shape: int | str) -> dict[str, int]:
     fitting = [entry for entry in _entries().get(op, ()) if _fits(entry, shape)]
     if not fitting:
         raise LookupError(
-            f'{_PATH.name} has no configuration of {op} for {dict(shape)} on {gpu_name()!r}: add one of gpu = "default"'
+            f'{PATH.name} has no configuration of {op} for {dict(shape)} on {gpu_name()!r}: add one of gpu = "default"'
         )
     config: dict[str, int] = max(fitting, key=_preference)["config"]
     return config
@@ -53,7 +53,7 @@ def gpu_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else DEFAULT
 
 
-def store(op: str, shape: Shape, config: Mapping[str, int], *, gpu: str, path: Path = _PATH) -> None:
+def store(op: str, shape: Shape, config: Mapping[str, int], *, gpu: str, path: Path = PATH) -> None:
     """Write an entry, in place of the one of the same operation, GPU and shape, if there is one.
 
     A process that looks up `op` afterwards gets it. Raises OSError where the file cannot be written.
@@ -75,7 +75,7 @@ def store(op: str, shape: Shape, config: Mapping[str, int], *, gpu: str, path: P
 
 @functools.cache
 def _entries() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(_PATH.read_text())
+    return tomllib.loads(PATH.read_text())
 
 
 def _fits(entry: Mapping[str, Any], shape: Shape) -> bool:

@@ -46,7 +46,7 @@ config = { BLOCK = 6 }
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "tuned.toml"
     path.write_text(TEXT)
-    monkeypatch.setattr(module, "_PATH", path)
+    monkeypatch.setattr(module, "PATH", path)
     forget()
     yield path
     forget()

@@ -1,0 +1,98 @@
+"""Finds the configurations of kernels for the GPU at hand and stores them in `kernels/gpu/tuned.toml`.
+
+A module of `benchmarks.kernels` whose kernels have configurations to choose from has, beside `cases`,
+`tunings(device, smoke=...)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import benchmarks.kernels
+from benchmarks.gpu_sections.kernels import relative_error
+from benchmarks.gpu_sections.timing import median_seconds
+from eventlm.kernels.gpu import tuned
+from eventlm.kernels.gpu.tuned import Shape
+
+Config = dict[str, int]
+
+TOLERANCE = 1e-2
+_MEASURED_SECONDS = 0.05
+
+
+class Tuning(NamedTuple):
+    """A choice between configurations, which is stored for `shapes`.
+
+    Each of `runs` launches the kernel in another situation that the configuration serves: the winner has the least
+    geometric mean of their times. `current` is what is stored now; it is measured first, so that a tuning that time
+    cuts short changes nothing for the worse. `references` are what the runs should give, in float32 or float64.
+    """
+
+    name: str
+    op: str
+    shapes: Sequence[Shape]
+    current: Config
+    candidates: Sequence[Config]
+    runs: Sequence[Callable[[Config], Tensor]]
+    references: Sequence[Callable[[], Tensor]]
+
+
+def tune(device: torch.device, budget_seconds: float, *, smoke: bool = False) -> Iterator[str]:
+    """Measure all tunings and store the winners; lines of a report as it goes.
+
+    What the budget has no time for keeps its configuration. With `smoke`, tiny shapes on the CPU, into a copy of the
+    file that goes afterwards.
+    """
+    deadline = time.monotonic() + budget_seconds
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(shutil.copy(tuned.PATH, folder)) if smoke else tuned.PATH
+        for module in pkgutil.iter_modules(benchmarks.kernels.__path__):
+            find = getattr(importlib.import_module(f"benchmarks.kernels.{module.name}"), "tunings", None)
+            for tuning in find(device, smoke=smoke) if find is not None else ():
+                yield from _tune(tuning, deadline, path)
+
+
+def _tune(tuning: Tuning, deadline: float, path: Path) -> Iterator[str]:
+    candidates = [tuning.current, *(each for each in tuning.candidates if each != tuning.current)]
+    references = [reference() for reference in tuning.references]
+    measured: list[tuple[float, Config]] = []
+    for place, config in enumerate(candidates):
+        if time.monotonic() > deadline:
+            yield f"{tuning.name}: no time for {len(candidates) - place} of {len(candidates)}"
+            break
+        try:
+            measured.append((_score(tuning, references, config), config))
+        except Exception as error:
+            # Some do not fit every GPU.
+            first_line = str(error).partition("\n")[0]
+            yield f"{tuning.name}: {config}: {type(error).__name__}: {first_line}"
+    if not measured:
+        return
+    seconds, config = min(measured, key=lambda pair: pair[0])
+    for shape in tuning.shapes:
+        tuned.store(tuning.op, shape, config, gpu=tuned.gpu_name(), path=path)
+    before = next((f", {before * 1e6:.1f} us before" for before, each in measured if each == tuning.current), "")
+    yield f"{tuning.name}: {seconds * 1e6:.1f} us{before}, of {len(measured)}: {config}"
+
+
+def _score(tuning: Tuning, references: Sequence[Tensor], config: Config) -> float:
+    """The geometric mean of the runs' seconds. Raises ValueError for one with a wrong result."""
+    logs = []
+    for run, reference in zip(tuning.runs, references, strict=True):
+        error = relative_error(run(config), reference)
+        if not error <= TOLERANCE:
+            raise ValueError(f"its relative error is {error:.2g}")
+        logs.append(math.log(median_seconds(partial(run, config), measured_seconds=_MEASURED_SECONDS)))
+    return math.exp(math.fsum(logs) / len(logs))
