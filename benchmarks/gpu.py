@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--sections kernels,nano] [--budget 570] [--out results/gpu.json]
     python benchmarks/gpu.py --smoke      every section on the CPU with tiny shapes, in Triton's interpreter
+    python benchmarks/gpu.py --tune       instead: find the fastest configurations of kernels for this GPU, store them
 
 Checkpoints are made on the spot, with random weights of the shapes of Qwen3-0.6B and Qwen3-8B; nothing is fetched.
 Each section runs in a process of its own and for a share of the budget; an error, a crash or a time-out is a row of the
@@ -15,6 +16,7 @@ Nothing else should run on the GPU. Exit code 0: nothing failed, though targets 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import tempfile
@@ -78,6 +80,19 @@ def choose(names: str) -> list[Section]:
     ]
 
 
+def tune(*, smoke: bool, budget: float) -> None:
+    """Store the fastest configurations of kernels; a smoke run forgets them."""
+    if smoke:
+        # Before Triton is imported.
+        os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    import torch
+
+    from benchmarks.kernels import tune
+
+    for line in tune.tune(torch.device("cpu" if smoke else "cuda"), budget, smoke=smoke):
+        print(line, flush=True)
+
+
 def has_gpu() -> bool:
     """Whether torch sees one."""
     import torch
@@ -96,6 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="on the CPU, tiny, to see that everything runs")
     parser.add_argument("--sections", default=names, metavar="NAME,...", help=f"what to run (default: {names})")
+    parser.add_argument("--tune", action="store_true", help="write kernels/gpu/tuned.toml anew for this GPU instead")
     parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, metavar="SECONDS", help="of the whole run")
     parser.add_argument("--out", type=Path, default=Path("results/gpu.json"), metavar="FILE", help="for all figures")
     arguments = parser.parse_args()
@@ -114,6 +130,9 @@ def main() -> int:
     if not arguments.smoke and not has_gpu():
         say("gpu.py: torch sees no GPU here; --smoke runs every section on the CPU")
         return 2
+    if arguments.tune:
+        tune(smoke=arguments.smoke, budget=arguments.budget)
+        return 0
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
     began = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from benchmarks.kernels import matmul
 from benchmarks.kernels import tune as module
-from benchmarks.kernels.tune import Config, Tuning, tune
+from benchmarks.kernels.tune import Config, Tuning
 from eventlm.kernels.gpu import tuned
 
+REPOSITORY = Path(__file__).parents[2]
 GOOD, SLOW, WRONG, BROKEN = {"BLOCK": 1}, {"BLOCK": 2}, {"BLOCK": 3}, {"BLOCK": 4}
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 SECONDS = {1: 1e-3, 2: 5e-3, 3: 1e-6}
@@ -72,10 +75,13 @@ def test_without_time_all_stays_as_it_is(path: Path) -> None:
     assert path.read_text() == before
 
 
-def test_it_runs_through() -> None:
+def test_it_runs_through_and_a_smoke_run_stores_nothing() -> None:
     before = tuned.PATH.read_text()
-    lines = list(tune(DEVICE, 60, smoke=True))
-    assert len(lines) == 2
+    command = [sys.executable, "benchmarks/gpu.py", "--smoke", "--tune"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(",")[0].partition(" N=")[0] for line in lines] == ["grouped_gemm", "matmul"]
     assert all(" us before, of " in line for line in lines)
     assert tuned.PATH.read_text() == before
 
