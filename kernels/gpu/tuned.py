@@ -3,7 +3,7 @@
 `tuned.toml` has a list for each operation. An entry has the name of a GPU, or "default" for any; what its shape must
 be; and the configuration, with the keywords of the kernel's launch:
 
-    [[matmul]]
+    [[grouped_gemm]]
     gpu = "NVIDIA H200"
     shape = { dtype = "bfloat16", max_rows = 64 }
     config = { BLOCK_M = 64, BLOCK_N = 128, BLOCK_K = 64, GROUP_M = 8, num_warps = 4, num_stages = 4 }
