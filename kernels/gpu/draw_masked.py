@@ -3,9 +3,10 @@
 Entries are in an order: the larger logit first, the lower id first of equals. Each mask leaves the first ones, so what
 is left is said by the last of them. Its key (see `order.py`) is searched for among all that a key can be: each pass
 over a row, which stays in the GPU's cache, asks for some keys how many entries have at least that key, or how much of
-the probability. The reference is the worker's sampler in torch, `eventlm/worker/candidates.py`.
+the probability. As soon as few entries can matter they are written together, and the rest of the passes is over those.
+The reference is the worker's sampler in torch, `eventlm/worker/candidates.py`.
 
-Shapes: S rows, V vocabulary.
+Shapes: S rows, V vocabulary, C entries of a block.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ def mask_limits(logits_SV: Tensor, draws_S6: Tensor, limits_S2: Tensor) -> None:
         return
     config = tuned("mask_limits")
     config = config | {"BLOCK": min(config["BLOCK"], triton.next_power_of_2(vocab_size))}
+    few_SC = torch.empty((num_rows, config["BLOCK"]), dtype=logits_SV.dtype, device=logits_SV.device)
     _mask_limits[(num_rows,)](
         logits_SV,
         logits_SV.stride(0),
         draws_S6,
         draws_S6.stride(0),
         limits_S2,
+        few_SC,
+        torch.empty_like(few_SC, dtype=torch.int32),
         vocab_size,
         SHIFT=shift_of(logits_SV.dtype),
         **config,
@@ -52,49 +56,87 @@ def mask_limits(logits_SV: Tensor, draws_S6: Tensor, limits_S2: Tensor) -> None:
 
 @triton.jit
 def _mask_limits(
-    logits, logits_stride, draws, draws_stride, limits, vocab_size, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    logits_stride,
+    draws,
+    draws_stride,
+    limits,
+    few,
+    few_ids,
+    vocab_size,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    draw = draws + row * draws_stride
+    number = tl.program_id(0).to(tl.int64)
+    draw = draws + number * draws_stride
     temperature = tl.load(draw).to(tl.float32, bitcast=True)
     top_k, top_p = tl.load(draw + 3), tl.load(draw + 4).to(tl.float32, bitcast=True)
     log_min_p = tl.load(draw + 5).to(tl.float32, bitcast=True)
     last_key, last_id = -0x7FFFFFFF, vocab_size
     if (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (log_min_p > float("-inf"))):
-        last_key, last_id = _last_left(
-            logits + row * logits_stride, vocab_size, temperature, top_k, top_p, log_min_p, SHIFT, BLOCK
-        )
-    tl.store(limits + 2 * row, last_key)
-    tl.store(limits + 2 * row + 1, last_id)
+        row = logits + number * logits_stride
+        best, least = _extremes(row, vocab_size, BLOCK)
+        # An entry's mass is its probability over that of the best one.
+        scale = 1.0 / temperature
+        count, mass, last_key = _above_floor(row, vocab_size, best, temperature, log_min_p, SHIFT, BLOCK)
+        top_k = tl.where(top_k < count, top_k, 0)
+        if (top_k > 0) | (top_p < 1.0):
+            if top_k > 0:
+                last_key = _search(
+                    row, vocab_size, best, scale, least, last_key, count, top_k, BLOCK, False, SHIFT, BLOCK
+                )
+            else:
+                # All that is below has at most half of what top-p may leave out.
+                cut = best + temperature * tl.log((1.0 - top_p) * mass / (2.0 * count))
+                last_key = tl.maximum(last_key, order_keys(cut, SHIFT))
+            few += number * BLOCK
+            few_ids += number * BLOCK
+            num_few = _gather(row, vocab_size, last_key, few, few_ids, SHIFT, BLOCK)
+            if num_few <= BLOCK:
+                last_key, place = _last_left(
+                    few, num_few, best, least, temperature, mass, last_key, top_k, top_p, SHIFT, BLOCK
+                )
+                last_id = tl.load(few_ids + place, mask=place < num_few, other=vocab_size)
+            else:
+                last_key, last_id = _last_left(
+                    row, vocab_size, best, least, temperature, mass, last_key, top_k, top_p, SHIFT, BLOCK
+                )
+    tl.store(limits + 2 * number, last_key)
+    tl.store(limits + 2 * number + 1, last_id)
 
 
 @triton.jit
-def _last_left(row, vocab_size, temperature, top_k, top_p, log_min_p, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    best, least = _extremes(row, vocab_size, BLOCK)
-    # An entry's mass is its probability over that of the best one.
+def _last_left(
+    row, size, best, least, temperature, mass, last_key, top_k, top_p, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Key and place of the last of `size` entries that top-k and top-p leave; place `size`: all with that key.
+
+    The entries with at least `last_key` are known to be enough for top-k, where that holds (it is not 0), else for
+    top-p. `mass`: what min-p leaves.
+    """
     scale = 1.0 / temperature
-    count, mass, last_key = _above_floor(row, vocab_size, best, temperature, log_min_p, SHIFT, BLOCK)
     # Of the entries with the last key so many are left, and so many there are, where that is known to matter.
-    num_left, num_equal = vocab_size, 0
-    if (top_k > 0) & (top_k < count):
-        last_key = _search(row, vocab_size, best, scale, least, last_key, top_k.to(tl.float32), False, SHIFT, BLOCK)
-        num_above, mass, num_equal = _above(row, vocab_size, best, scale, last_key, SHIFT, BLOCK)
+    num_left, num_equal = size, 0
+    if top_k > 0:
+        last_key = _search(row, size, best, scale, least, last_key, 1, top_k, 0, False, SHIFT, BLOCK)
+        num_above, mass, num_equal = _above(row, size, best, scale, last_key, SHIFT, BLOCK)
         num_left = top_k - num_above
         mass += num_left * tl.exp((number_of(last_key, SHIFT) - best) * scale)
     if top_p < 1.0:
         # What has less than e^-32 of the best one's probability hardly counts.
         low = tl.maximum(best - 32.0 * temperature, least)
-        key = _search(row, vocab_size, best, scale, low, last_key, top_p * mass, True, SHIFT, BLOCK)
-        num_above, mass_above, num_equal = _above(row, vocab_size, best, scale, key, SHIFT, BLOCK)
+        wanted = top_p * mass
+        key = _search(row, size, best, scale, low, last_key, 1, wanted, 0, True, SHIFT, BLOCK)
+        num_above, mass_above, num_equal = _above(row, size, best, scale, key, SHIFT, BLOCK)
         each = tl.exp((number_of(key, SHIFT) - best) * scale)
-        missing = tl.ceil((top_p * mass - mass_above) / tl.maximum(each, 1e-37))
+        missing = tl.ceil((wanted - mass_above) / tl.maximum(each, 1e-37))
         num_in_nucleus = tl.minimum(tl.maximum(missing, 1.0), num_equal.to(tl.float32)).to(tl.int32)
         num_left = tl.where(key == last_key, tl.minimum(num_left, num_in_nucleus), num_in_nucleus)
         last_key = key
-    last_id = vocab_size
+    place = size
     if num_left < num_equal:
-        last_id = _id_of_equal(row, vocab_size, last_key, num_left, SHIFT, BLOCK)
-    return last_key, last_id
+        place = _place_of_equal(row, size, last_key, num_left, SHIFT, BLOCK)
+    return last_key, place
 
 
 @triton.jit
@@ -129,30 +171,44 @@ def _above_floor(row, vocab_size, best, temperature, log_min_p, SHIFT: tl.conste
 
 
 @triton.jit
-def _above(row, vocab_size, best, scale, key, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+def _above(row, size, best, scale, key, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
     """Of the entries with a larger key: how many, and their mass. How many have this one."""
     counts, equals = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
     masses = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(0, vocab_size, BLOCK):
+    for begin in range(0, size, BLOCK):
         ids = begin + tl.arange(0, BLOCK)
-        x = tl.load(row + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+        x = tl.load(row + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
         keys = order_keys(x, SHIFT)
         counts += (keys > key).to(tl.int32)
-        equals += ((keys == key) & (ids < vocab_size)).to(tl.int32)
+        equals += ((keys == key) & (ids < size)).to(tl.int32)
         masses += tl.where(keys > key, tl.exp((x - best) * scale), 0.0)
     return tl.sum(counts, axis=0), tl.sum(masses, axis=0), tl.sum(equals, axis=0)
 
 
 @triton.jit
 def _search(
-    row, vocab_size, best, scale, low, low_key, wanted, BY_MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+    row,
+    size,
+    best,
+    scale,
+    low,
+    low_key,
+    amount,
+    wanted,
+    enough,
+    BY_MASS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The largest key such that the entries with at least that key are, or have a mass of, at least `wanted`.
+    """The largest key such that the entries with at least that key are, or have a mass of, at least `wanted`; or a
+    smaller one, if that leaves no more than `enough`.
 
-    Those with at least `low_key` are known to do. `low` is a guess of a number below it, for speed.
+    Those with at least `low_key` are known to do, with this `amount`. `low` is a guess of a number below the one that
+    is searched for, so that it is soon found.
     """
+    amount, wanted = amount * 1.0, wanted * 1.0
     high_key = order_keys(best, SHIFT) + 1
-    while high_key > low_key + 1:
+    while (high_key > low_key + 1) & (amount > enough):
         # Three keys halve the distance twice where they are of numbers at equal distances, as most keys are close to
         # zero; the fourth, between all keys, does it once in any case.
         key_0 = (low_key >> 1) + (high_key >> 1) + (low_key & high_key & 1)
@@ -163,9 +219,9 @@ def _search(
         key_3 = _between(left + 3.0 * quarter, low_key, high_key, SHIFT)
         sums_0, sums_1 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
         sums_2, sums_3 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-        for begin in range(0, vocab_size, BLOCK):
+        for begin in range(0, size, BLOCK):
             ids = begin + tl.arange(0, BLOCK)
-            x = tl.load(row + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+            x = tl.load(row + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
             keys = order_keys(x, SHIFT)
             if BY_MASS:
                 amounts = tl.exp((x - best) * scale)
@@ -175,10 +231,10 @@ def _search(
             sums_1 += tl.where(keys >= key_1, amounts, 0.0)
             sums_2 += tl.where(keys >= key_2, amounts, 0.0)
             sums_3 += tl.where(keys >= key_3, amounts, 0.0)
-        low_key, high_key = _narrowed(low_key, high_key, key_0, tl.sum(sums_0, axis=0) >= wanted)
-        low_key, high_key = _narrowed(low_key, high_key, key_1, tl.sum(sums_1, axis=0) >= wanted)
-        low_key, high_key = _narrowed(low_key, high_key, key_2, tl.sum(sums_2, axis=0) >= wanted)
-        low_key, high_key = _narrowed(low_key, high_key, key_3, tl.sum(sums_3, axis=0) >= wanted)
+        low_key, high_key, amount = _narrowed(low_key, high_key, amount, key_0, tl.sum(sums_0, axis=0), wanted)
+        low_key, high_key, amount = _narrowed(low_key, high_key, amount, key_1, tl.sum(sums_1, axis=0), wanted)
+        low_key, high_key, amount = _narrowed(low_key, high_key, amount, key_2, tl.sum(sums_2, axis=0), wanted)
+        low_key, high_key, amount = _narrowed(low_key, high_key, amount, key_3, tl.sum(sums_3, axis=0), wanted)
     return low_key
 
 
@@ -189,23 +245,44 @@ def _between(x, low_key, high_key, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _narrowed(low_key, high_key, key, is_enough):
+def _narrowed(low_key, high_key, amount, key, sum_at_key, wanted):
+    is_enough = sum_at_key >= wanted
+    amount = tl.where(is_enough & (key > low_key), sum_at_key, amount)
     low_key = tl.where(is_enough, tl.maximum(low_key, key), low_key)
-    return low_key, tl.where(is_enough, high_key, tl.minimum(high_key, key))
+    return low_key, tl.where(is_enough, high_key, tl.minimum(high_key, key)), amount
 
 
 @triton.jit
-def _id_of_equal(row, vocab_size, key, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The id of the entry that is the `number`-th, from 1, of those with this key, in the order of ids."""
-    begin, num_seen, found = 0, 0, vocab_size
+def _gather(row, size, key, few, few_ids, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Write together, in the order of ids, what has at least this key, up to a block. Gives how many there are."""
+    num_found = 0
+    for begin in range(0, size, BLOCK):
+        ids = begin + tl.arange(0, BLOCK)
+        x = tl.load(row + ids, mask=ids < size, other=float("-inf"))
+        is_one = (order_keys(x.to(tl.float32), SHIFT) >= key) & (ids < size)
+        num_here = tl.sum(is_one.to(tl.int32), axis=0)
+        if num_here > 0:
+            places = num_found + tl.cumsum(is_one.to(tl.int32), axis=0) - 1
+            tl.store(few + places, x, mask=is_one & (places < BLOCK))
+            tl.store(few_ids + places, ids, mask=is_one & (places < BLOCK))
+        num_found += num_here
+    # Other threads of the program read it.
+    tl.debug_barrier()
+    return num_found
+
+
+@triton.jit
+def _place_of_equal(row, size, key, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The place of the entry that is the `number`-th, from 1, of those with this key."""
+    begin, num_seen, found = 0, 0, size
     while num_seen < number:
         ids = begin + tl.arange(0, BLOCK)
-        x = tl.load(row + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-        is_equal = ((order_keys(x, SHIFT) == key) & (ids < vocab_size)).to(tl.int32)
+        x = tl.load(row + ids, mask=ids < size, other=float("-inf")).to(tl.float32)
+        is_equal = ((order_keys(x, SHIFT) == key) & (ids < size)).to(tl.int32)
         num_equal = tl.sum(is_equal, axis=0)
         if num_seen + num_equal >= number:
             is_it = (tl.cumsum(is_equal, axis=0) == number - num_seen) & (is_equal > 0)
-            found = tl.min(tl.where(is_it, ids, vocab_size), axis=0)
+            found = tl.min(tl.where(is_it, ids, size), axis=0)
         num_seen += num_equal
         begin += BLOCK
     return found
