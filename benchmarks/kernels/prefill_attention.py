@@ -1,0 +1,146 @@
+"""Prefill attention: many new tokens a row over its paged context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.kernels.case import KernelCase
+from eventlm.kernels.gpu.prefill_attention import make_tiles, prefill_attention, tile_queries
+
+_BLOCK_SIZE = 16
+#: Queries whose scores the reference holds at a time.
+_REFERENCE_QUERIES = 256
+
+
+class _Shape(NamedTuple):
+    num_rows: int
+    start: int
+    num_queries: int
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    fp8: bool = False
+    target: float = 0.0
+
+
+class _Inputs(NamedTuple):
+    shape: _Shape
+    q: Tensor
+    cache: Tensor
+    scales: Tensor | None
+    tables: Tensor
+
+
+def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
+    """Rows are alike: `num_queries` queries behind `start` tokens that the cache has already."""
+    if smoke:
+        yield _case(_Shape(2, 0, 70, num_heads=4, num_kv_heads=2, head_dim=64), device)
+        yield _case(_Shape(1, 33, 40, num_heads=4, num_kv_heads=2, head_dim=64, fp8=True), device)
+        return
+    yield _case(_Shape(1, 0, 16384, target=0.6), device)
+    yield _case(_Shape(1, 0, 16384, num_heads=32, num_kv_heads=32), device)
+    yield _case(_Shape(1, 0, 16384, fp8=True), device)
+    yield _case(_Shape(1, 0, 16384, num_heads=14, num_kv_heads=2, head_dim=64), device)
+    yield _case(_Shape(8, 0, 2048), device)
+    yield _case(_Shape(64, 0, 256), device)
+    yield _case(_Shape(4, 14336, 2048), device)
+    yield _case(_Shape(64, 8191, 1), device)
+
+
+def _inputs(shape: _Shape, device: torch.device) -> _Inputs:
+    generator = torch.Generator(device).manual_seed(1)
+    max_blocks = -(-(shape.start + shape.num_queries) // _BLOCK_SIZE)
+    num_blocks = shape.num_rows * max_blocks
+    size = (2, num_blocks, shape.num_kv_heads, _BLOCK_SIZE, shape.head_dim)
+    cache = torch.empty(size, dtype=torch.bfloat16, device=device).normal_(generator=generator)
+    scales = None
+    if shape.fp8:
+        cache = cache.to(torch.float8_e4m3fn)
+        scales = torch.rand(size[:-1], generator=generator, device=device)
+    tables = torch.randperm(num_blocks, generator=generator, device=device).to(torch.int32)
+    q = torch.empty(
+        shape.num_rows * shape.num_queries, shape.num_heads, shape.head_dim, dtype=torch.bfloat16, device=device
+    )
+    return _Inputs(shape, q.normal_(generator=generator), cache, scales, tables.view(shape.num_rows, max_blocks))
+
+
+def _case(shape: _Shape, device: torch.device) -> KernelCase:
+    num_rows, start, num_queries, num_heads, num_kv_heads, head_dim, fp8, target = shape
+    inputs = _inputs(shape, device)
+    seen = num_queries * start + num_queries * (num_queries + 1) // 2
+    token_bytes = 2 * num_kv_heads * (head_dim * inputs.cache.element_size() + 4 * fp8)
+    # Peers have a causal mask for whole prompts alone.
+    peer = None if start or fp8 else _peer(inputs)
+    name = f"{num_rows} x {num_queries} behind {start}, heads {num_heads}/{num_kv_heads} of {head_dim}"
+    return KernelCase(
+        name + (", fp8" if fp8 else ""),
+        _run(inputs),
+        lambda: torch.cat([_attend(inputs, row) for row in range(num_rows)]),
+        num_bytes=num_rows * (start + num_queries) * token_bytes + 2 * inputs.q.nbytes,
+        num_flops=4 * num_rows * seen * num_heads * head_dim,
+        peer=peer,
+        peer_name="torch flash attention" if peer else "",
+        target=target,
+        peer_target=0.9 if peer and target else 0.0,
+    )
+
+
+def _run(inputs: _Inputs) -> Callable[[], Tensor]:
+    (num_rows, start, num_queries, num_heads, num_kv_heads, head_dim, _, _), q, cache, scales, tables = inputs
+    starts = torch.full((num_rows,), start, dtype=torch.int32, device=q.device)
+    slots = torch.arange(num_rows, dtype=torch.int32, device=q.device)
+    query_starts = torch.arange(num_rows + 1, dtype=torch.int32, device=q.device) * num_queries
+    block_m = tile_queries(num_heads, num_kv_heads, head_dim, cache.dtype)
+    tiles = torch.from_numpy(make_tiles([start] * num_rows, [num_queries] * num_rows, block_m)).to(q.device)
+    out, scale = torch.empty_like(q), head_dim**-0.5
+
+    def run() -> Tensor:
+        prefill_attention(q, cache, scales, tables, slots, starts, query_starts, tiles, scale=scale, out_THD=out)
+        return out
+
+    return run
+
+
+def _peer(inputs: _Inputs) -> Callable[[], Tensor]:
+    """Keys and values lie dense, those of a head that several share once each."""
+    shape, q, _, _, _ = inputs
+    queries = q.view(shape.num_rows, shape.num_queries, shape.num_heads, shape.head_dim).transpose(1, 2)
+    context = torch.stack([_context(inputs, row) for row in range(shape.num_rows)], dim=1).to(q.dtype)
+    keys, values = context.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=2)
+
+    def run() -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    return run
+
+
+def _context(inputs: _Inputs, row: int) -> Tensor:
+    """Keys and values of a row, float32 [2, K, L, D]."""
+    blocks = inputs.tables[row].long()
+    context = inputs.cache[:, blocks].float()
+    if inputs.scales is not None:
+        context *= inputs.scales[:, blocks][..., None]
+    length = inputs.shape.start + inputs.shape.num_queries
+    return context.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2)
+
+
+def _attend(inputs: _Inputs, row: int) -> Tensor:
+    """One row in float32, some queries at a time."""
+    shape = inputs.shape
+    keys, values = _context(inputs, row).repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1)
+    q = inputs.q[row * shape.num_queries : (row + 1) * shape.num_queries].float().transpose(0, 1)
+    positions = shape.start + torch.arange(shape.num_queries, device=q.device)
+    outs = []
+    for first in range(0, shape.num_queries, _REFERENCE_QUERIES):
+        part = slice(first, first + _REFERENCE_QUERIES)
+        visible = torch.arange(keys.shape[1], device=q.device) <= positions[part, None]
+        outs.append(scaled_dot_product_attention(q[:, part], keys, values, visible, scale=shape.head_dim**-0.5))
+    return torch.cat(outs, dim=1).transpose(0, 1)
