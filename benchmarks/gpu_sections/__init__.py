@@ -29,10 +29,17 @@ class Section(NamedTuple):
 SECTIONS = (
     Section("ceilings", 20, needs_ceilings=False),
     Section("kernels", 90, part_seconds=60),
+    Section("correct", 60, part_seconds=60, needs_ceilings=False),
     Section("nano", 80),
     Section("nano8b", 80),
     Section("gaps", 40, needs_ceilings=False),
     Section("recording", 40, needs_ceilings=False),
     Section("http", 40, needs_ceilings=False),
+    Section("reexecute", 80, needs_ceilings=False),
+    Section("batch_invariant", 30, needs_ceilings=False),
+    Section("fp8", 30, needs_ceilings=False),
+    Section("memory", 30, needs_ceilings=False),
+    Section("torch_compile", 60, needs_ceilings=False),
+    Section("sanitizer", 40, needs_ceilings=False),
 )
 TOTAL_SECONDS = sum(section.seconds for section in SECTIONS)

@@ -32,10 +32,9 @@ class Workload(NamedTuple):
         """So many of them."""
         return Workload(self.prompts[:number], self.output_lens[:number])
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt with its output."""
-        return max(len(prompt) + length for prompt, length in zip(self.prompts, self.output_lens, strict=True))
+    def only(self, place: int) -> Workload:
+        """The one at a place."""
+        return Workload([self.prompts[place]], [self.output_lens[place]])
 
 
 class Run(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import benchmarks.kernels
-from benchmarks.gpu_sections.row import Context, Part, Parts, Row, check, speed
+from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
 from benchmarks.gpu_sections.timing import median_seconds
 from benchmarks.kernels.case import KernelCase
 
@@ -20,20 +20,23 @@ from benchmarks.kernels.case import KernelCase
 NOT_OPERATIONS = ("case", "tune")
 
 
+def operations() -> list[str]:
+    """The modules that hold cases."""
+    names = [module.name for module in pkgutil.iter_modules(benchmarks.kernels.__path__)]
+    return [name for name in names if name not in NOT_OPERATIONS]
+
+
 def parts(context: Context) -> Parts:
     """A part an operation."""
-    operations = [module.name for module in pkgutil.iter_modules(benchmarks.kernels.__path__)]
-    measured: dict[str, Part] = {
-        name: functools.partial(_measure, context, name) for name in operations if name not in NOT_OPERATIONS
-    }
-    return measured
+    return {name: functools.partial(_measure, context, name) for name in operations()}
 
 
 def _measure(context: Context, operation: str) -> Iterator[Row]:
     module = importlib.import_module(f"benchmarks.kernels.{operation}")
     cases: Iterator[KernelCase] = module.cases(torch.device(context.device), smoke=context.smoke)
     for case in cases:
-        yield from case_rows(context, case)
+        is_named = operation in case.name
+        yield from case_rows(context, case if is_named else case._replace(name=f"{operation} {case.name}"))
 
 
 def case_rows(context: Context, case: KernelCase) -> Iterator[Row]:
@@ -42,28 +45,26 @@ def case_rows(context: Context, case: KernelCase) -> Iterator[Row]:
         case.prepare()
     output = _run_poisoned(case.run)
     error = relative_error(output, case.reference())
-    note = "" if math.isfinite(error) else "another shape, or not finite where it should be"
-    right = check(f"{case.name}: relative error", error, "", at_most=case.tolerance, note=note)
-    yield right
-    if right.outcome == "failed":
+    if not error <= case.tolerance:
+        note = "" if math.isfinite(error) else "another shape, or not finite where it should be"
+        yield check(f"{case.name}: relative error", error, "", at_most=case.tolerance, note=note)
         return
-    seconds = median_seconds(case.run, prepare=case.prepare)
     ceilings = context.ceilings
-    by_bytes, by_flops = case.num_bytes / ceilings.bytes_per_second, case.num_flops / ceilings.flops_per_second
-    target = case.target or None
-    note = f"{seconds * 1e6:,.1f} us"
-    if by_flops > by_bytes:
-        limit, rate = ceilings.flops_per_second / 1e12, case.num_flops / seconds / 1e12
-        yield speed(case.name, rate, "TFLOP/s", limit=limit, limit_name="product", target=target, note=note)
+    is_bound_by_flops = case.num_flops / ceilings.flops_per_second > case.num_bytes / ceilings.bytes_per_second
+    if is_bound_by_flops:
+        amount, limit, unit, limit_name = case.num_flops, ceilings.flops_per_second, "TFLOP/s", "product"
     else:
-        limit, rate = ceilings.bytes_per_second / 1e12, case.num_bytes / seconds / 1e12
-        yield speed(case.name, rate, "TB/s", limit=limit, limit_name="copy", target=target, note=note)
+        amount, limit, unit, limit_name = case.num_bytes, ceilings.bytes_per_second, "TB/s", "copy"
+    seconds = median_seconds(case.run, prepare=case.prepare)
+    rate = amount / seconds / 1e12
+    note = f"{seconds * 1e6:,.1f} us; right within {error:.1g}"
+    target = case.target or None
+    yield speed(case.name, rate, unit, limit=limit / 1e12, limit_name=limit_name, target=target, note=note)
     if case.peer is not None:
-        peer_seconds = median_seconds(case.peer, prepare=case.prepare)
-        peer_rate = rate * seconds / peer_seconds
-        name, peer_target = case.peer_name, case.peer_target or None
-        unit = "TFLOP/s" if by_flops > by_bytes else "TB/s"
-        yield speed(f"{case.name}, beside a peer", rate, unit, limit=peer_rate, limit_name=name, target=peer_target)
+        peer_rate = amount / median_seconds(case.peer, prepare=case.prepare) / 1e12
+        target = case.peer_target or None
+        what = f"{case.name}, beside a peer"
+        yield speed(what, rate, unit, limit=peer_rate, limit_name=case.peer_name, target=target)
 
 
 def relative_error(output: Tensor, reference: Tensor) -> float:
