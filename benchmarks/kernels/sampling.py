@@ -13,7 +13,7 @@ from benchmarks.kernels.case import KernelCase
 from benchmarks.sampler import make_logits, make_sequences
 from eventlm.kernels.gpu.draw_masked import draw_masked
 from eventlm.kernels.gpu.draw_tokens import draw_tokens
-from eventlm.worker.gpu_sampler import GpuSampler
+from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.sampler import Sampler
 
 VOCAB_SIZE = 151_936
@@ -31,7 +31,7 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
             for each in sequences:
                 sampler.table.add(each)
                 reference.table.add(each)
-            draws = torch.from_numpy(sampler.stage(sequences)).to(device)
+            draws = torch.from_numpy(sampler.stage(sequences).draws).to(device)
             yield KernelCase(
                 name=f"{way.draw.__name__} {way.name} S={num_rows}",
                 run=partial(_run, way.draw, logits, draws),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.compose.gpus import FoundGpus, Gpu, find_gpus
+from eventlm.compose.gpus import FoundGpus, Gpu, find_gpus, interpreted_gpu
 from eventlm.config import Config
 from eventlm.config.options import Option, options
 from eventlm.control.setup import Device
@@ -40,6 +40,9 @@ def choose_device(config: Config) -> DeviceChoice:
     if config.model.model == FAKE_MODEL:
         return DeviceChoice([], [])
     found = FoundGpus([], problem="--device cpu says so") if wish == "cpu" else _usable_gpus()
+    interpreted = interpreted_gpu()
+    if wish == "cuda" and interpreted is not None:
+        found = FoundGpus([interpreted])
     if not found.problem:
         _check_for_gpu(config, found.gpus[0])
         return DeviceChoice(found.gpus, [])
@@ -61,7 +64,8 @@ def devices_of_run(header: Header) -> list[Device]:
     """
     if not runs_on_gpu(header):
         return []
-    found = _usable_gpus()
+    interpreted = interpreted_gpu()
+    found = FoundGpus([interpreted]) if interpreted is not None else _usable_gpus()
     if found.problem:
         raise UsageError(
             f"the run was computed on a GPU ({header.host.get('gpu', 'of no known name')}): {found.problem}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventlm.compose.free_memory import free_bytes, total_bytes
 from eventlm.control.setup import Device
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 #: What leaves a process a part of the GPUs, in an order of its own.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+#: The name of what runs a GPU's kernels without one.
+INTERPRETER = "Triton's interpreter"
 #: How the UUID of a part of a GPU begins.
 _MIG = "MIG-"
 
@@ -38,6 +41,14 @@ class FoundGpus(NamedTuple):
     gpus: list[Gpu]
     driver: str = ""
     problem: str = ""
+
+
+def interpreted_gpu(environment: Mapping[str, str] | None = None) -> Gpu | None:
+    """What takes the place of one where TRITON_INTERPRET=1 is set, to check kernels: this machine's processor."""
+    environment = os.environ if environment is None else environment
+    if environment.get("TRITON_INTERPRET") != "1":
+        return None
+    return Gpu(0, INTERPRETER, total_bytes(), free_bytes(), (9, 0))
 
 
 def find_gpus(environment: Mapping[str, str] | None = None) -> FoundGpus:

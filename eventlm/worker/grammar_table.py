@@ -51,9 +51,15 @@ class GrammarTable:
         rows = [(number, grammar) for number, grammar in found if grammar is not None]
         return self._thread.submit(self._masks, rows) if rows else None
 
-    def end_of(self, sequence: Sequence, token_id: int, next_id: int) -> WorkerEnd | None:
-        """Go on with `next_id`; the end that the drawn `token_id` is. For sequences that have a grammar."""
-        grammar, position = self[sequence], sequence.position
+    def has(self, identity: SequenceId) -> bool:
+        """Whether it has a grammar."""
+        return identity in self._grammars
+
+    def end_of(self, sequence: Sequence, token_id: int, next_id: int, position: int) -> WorkerEnd | None:
+        """Go on with `next_id` at this place of the output; the end that the drawn `token_id` is. For sequences that
+        have a grammar.
+        """
+        grammar = self[sequence]
         if token_id == next_id:
             return grammar.advance(token_id, position)
         end = grammar.copy().advance(token_id, position)

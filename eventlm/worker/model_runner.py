@@ -21,6 +21,7 @@ from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.row_extras import row_extras
+from eventlm.worker.runners import ExecutedStep
 from eventlm.worker.sampler import Sampler
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 
@@ -53,6 +54,15 @@ class ModelRunner:
         self._grammars = GrammarTable(
             self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
         )
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that it has."""
+        return self.setup.num_blocks
+
+    def start(self, launch: Launched, payload: StepPayload) -> ExecutedStep:
+        """As `execute`."""
+        return ExecutedStep(lambda: self.execute(launch, payload))
 
     @torch.inference_mode()
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
@@ -96,7 +106,8 @@ class ModelRunner:
                 continue
             sequence, token_id = row.sequence, produced[-1]
             if sequence.params.grammar:
-                end = self._grammars.end_of(sequence, token_id, forced[number][-1] if forced else token_id)
+                next_id = forced[number][-1] if forced else token_id
+                end = self._grammars.end_of(sequence, token_id, next_id, sequence.position)
             else:
                 end = end_of(sequence.params, token_id, sequence.position)
             if end is not None:

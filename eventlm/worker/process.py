@@ -10,15 +10,17 @@ engine.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import zmq
 
@@ -27,17 +29,13 @@ from eventlm.events import Launched
 from eventlm.events.codec import decode_body
 from eventlm.grammars import GrammarError
 from eventlm.tracebacks import describe
-from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import (
-    FAKE_MODEL,
     GrammarBuilt,
     Heartbeat,
     PrepareGrammar,
     Shutdown,
-    StepOutput,
     StepPayload,
     StepResult,
-    StepSample,
     WorkerDesync,
     WorkerFailed,
     WorkerReady,
@@ -45,127 +43,25 @@ from eventlm.worker.protocol import (
     decode_to_worker,
     encode,
 )
+from eventlm.worker.runners import Runner, StepUnderWay, make_runner
 from eventlm.worker.sequence_table import DesyncError
 
 #: How often a worker that waits for its setup looks whether the engine is alive; from then on each heartbeat does.
 PARENT_POLL_MS = 500
 #: A worker that has waited this long for a step does what can be done ahead.
 IDLE_MS = 20
+#: How often it looks whether the device is done, while a step is under way.
+STEP_POLL_S = 50e-6
 #: It waits so long again between two pieces of that: a thread may be at it, and must not be asked without a pause.
 BETWEEN_MS = 1
 
 
-class Runner(Protocol):
-    """What computes steps."""
+class BegunStep(NamedTuple):
+    """The number of a launch under way, when it was begun, and what will come of it."""
 
-    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
-        """Compute every row of a launch. Raises DesyncError."""
-        ...
-
-    def prepare_grammar(self, grammar: str) -> Future[Any]:
-        """Done when the grammar's matcher is built; raises GrammarError if that cannot be."""
-        ...
-
-    def warm_up(self) -> list[StepSample]:
-        """Measured steps of several shapes, in at most 2 s."""
-        ...
-
-    def work_ahead(self) -> bool:
-        """Called while no step is there: do for a moment what would cost later steps time. False if nothing is left."""
-        ...
-
-    def describe(self) -> tuple[str, dict[str, Any]]:
-        """Fingerprint of the model, and what a trace says of the machinery."""
-        ...
-
-
-class FakeModel:
-    """The fake worker in real time: it takes as long as it says, and dies when it is drawn to."""
-
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._profile_ops = setup.profile_ops
-        self._runner = FakeRunner(
-            setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
-        )
-
-    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
-        """Sleep for the step's duration."""
-        try:
-            step = self._runner.execute(launch, payload)
-        except FakeDeath as death:
-            print(f"fake worker: {death}", file=sys.stderr)
-            os._exit(1)
-        time.sleep(step.duration_ns / 1e9)
-        return StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
-
-    def prepare_grammar(self, grammar: str) -> Future[Any]:
-        """Over the fake model's bytes."""
-        from eventlm.worker.fake_grammar import fake_compiler
-
-        return fake_compiler().prepare(grammar)
-
-    def warm_up(self) -> list[StepSample]:
-        """The formula's own values at a few points."""
-        return fake_samples(self._runner.parameters)
-
-    def work_ahead(self) -> bool:
-        """There is nothing to do."""
-        return False
-
-    def describe(self) -> tuple[str, dict[str, Any]]:
-        """There is no model."""
-        return FAKE_MODEL, {"device": "none"}
-
-
-class CheckpointModel:
-    """A checkpoint on a torch device. Imports torch, which takes a second."""
-
-    def __init__(self, setup: WorkerSetup) -> None:
-        from eventlm.models.config import model_fingerprint
-        from eventlm.worker.model_runner import ModelRunner
-
-        self._runner = ModelRunner(setup)
-        self._fingerprint = model_fingerprint(setup.model)
-
-    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
-        """Run the model."""
-        return self._runner.execute(launch, payload)
-
-    def prepare_grammar(self, grammar: str) -> Future[Any]:
-        """Over the checkpoint's vocabulary."""
-        return self._runner.compiler.prepare(grammar)
-
-    def warm_up(self) -> list[StepSample]:
-        """Time real steps."""
-        from eventlm.worker.warm_up import warm_up
-
-        return warm_up(self._runner)
-
-    def work_ahead(self) -> bool:
-        """Have memory given."""
-        return self._runner.work_ahead()
-
-    def describe(self) -> tuple[str, dict[str, Any]]:
-        """Fingerprint and host."""
-        return self._fingerprint, self._runner.host_info()
-
-
-def fake_samples(parameters: FakeParameters) -> list[StepSample]:
-    """What a warm-up of the fake worker would measure."""
-    shapes = [(1, 0, 1), (256, 0, 256), (0, 1, 64), (0, 64, 64), (0, 64, 65_536), (1024, 0, 1024)]
-    return [
-        StepSample(
-            prefill_tokens=prefill,
-            num_decodes=decodes,
-            context_tokens=context,
-            chunk_context=prefill * (prefill // 2),
-            duration_ns=parameters.base_ns
-            + parameters.prefill_token_ns * prefill
-            + parameters.decode_ns * decodes
-            + parameters.context_token_ns * context,
-        )
-        for prefill, decodes, context in shapes
-    ]
+    number: int
+    since_ns: int
+    step: StepUnderWay
 
 
 class Worker:
@@ -181,7 +77,9 @@ class Worker:
         #: Sockets are for one thread at a time; grammars are answered from several.
         self._grammar_outbox = self._push()
         self._grammar_lock = threading.Lock()
-        #: Start of the step that is running, 0 between steps; read by the heartbeat's thread.
+        #: In the order of their launches.
+        self._under_way: deque[BegunStep] = deque()
+        #: Start of the oldest step under way, 0 between steps; read by the heartbeat's thread.
         self._busy_since_ns = 0
 
     def _push(self) -> zmq.Socket[bytes]:
@@ -199,30 +97,51 @@ class Worker:
         assert isinstance(setup, WorkerSetup)
         threading.Thread(target=self._beat, args=(setup,), daemon=True).start()
         runner = self._load(setup)
-        if runner is None:
-            return 1
+        return 1 if runner is None else self._serve(setup.epoch, runner)
+
+    def _serve(self, epoch: int, runner: Runner) -> int:
         while True:
             frames = self._receive(runner)
-            if len(frames) == 1:
+            if not frames:
+                if not self._answer(epoch):
+                    return 1
+            elif len(frames) > 1:
+                if not self._start(epoch, runner, frames):
+                    return 1
+            else:
                 message = decode_to_worker(frames[0])
                 if isinstance(message, Shutdown):
                     return 0
                 assert isinstance(message, PrepareGrammar)
                 self._prepare_grammar(runner, message)
-                continue
-            if not self._step(setup.epoch, runner, frames):
-                return 1
 
     def _receive(self, runner: Runner) -> list[bytes]:
-        """The next message. A worker that waits for one does meanwhile what can be done ahead."""
+        """The next message; none if the oldest step under way is done first, or went wrong.
+
+        A worker that has nothing else to do does meanwhile what can be done ahead.
+        """
+        if self._under_way:
+            while self._is_running(self._under_way[0]):
+                if self._inbox.poll(0):
+                    return self._inbox.recv_multipart()
+                time.sleep(STEP_POLL_S)
+            return []
         if not self._inbox.poll(IDLE_MS):
             while runner.work_ahead() and not self._inbox.poll(BETWEEN_MS):
                 pass
         return self._inbox.recv_multipart()
 
+    @staticmethod
+    def _is_running(begun: BegunStep) -> bool:
+        try:
+            return not begun.step.is_done()
+        except Exception:
+            # It is told by whoever takes the step's tokens.
+            return False
+
     def _load(self, setup: WorkerSetup) -> Runner | None:
         try:
-            runner: Runner = FakeModel(setup) if setup.model == FAKE_MODEL else CheckpointModel(setup)
+            runner = make_runner(setup)
             samples = runner.warm_up() if setup.warm_up else []
             fingerprint, host = runner.describe()
         except EventLMError as error:
@@ -233,9 +152,18 @@ class Worker:
             message = f"{type(error).__name__}: {error}"
             self._send(WorkerFailed(epoch=setup.epoch, message=message, traceback=traceback.format_exc()))
             return None
-        self._send(
-            WorkerReady(epoch=setup.epoch, pid=os.getpid(), model_fingerprint=fingerprint, host=host, samples=samples)
+        ready = WorkerReady(
+            epoch=setup.epoch,
+            pid=os.getpid(),
+            num_blocks=runner.num_blocks,
+            model_fingerprint=fingerprint,
+            host=host,
+            samples=samples,
         )
+        # What is there stays; the collector need not look through it in the middle of a step.
+        gc.collect()
+        gc.freeze()
+        self._send(ready)
         return runner
 
     def _prepare_grammar(self, runner: Runner, message: PrepareGrammar) -> None:
@@ -252,25 +180,47 @@ class Worker:
 
         runner.prepare_grammar(message.grammar).add_done_callback(answer)
 
-    def _step(self, epoch: int, runner: Runner, frames: list[bytes]) -> bool:
-        """Run one launch and answer; False if this worker must not go on."""
+    def _start(self, epoch: int, runner: Runner, frames: list[bytes]) -> bool:
+        """Begin one launch; False if this worker must not go on."""
         launch, payload = decode_body(frames[0]), decode_to_worker(frames[1])
         assert isinstance(launch, Launched)
         assert isinstance(payload, StepPayload)
-        start_ns = self._busy_since_ns = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
+        self._busy_since_ns = self._busy_since_ns or now_ns
         try:
-            output = runner.execute(launch, payload)
+            step = runner.start(launch, payload)
         except DesyncError as error:
+            # What came before it stands.
+            while self._under_way:
+                if not self._answer(epoch):
+                    return False
             self._send(WorkerDesync(epoch=epoch, step=launch.step, detail=error.detail))
             return False
         except Exception as error:
+            return self._fail(epoch, error)
+        self._under_way.append(BegunStep(launch.step, now_ns, step))
+        return True
+
+    def _answer(self, epoch: int) -> bool:
+        """Tell what the oldest step under way gave; False if this worker must not go on."""
+        number, _, step = self._under_way.popleft()
+        try:
+            output = step.finish()
+            start_ns, end_ns = step.times_ns
+        except Exception as error:
+            return self._fail(epoch, error)
+        self._busy_since_ns = self._under_way[0].since_ns if self._under_way else 0
+        self._send(StepResult(epoch=epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict()))
+        return True
+
+    def _fail(self, epoch: int, error: Exception) -> bool:
+        """Say what ended this worker."""
+        if isinstance(error, EventLMError):
+            self._send(WorkerFailed(epoch=epoch, message=str(error)))
+        else:
             # A defect, not a user's mistake: where it is belongs into the engine's log.
             self._send(WorkerFailed(epoch=epoch, message=type(error).__name__, traceback=describe(error)))
-            return False
-        self._busy_since_ns = 0
-        end_ns = time.monotonic_ns()
-        self._send(StepResult(epoch=epoch, step=launch.step, start_ns=start_ns, end_ns=end_ns, **output._asdict()))
-        return True
+        return False
 
     def _send(self, message: Any) -> None:
         self._outbox.send(encode(message))

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.worker.forward import Forward
 from eventlm.worker.logprobs import one_of, token_logprobs
 from eventlm.worker.protocol import RowExtras
 from eventlm.worker.sequence_table import Row
 
 
+class OutputLayer(Protocol):
+    """What follows a model's layers."""
+
+    vocab_size: int
+
+    def norm(self, hidden_SH: Tensor) -> Tensor:
+        """The last norm of hidden states behind the last layer, [S, H]."""
+        ...
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Logits [S, V] of hidden states behind the last layer."""
+        ...
+
+
 def row_extras(
     rows: Seq[Row],
     sampled_rows: list[int],
-    forward: Forward,
+    forward: OutputLayer,
     hidden_TH: Tensor,
     logits_SV: Tensor | None,
     drawn: list[int],
@@ -60,7 +73,7 @@ def _add_logprobs(
         found[sampled_rows[at]]["logprobs"] = one_of(logprobs, place, count)
 
 
-def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: Forward, own_TH: Tensor) -> None:
+def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: OutputLayer, own_TH: Tensor) -> None:
     """Of the prompt tokens that follow those of the row; the last one's follower is output, or in the next chunk."""
     sequence = row.sequence
     num_top = sequence.params.prompt_logprobs
@@ -79,7 +92,7 @@ def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: Forward, own
     )
 
 
-def _pool(row: Row, forward: Forward, own_TH: Tensor) -> Tensor | None:
+def _pool(row: Row, forward: OutputLayer, own_TH: Tensor) -> Tensor | None:
     """The embedding behind the last chunk of a prompt, [H]. Chunks before it add to the sum of a mean."""
     sequence = row.sequence
     is_complete = row.start + row.num_tokens == sequence.num_prompt_tokens

@@ -85,6 +85,13 @@ class SampledRows(NamedTuple):
     params: np.ndarray
     masks: np.ndarray | None = None
 
+    def masked(self, masks: Masks) -> SampledRows:
+        """With what grammars allow."""
+        self.params["needs"][masks.numbers] |= GRAMMAR
+        bits = np.zeros((len(self.slots), masks.bits.shape[1]), dtype=np.uint8)
+        bits[masks.numbers] = masks.bits
+        return self._replace(masks=bits)
+
     def take(self, numbers: np.ndarray) -> SampledRows:
         """Some of them, in this order."""
         masks = self.masks[numbers] if self.masks is not None else None
@@ -171,7 +178,7 @@ class SamplingTable:
 
     def needs_history(self, sequences: Seq[Sequence]) -> bool:
         """Whether what one of these may draw, or how likely, depends on the tokens that it has had."""
-        return not self._with_history.isdisjoint(sequence.id for sequence in sequences)
+        return bool(self._with_history) and not self._with_history.isdisjoint(sequence.id for sequence in sequences)
 
     def rows(self, sequences: Seq[Sequence], masks: Masks | None = None) -> SampledRows:
         """What a step needs to sample these. `needs` has BANNED for those that may not end yet, too."""
@@ -179,12 +186,8 @@ class SamplingTable:
         positions = np.array([sequence.position for sequence in sequences], dtype=np.int64)
         params = self._params[slots]
         params["needs"][positions < params["min_tokens"]] |= BANNED
-        if masks is None:
-            return SampledRows(slots, positions, params)
-        params["needs"][masks.numbers] |= GRAMMAR
-        bits = np.zeros((len(sequences), masks.bits.shape[1]), dtype=np.uint8)
-        bits[masks.numbers] = masks.bits
-        return SampledRows(slots, positions, params, bits)
+        rows = SampledRows(slots, positions, params)
+        return rows if masks is None else rows.masked(masks)
 
     def record(self, rows: SampledRows, tokens_S: np.ndarray) -> None:
         """Count the tokens that these rows drew."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.predictor import NUM_COEFFICIENTS
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
@@ -14,6 +15,7 @@ from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, Worker
 
 if TYPE_CHECKING:
     # The engine asks this module for its shapes, and never loads torch.
+    from eventlm.worker.gpu.runner import GpuRunner
     from eventlm.worker.model_runner import ModelRunner
 
 _BUDGET_NS = 2_000_000_000
@@ -48,10 +50,13 @@ _SHAPES = (
     Shape(32, 1, 1024),
     Shape(1, 1024, 0),
     Shape(1, 2048, 0),
+    Shape(256, 1, 512),
+    Shape(1, 4096, 0),
+    Shape(1, 8192, 0),
 )
 
 
-def warm_up(runner: ModelRunner) -> list[StepSample]:
+def warm_up(runner: ModelRunner | GpuRunner) -> list[StepSample]:
     """Times of the steps that fit into the worker's limits and two seconds, or of the first five that fit its limits.
 
     The runner is afterwards as before.
@@ -68,8 +73,8 @@ def warm_up(runner: ModelRunner) -> list[StepSample]:
         num_blocks = max(num_blocks, _num_blocks(shape, runner.setup))
         if not is_late:
             # The first of a shape pays for memory and for kernels that are built on demand.
-            _measure(runner, shape)
-        samples.append(_measure(runner, shape))
+            measure(runner, shape)
+        samples.append(measure(runner, shape))
         dearest_ns = max(dearest_ns, samples[-1].duration_ns)
     runner.cache.clear(num_blocks)
     return samples
@@ -97,7 +102,8 @@ def _num_blocks(shape: Shape, setup: WorkerSetup) -> int:
     return ceil_div(shape.context + shape.num_tokens, setup.block_size)
 
 
-def _measure(runner: ModelRunner, shape: Shape) -> StepSample:
+def measure(runner: ModelRunner | GpuRunner, shape: Shape) -> StepSample:
+    """Run a step of this shape; how long it took."""
     num_rows, num_tokens, context = shape
     length = context + num_tokens
     numbers = list(range(_num_blocks(shape, runner.setup)))
@@ -111,6 +117,7 @@ def _measure(runner: ModelRunner, shape: Shape) -> StepSample:
         blocks=[(row, 0, numbers) for row in range(num_rows)],
         num_tokens=num_rows * num_tokens,
         predicted_ns=0,
+        bucket=bucket_of(runner.setup.graph_buckets, num_rows) if is_decode else 0,
     )
     params = SamplerParams(temperature=0.0, ignore_eos=True)
     new = [
@@ -137,7 +144,7 @@ def sample_of(shape: Shape, duration_ns: int) -> StepSample:
     )
 
 
-def _forget(runner: ModelRunner, num_rows: int) -> None:
+def _forget(runner: ModelRunner | GpuRunner, num_rows: int) -> None:
     launch = Launched(
         replica=runner.setup.replica,
         epoch=runner.setup.epoch,

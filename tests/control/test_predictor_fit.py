@@ -9,8 +9,8 @@ import pytest
 from eventlm.control.predictor_fit import fit
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, NUM_COEFFICIENTS, Predictor
 from eventlm.worker.fake import FakeParameters
-from eventlm.worker.process import fake_samples
 from eventlm.worker.protocol import StepSample
+from eventlm.worker.runners import fake_samples
 
 
 def step_ns(predictor: Predictor, sample: StepSample) -> int:

@@ -17,8 +17,8 @@ from eventlm.control.replica import ReplicaController
 from eventlm.control.setup import EngineSetup, make_setup, worker_setups
 from eventlm.events import Header
 from eventlm.worker.fake import FakeParameters
-from eventlm.worker.process import fake_samples
 from eventlm.worker.protocol import StepSample, WorkerReady
+from eventlm.worker.runners import fake_samples
 from tests.checkpoints import make_checkpoint
 from tests.control.engines import FAKE, fake_setup, generate, recorded, request, running, verified
 

@@ -19,7 +19,7 @@ import zmq
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import FakeParameters, fake_token
-from eventlm.worker.process import FakeModel, Worker, fake_samples
+from eventlm.worker.process import Worker
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -33,6 +33,7 @@ from eventlm.worker.protocol import (
     decode_from_worker,
     encode,
 )
+from eventlm.worker.runners import FakeModel, fake_samples
 from tests.worker.launches import launched, new_sequence, payload
 
 QUICK = {"base_ns": 1_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.draw_masked import draw_masked, mask_limits
 from eventlm.worker.candidates import mask_candidates
-from eventlm.worker.gpu_sampler import GpuSampler
+from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.sampling_table import MASKED
 from eventlm.worker.sequence_table import Sequence
 from tests.worker.draws import draw, make_sampler, sequence
@@ -50,7 +50,7 @@ def stage(sequences: list[Sequence], vocab_size: int, device: torch.device) -> T
     sampler = GpuSampler(vocab_size, device)
     for each in sequences:
         sampler.table.add(each)
-    return torch.from_numpy(sampler.stage(sequences)).to(device)
+    return torch.from_numpy(sampler.stage(sequences).draws).to(device)
 
 
 def left(logits: Tensor, sequences: list[Sequence], device: torch.device) -> Tensor:

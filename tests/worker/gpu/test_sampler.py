@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 
-from eventlm.worker.gpu_sampler import GpuSampler
+from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.masks import Masks
 from eventlm.worker.sequence_table import Sequence
 from tests.worker.draws import make_sampler, random_logits, sequence
@@ -29,14 +29,15 @@ def gpu_sampler(vocab_size: int, sequences: list[Sequence]) -> GpuSampler:
 def gpu_draw(
     sampler: GpuSampler, logits: torch.Tensor, sequences: list[Sequence], masks: Masks | None = None
 ) -> list[int]:
-    draws = torch.from_numpy(sampler.stage(sequences)).to(DEVICE)
-    tokens: list[int] = sampler.draw(logits.to(DEVICE), sequences, draws, masks=masks).tolist()
+    staged = sampler.stage(sequences)
+    draws = torch.from_numpy(staged.draws).to(DEVICE)
+    tokens: list[int] = sampler.draw(logits.to(DEVICE), staged.rows, draws, masks=masks).tolist()
     return tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_way_to_draw_step_after_step(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventlm.worker.gpu_sampler.SLICE_ENTRIES", 3 * 3000)
+    monkeypatch.setattr("eventlm.worker.gpu.sampler.SLICE_ENTRIES", 3 * 3000)
     sequences = [sequence(number, **fields) for number, fields in enumerate(MIXED)]
     on_gpu, on_cpu = gpu_sampler(3000, sequences), make_sampler(3000, sequences)
     for step in range(2):
@@ -86,23 +87,24 @@ def test_who_cannot_be_drawn_for_before_its_tokens_are_known(params: dict[str, A
 
 def test_what_is_staged_depends_on_the_place_and_not_on_the_tokens() -> None:
     one, other = sequence(1, seed=3, output=[5, 6]), sequence(1, seed=3, output=[7, 8])
-    staged = gpu_sampler(50, [one]).stage([one])
-    assert np.array_equal(staged, gpu_sampler(50, [other]).stage([other]))
+    staged = gpu_sampler(50, [one]).stage([one]).draws
+    assert np.array_equal(staged, gpu_sampler(50, [other]).stage([other]).draws)
     other.token_ids.append(1)
-    assert not np.array_equal(staged, gpu_sampler(50, [other]).stage([other]))
+    assert not np.array_equal(staged, gpu_sampler(50, [other]).stage([other]).draws)
 
 
 def test_nothing_is_copied_from_the_host_where_no_logits_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = [sequence(1), sequence(2, temperature=0.0), sequence(3, top_p=0.5)]
     sampler = gpu_sampler(50, sequences)
-    draws, logits = torch.from_numpy(sampler.stage(sequences)).to(DEVICE), random_logits(3, 50).to(DEVICE)
+    staged, logits = sampler.stage(sequences), random_logits(3, 50).to(DEVICE)
+    draws = torch.from_numpy(staged.draws).to(DEVICE)
 
     def refuse(*arguments: object, **keywords: object) -> None:
         raise AssertionError("a tensor was made of what the host has")
 
     for name in ("from_numpy", "tensor", "as_tensor"):
         monkeypatch.setattr(torch, name, refuse)
-    sampler.draw(logits, sequences, draws)
+    sampler.draw(logits, staged.rows, draws)
 
 
 def test_no_rows() -> None:

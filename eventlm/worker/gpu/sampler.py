@@ -9,6 +9,7 @@ Shapes: S rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,13 @@ from eventlm.worker.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows
 from eventlm.worker.sequence_table import Sequence
 
 
+class StagedDraws(NamedTuple):
+    """Rows of sequences, and what kernels must know of how they draw: int32 [S, 6], `draw_tokens.DRAW_COLUMNS`."""
+
+    rows: SampledRows
+    draws: np.ndarray
+
+
 class GpuSampler:
     """Draws for the sequences in its table. The tokens stay on the device, where the next step may need them first."""
 
@@ -36,8 +44,8 @@ class GpuSampler:
         """Whether one of them cannot be drawn for before the host knows all of its tokens."""
         return self.table.needs_history(sequences)
 
-    def stage(self, sequences: Seq[Sequence]) -> np.ndarray:
-        """How these draw their next token, for `draw`: int32 [S, 6], see `draw_tokens.DRAW_COLUMNS`."""
+    def stage(self, sequences: Seq[Sequence]) -> StagedDraws:
+        """How these different sequences draw their next token."""
         rows = self.table.rows(sequences)
         params = rows.params
         draws = np.empty((len(params), len(DRAW_COLUMNS)), dtype=np.int32)
@@ -46,20 +54,19 @@ class GpuSampler:
         draws[:, 3] = params["top_k"]
         draws[:, 4] = params["top_p"].astype(np.float32).view(np.int32)
         draws[:, 5] = params["log_min_p"].view(np.int32)
-        return draws
+        return StagedDraws(rows, draws)
 
-    def draw(
-        self, logits_SV: Tensor, sequences: Seq[Sequence], draws_S6: Tensor, *, masks: Masks | None = None
-    ) -> Tensor:
-        """One token id for each of these different sequences, int32 [S], on the device.
+    def draw(self, logits_SV: Tensor, rows: SampledRows, draws_S6: Tensor, *, masks: Masks | None = None) -> Tensor:
+        """One token id for each of the sequences that were staged, int32 [S], on the device.
 
-        logits_SV: any floating dtype, not changed. draws_S6: what `stage` gave for the same sequences, on the device.
-        masks: of those with a grammar. Nothing is copied from the host unless a sequence has its logits changed.
+        logits_SV: any floating dtype, not changed. draws_S6: what was staged, on the device. masks: of those with a
+        grammar. Nothing is copied from the host unless a sequence has its logits changed.
         """
-        rows = self.table.rows(sequences, masks)
-        tokens_S = torch.empty(len(sequences), dtype=torch.int32, device=self._device)
+        if masks is not None:
+            rows = rows.masked(masks)
+        tokens_S = torch.empty(len(logits_SV), dtype=torch.int32, device=self._device)
         processed = np.flatnonzero(rows.params["needs"] & PROCESSED)
-        if len(processed) < len(sequences):
+        if len(processed) < len(logits_SV):
             _draw(logits_SV, rows, draws_S6, tokens_S)
         for span in slices(len(processed), logits_SV.shape[1], SLICE_ENTRIES):
             part = rows.take(processed[span])

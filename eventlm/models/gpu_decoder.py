@@ -1,0 +1,140 @@
+"""The decoder's forward pass on a GPU: its matrices multiplied by the vendor's library, all else by Triton kernels.
+
+A layer reads and writes the residual stream once where it is normed; query and key are normed and turned where they
+are, and go with the value into the cache in the same pass.
+
+Shapes: T tokens, S of them whose logits are wanted, H query heads, D head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+from eventlm.kernels.gpu.embed_tokens import embed_tokens
+from eventlm.kernels.gpu.matmul import matmul
+from eventlm.kernels.gpu.qkv_store import qkv_store
+from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from eventlm.kernels.gpu.silu_mul import silu_mul
+from eventlm.models.decoder import Decoder, DecoderLayer, Lap, Linear, no_lap
+from eventlm.models.rope import angles
+
+
+class StepTokens(NamedTuple):
+    """The tokens of a step on the device.
+
+    staged_T: int32 ids; -1 - n is the last token of slot n, which the host need not know yet. positions_T: int32, in
+    the sequences. cache_slots_T: int64, where keys and values go; -1 of a token that only pads the batch.
+    """
+
+    staged_T: Tensor
+    positions_T: Tensor
+    cache_slots_T: Tensor
+
+
+class LayerCache(Protocol):
+    """Where keys and values go."""
+
+    def layer(self, number: int) -> tuple[Tensor, Tensor | None]:
+        """Elements and scales of one layer."""
+        ...
+
+
+#: The attention of a layer's queries [T, H, D], the step's keys and values being in the cache; returns [T, H, D].
+Attend = Callable[[int, Tensor], Tensor]
+
+
+class GpuDecoder:
+    """Runs the weights of a `Decoder` that lies on a device. `is_invariant`: see `--batch-invariant`."""
+
+    def __init__(self, decoder: Decoder, *, max_positions: int, is_invariant: bool) -> None:
+        config = decoder.config
+        self._decoder = decoder
+        self._eps = config.rms_norm_eps
+        self._num_heads, self._head_dim = config.num_heads, config.head_dim
+        self._multiply = matmul if is_invariant else linear
+        self._layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        weight = decoder.norm.weight
+        # Rounded as transformers rounds them.
+        self._cos, self._sin = angles(config, max_positions, dtype=weight.dtype, device=weight.device)
+
+    def forward(
+        self, tokens: StepTokens, last_tokens: Tensor, cache: LayerCache, attend: Attend, lap: Lap = no_lap
+    ) -> Tensor:
+        """The residual stream behind the last layer, [T, hidden_size]. Stores keys and values of all tokens."""
+        layers = self._layers
+        embedding = self._decoder.embed_tokens
+        residual = embedding.new_empty(len(tokens.staged_T), embedding.shape[1])
+        embed_tokens(tokens.staged_T, last_tokens, embedding, residual)
+        lap("embed")
+        x = rms_norm(residual, layers[0].input_layernorm.weight, self._eps)
+        lap("norm")
+        for number, layer in enumerate(layers):
+            x = self._attention(layer, number, x, tokens, cache, attend, lap)
+            add_rms_norm(x, residual, layer.post_attention_layernorm.weight, self._eps)
+            lap("norm")
+            x = self._feed_forward(layer, x, lap)
+            if number + 1 < len(layers):
+                add_rms_norm(x, residual, layers[number + 1].input_layernorm.weight, self._eps)
+                lap("norm")
+        return residual.add_(x)
+
+    def _attention(
+        self,
+        layer: DecoderLayer,
+        number: int,
+        x: Tensor,
+        tokens: StepTokens,
+        cache: LayerCache,
+        attend: Attend,
+        lap: Lap,
+    ) -> Tensor:
+        part = layer.self_attn
+        qkv = self._linear(part.qkv_proj, x)
+        lap("qkv_proj")
+        kv, scales = cache.layer(number)
+        qkv_store(
+            qkv,
+            tokens.positions_T,
+            tokens.cache_slots_T,
+            self._cos,
+            self._sin,
+            part.q_norm.weight if part.q_norm is not None else None,
+            part.k_norm.weight if part.k_norm is not None else None,
+            self._eps,
+            kv,
+            scales,
+            self._num_heads,
+        )
+        lap("rotary")
+        q_THD = qkv[:, : self._num_heads * self._head_dim].unflatten(1, (self._num_heads, self._head_dim))
+        out = attend(number, q_THD)
+        lap("attention")
+        projected = self._linear(part.o_proj, out.flatten(1))
+        lap("o_proj")
+        return projected
+
+    def _feed_forward(self, layer: DecoderLayer, x: Tensor, lap: Lap) -> Tensor:
+        inner = silu_mul(self._linear(layer.mlp.gate_up_proj, x))
+        lap("gate_up_proj")
+        out = self._linear(layer.mlp.down_proj, inner)
+        lap("down_proj")
+        return out
+
+    def _linear(self, part: Linear, x: Tensor) -> Tensor:
+        return self._multiply(x, part.weight, part.bias)
+
+    def norm(self, hidden_SH: Tensor) -> Tensor:
+        """The last norm of what `forward` gave, [S, hidden_size]."""
+        return rms_norm(hidden_SH, self._decoder.norm.weight, self._eps)
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Logits [S, V] of what `forward` gave for S tokens."""
+        return self._multiply(self.norm(hidden_SH), self._decoder.lm_head, None)
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Of the matrices by the operation that multiplies by them, all layers together."""
+        return self._decoder.weight_bytes()

@@ -1,0 +1,162 @@
+"""A model on a GPU with its KV cache, block tables and last tokens: the forward pass over the rows of a step.
+
+Shapes: T tokens of the step, R rows, S of them whose logits are wanted, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eventlm.kernels.gpu.cache_slots import cache_slots
+from eventlm.kernels.gpu.write_blocks import write_blocks
+from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
+from eventlm.models.decoder import Lap, no_lap
+from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
+from eventlm.models.loader import load_decoder, torch_dtype
+from eventlm.types import ceil_div
+from eventlm.worker.gpu.attention import AttentionRows, Geometry, choose_backend
+from eventlm.worker.gpu.cache import GpuCache
+from eventlm.worker.gpu.decode_graphs import DecodeGraphs
+from eventlm.worker.gpu.staging import Staging
+from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, stage_step
+from eventlm.worker.protocol import WorkerSetup
+from eventlm.worker.sequence_table import Row
+
+#: An ended sequence is forgotten with a later launch: there may be so many times the sequences that run.
+_SLOTS_PER_SEQUENCE = 2
+
+
+class GpuForward:
+    """Raises CheckpointError, and UsageError for an attention backend that cannot be had.
+
+    `make_cache` has to follow before a step.
+    """
+
+    def __init__(self, setup: WorkerSetup, config: DecoderConfig, device: torch.device) -> None:
+        self._setup, self._config, self._device = setup, config, device
+        dtype_name = resolve_dtype(config, setup.dtype, setup.quantization)
+        self._dtype = torch_dtype(dtype_name)
+        self.kv_dtype = resolve_kv_dtype(config, dtype_name, setup.kv_cache_dtype)
+        self.vocab_size = config.vocab_size
+        geometry = Geometry(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=setup.block_size,
+            max_rows=setup.max_num_seqs,
+            max_context=setup.max_model_len,
+            dtype=self._dtype,
+            kv_dtype=self.kv_dtype,
+            device=device,
+            is_invariant=setup.batch_invariant,
+        )
+        choice = choose_backend(setup.attention_backend, geometry)
+        self.host = {"attention_backend": choice.name, "attention_backend_reason": choice.reason}
+        self._attention = choice.backend(geometry)
+        decoder = load_decoder(setup.model, dtype=setup.dtype, device=str(device))
+        self._decoder = GpuDecoder(decoder, max_positions=setup.max_model_len, is_invariant=setup.batch_invariant)
+        self.weight_bytes = self._decoder.weight_bytes()
+        self.num_slots = _SLOTS_PER_SEQUENCE * setup.max_num_seqs
+        max_blocks = ceil_div(setup.max_model_len, setup.block_size)
+        self.block_tables = torch.zeros(self.num_slots, max_blocks, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(self.num_slots, dtype=torch.int32, device=device)
+        self.staging = Staging(self._capacity(max_blocks), setup.max_steps_in_flight + 1, device)
+        self.cache: GpuCache
+        self._graphs: DecodeGraphs | None = None
+
+    def _capacity(self, max_blocks: int) -> int:
+        """Most numbers of a step: three a token, some for each row and tile of queries, and all of its block tables."""
+        setup = self._setup
+        num_rows = setup.max_num_seqs
+        return 3 * setup.max_num_batched_tokens + 32 * (num_rows + 16) + 3 * num_rows * (max_blocks + 4)
+
+    def make_cache(self, num_blocks: int) -> None:
+        """Take the memory of so many KV blocks. What was there before is gone, graphs too."""
+        self._graphs = None
+        self.cache = GpuCache(
+            self._config,
+            block_size=self._setup.block_size,
+            num_blocks=num_blocks,
+            dtype=self._dtype,
+            kv_dtype=self.kv_dtype,
+            device=self._device,
+        )
+
+    def capture(self, buckets: list[int]) -> int:
+        """Capture the graphs of these sizes; what they take of the memory in bytes."""
+        if not self._attention.can_be_captured:
+            return 0
+        self._graphs = DecodeGraphs(buckets, self._decode, self._device)
+        return self._graphs.num_bytes
+
+    def stage(
+        self,
+        rows: list[Row],
+        blocks: list[tuple[int, int, list[int]]],
+        sampled: Sampled,
+        *,
+        num_decodes: int,
+        bucket: int,
+    ) -> StepInputs:
+        """Write a step down; see `stage_step`."""
+        attention = self._attention
+        return stage_step(
+            self.staging,
+            rows,
+            blocks,
+            sampled,
+            num_decodes=num_decodes,
+            bucket=bucket if self._graphs is not None else 0,
+            tile_queries=attention.tile_queries,
+            tiles_decodes=attention.tiles_decodes,
+        )
+
+    def run(self, rows: list[Row], inputs: StepInputs, *, bucket: int, lap: Lap | None) -> Tensor:
+        """The residual stream behind the last layer, [T, H], of a step that has been sent.
+
+        Stores the keys and values of all rows. With a bucket the result is a graph's: the next step overwrites it.
+        """
+        write_blocks(inputs.updates, len(inputs.updates), self.block_tables)
+        if bucket and self._graphs is not None:
+            if lap is None:
+                return self._graphs(bucket)[: len(rows)]
+            return self._decode(bucket, lap)[: len(rows)]
+        step = AttentionRows(
+            rows=rows,
+            num_decodes=inputs.num_decodes,
+            block_tables=self.block_tables,
+            slots_R=inputs.slots,
+            lengths_R=inputs.lengths,
+            starts_R=inputs.starts,
+            query_starts_R1=inputs.query_starts,
+            tiles_N2=inputs.tiles,
+        )
+        return self._compute(inputs.tokens, inputs.positions, inputs.token_slots, step, lap or no_lap)
+
+    def _decode(self, num_rows: int, lap: Lap = no_lap) -> Tensor:
+        """A padded step that only decodes; how it is computed depends on its size alone."""
+        tokens, positions, slots, lengths = decode_views(self.staging, num_rows)
+        step = AttentionRows(
+            rows=[],
+            num_decodes=num_rows,
+            block_tables=self.block_tables,
+            slots_R=slots,
+            lengths_R=lengths,
+        )
+        return self._compute(tokens, positions, slots, step, lap)
+
+    def _compute(self, tokens: Tensor, positions: Tensor, token_slots: Tensor, step: AttentionRows, lap: Lap) -> Tensor:
+        self._attention.begin(self.cache, step)
+        slots_T = cache_slots(token_slots, positions, self.block_tables, self._setup.block_size)
+        lap("prepare")
+        step_tokens = StepTokens(tokens, positions, slots_T)
+        return self._decoder.forward(step_tokens, self.last_tokens, self.cache, self._attention.attend, lap)
+
+    def norm(self, hidden_SH: Tensor) -> Tensor:
+        """The last norm of what `run` gave, [S, H]."""
+        return self._decoder.norm(hidden_SH)
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """Logits [S, V] of what `run` gave."""
+        return self._decoder.logits(hidden_SH)

@@ -1,0 +1,33 @@
+"""Points on the device's line of work: whether it is past them, and how long it took from one to the next."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+
+class Mark:
+    """Set behind all that has been launched. A processor does everything at once, so it is past every mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._time_ns = time.monotonic_ns()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def is_past(self) -> bool:
+        """Whether the device is past it. Raises what went wrong on the device before it."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Until the device is past it. Raises as `is_past`."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def ns_since(self, earlier: Mark) -> int:
+        """How long the device took from an earlier mark to this one; it must be past both."""
+        if self._event is None or earlier._event is None:
+            return self._time_ns - earlier._time_ns
+        return int(earlier._event.elapsed_time(self._event) * 1e6)

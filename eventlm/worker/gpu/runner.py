@@ -1,0 +1,230 @@
+"""Executes steps on a GPU, several under way at a time.
+
+A step is staged, copied and launched while the one before runs. Its decodes need not know their tokens: those are on
+the device, behind the sampling of the step before. Where the host must know them first (for a grammar, say), the
+forward pass is launched all the same, and waits with the sampling alone.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eventlm.events.decisions import Launched
+from eventlm.models.config import read_config, resolve_dtype
+from eventlm.models.decoder import Lap
+from eventlm.types import SequenceId, WorkerEnd
+from eventlm.worker.gpu.device import describe_device, open_device
+from eventlm.worker.gpu.forward import GpuForward
+from eventlm.worker.gpu.marks import Mark
+from eventlm.worker.gpu.memory import size_cache
+from eventlm.worker.gpu.sampler import GpuSampler
+from eventlm.worker.gpu.step import GpuStep
+from eventlm.worker.gpu.step_inputs import Sampled, StepInputs
+from eventlm.worker.grammar_compiler import GrammarCompiler
+from eventlm.worker.grammar_table import GrammarTable
+from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
+from eventlm.worker.op_timer import OpTimer
+from eventlm.worker.protocol import StepOutput, StepPayload, WorkerSetup
+from eventlm.worker.row_extras import row_extras
+from eventlm.worker.sampling_table import SampledRows
+from eventlm.worker.sequence_table import DesyncError, Sequence, SequenceTable, end_of
+
+
+class GpuRunner:
+    """Runs the launches of one worker, in order. `num_blocks`: of KV blocks that it has.
+
+    Raises CheckpointError if the model cannot be loaded, CacheMemoryError if it does not fit.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.setup = setup
+        self.device = open_device(setup.device)
+        self.config = read_config(setup.model)
+        self.forward = GpuForward(setup, self.config, self.device)
+        self._sampler = GpuSampler(self.config.vocab_size, self.device)
+        self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
+        self._grammars = GrammarTable(
+            self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
+        )
+        self._slots: dict[SequenceId, int] = {}
+        self._free_slots = list(range(self.forward.num_slots))
+        #: Those whose tokens have not been taken in, in order.
+        self._unsettled: deque[GpuStep] = deque()
+        self._host_tokens = [
+            torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+            for _ in range(setup.max_steps_in_flight + 1)
+        ]
+        self._turn = 0
+        self._memory = size_cache(self)
+        self.num_blocks = self._memory.num_blocks
+
+    def open_table(self, num_blocks: int) -> None:
+        """Begin with a cache of so many empty blocks and no sequences."""
+        self.forward.make_cache(num_blocks)
+        self._table = SequenceTable(block_size=self.setup.block_size, num_blocks=num_blocks)
+
+    @property
+    def cache(self) -> Any:
+        """The KV cache."""
+        return self.forward.cache
+
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
+        """A step from its launch to its tokens. Raises DesyncError like `start`."""
+        return self.start(launch, payload).finish()
+
+    @torch.inference_mode()
+    def start(self, launch: Launched, payload: StepPayload) -> GpuStep:
+        """Launch a step. Raises DesyncError, with nothing launched, if it disagrees with what the runner holds."""
+        timer = OpTimer() if self.setup.profile_ops else None
+        rows = self._table.apply(launch, payload)
+        self._forget_and_add(launch, payload)
+        numbers = [number for number, row in enumerate(rows) if row.samples]
+        forced = [payload.forced[number][0] for number in numbers] if payload.forced else None
+        step = GpuStep(rows, numbers, forced, Mark(self.device), self._settle)
+        drawn = self._launch(step, launch, timer) if rows else None
+        self._table.expect(rows)
+        step.launched(drawn, Mark(self.device))
+        step.ops = timer.times_ns if timer is not None else {}
+        self._unsettled.append(step)
+        return step
+
+    def _forget_and_add(self, launch: Launched, payload: StepPayload) -> None:
+        if any(self._grammars.has(SequenceId(request, index)) for request, index in launch.forget):
+            # Whether a token under way is its end is still to be said.
+            self._settle_all()
+        for request, index in launch.forget:
+            identity = SequenceId(request, index)
+            slot = self._slots.pop(identity, None)
+            if slot is not None:
+                self._free_slots.append(slot)
+            self._sampler.table.remove(identity)
+            self._grammars.remove(identity)
+        for new in payload.new:
+            sequence = self._table[SequenceId(new.request, new.index)]
+            if not self._free_slots:
+                raise DesyncError(f"more than {self.forward.num_slots} sequences are held at once")
+            sequence.slot = self._slots[sequence.id] = self._free_slots.pop()
+            if new.kind == "generate":
+                self._sampler.table.add(sequence)
+                if sequence.params.grammar:
+                    self._grammars.add(sequence)
+
+    def _launch(self, step: GpuStep, launch: Launched, timer: OpTimer | None) -> Tensor | None:
+        """Everything that the device has to do; where its tokens will be. Waits only where a row's needs force it."""
+        lap = self._lap(timer)
+        numbers, sequences = step.numbers, step.sequences
+        staged = self._sampler.stage(sequences)
+        inputs = self.forward.stage(
+            step.rows,
+            launch.blocks,
+            Sampled(numbers, staged.draws, step.forced),
+            num_decodes=len(launch.decodes),
+            bucket=launch.bucket,
+        )
+        self.forward.staging.send()
+        hidden_TH = self.forward.run(step.rows, inputs, bucket=launch.bucket, lap=lap)
+        logits_SV = drawn_S = None
+        if sequences:
+            hidden_SH = hidden_TH if len(numbers) == len(hidden_TH) else hidden_TH[inputs.sampled]
+            logits_SV = self.forward.logits(hidden_SH)
+            if lap:
+                lap("lm_head")
+            drawn_S = self._draw(logits_SV, sequences, staged.rows, inputs)
+        if any(row.sequence.wants_extras for row in step.rows):
+            drawn = drawn_S.tolist() if drawn_S is not None else []
+            step.extras = row_extras(step.rows, numbers, self.forward, hidden_TH, logits_SV, drawn)
+        found = None
+        if drawn_S is not None:
+            found = self._room_for_tokens()[: len(sequences)]
+            found.copy_(drawn_S, non_blocking=True)
+        if lap:
+            lap("sample")
+        return found
+
+    def _draw(self, logits_SV: Tensor, sequences: list[Sequence], rows: SampledRows, inputs: StepInputs) -> Tensor:
+        """A token for each, int32 [S], which is its sequence's last one from here on."""
+        masks = None
+        if self._sampler.needs_history(sequences):
+            self._settle_all()
+            started = self._grammars.start(sequences)
+            masks = started.result() if started is not None else None
+        drawn_S = self._sampler.draw(logits_SV, rows, inputs.params, masks=masks)
+        next_S = drawn_S if inputs.forced is None else inputs.forced
+        self.forward.last_tokens[inputs.sampled_slots] = next_S
+        return drawn_S
+
+    def _room_for_tokens(self) -> Tensor:
+        """Memory of the host that no step under way writes to."""
+        while len(self._unsettled) >= len(self._host_tokens):
+            self._unsettled[0].settle()
+        self._turn = (self._turn + 1) % len(self._host_tokens)
+        return self._host_tokens[self._turn]
+
+    def _settle_all(self) -> None:
+        while self._unsettled:
+            self._unsettled[0].settle()
+
+    def _settle(self, step: GpuStep, drawn: list[int]) -> StepOutput:
+        """A step's tokens are there, those of the steps before it have been taken in."""
+        while self._unsettled[0] is not step:
+            self._unsettled[0].settle()
+        self._unsettled.popleft()
+        following = step.forced or drawn
+        tokens: list[list[int]] = [[] for _ in step.rows]
+        ends: list[tuple[int, WorkerEnd]] = []
+        for number, sequence, place, token_id, next_id in zip(
+            step.numbers, step.sequences, step.places, drawn, following, strict=True
+        ):
+            tokens[number] = [token_id]
+            sequence.token_ids[place] = next_id
+            position = place - sequence.num_prompt_tokens
+            if sequence.params.grammar:
+                end = self._grammars.end_of(sequence, token_id, next_id, position)
+            else:
+                end = end_of(sequence.params, token_id, position)
+            if end is not None:
+                ends.append((number, end))
+        self._record(step, following)
+        return StepOutput(tokens, ends, step.extras, step.ops)
+
+    def _record(self, step: GpuStep, following: list[int]) -> None:
+        """Count the tokens of those sequences that are still held, if counts matter to any."""
+        if self._sampler.needs_history(step.sequences):
+            pairs = zip(step.sequences, following, strict=True)
+            held = [(each, token) for each, token in pairs if self._slots.get(each.id) == each.slot]
+            self._sampler.record([each for each, _ in held], np.array([token for _, token in held], dtype=np.int64))
+
+    def work_ahead(self) -> bool:
+        """There is nothing to do: a GPU's memory is there when it is given."""
+        return False
+
+    def _lap(self, timer: OpTimer | None) -> Lap | None:
+        """Waits for the device at the end of each operation, which makes the step slower."""
+        if timer is None:
+            return None
+
+        def lap(name: str) -> None:
+            Mark(self.device).wait()
+            timer.lap(name)
+
+        return lap
+
+    def host_info(self) -> dict[str, Any]:
+        """What a trace says of the machinery that computed it."""
+        return {
+            "torch": str(torch.__version__),
+            "machine": platform.machine(),
+            "device": self.setup.device,
+            "dtype": resolve_dtype(self.config, self.setup.dtype, self.setup.quantization),
+            "weight_bytes": self.forward.weight_bytes,
+            "kv_token_bytes": self.cache.token_bytes,
+            "memory": self._memory._asdict(),
+            **describe_device(self.device),
+            **self.forward.host,
+        }

@@ -1,0 +1,68 @@
+"""A step that the device computes while its worker goes on; its tokens are taken in when they have come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from eventlm.worker.gpu.marks import Mark
+from eventlm.worker.protocol import RowExtras, StepOutput
+from eventlm.worker.sequence_table import Row
+
+#: Takes in the tokens of a step's rows; gives the step's output.
+Settle = Callable[["GpuStep", list[int]], StepOutput]
+
+
+class GpuStep:
+    """A launch under way. Steps are settled in the order of their launches, at the latest by `finish`."""
+
+    def __init__(
+        self, rows: list[Row], numbers: list[int], forced: list[int] | None, begun: Mark, settle: Settle
+    ) -> None:
+        self.rows = rows
+        #: Of the rows that sample, and where each one's token will stand in its sequence's `token_ids`.
+        self.numbers = numbers
+        self.sequences = [rows[number].sequence for number in numbers]
+        self.places = [len(sequence.token_ids) for sequence in self.sequences]
+        self.forced = forced
+        self.extras: list[RowExtras] = []
+        self.ops: dict[str, int] = {}
+        self._settle = settle
+        self._begun = begun
+        self._ended: Mark | None = None
+        self._drawn: Tensor | None = None
+        self._output: StepOutput | None = None
+        self._end_ns = 0
+
+    def launched(self, drawn: Tensor | None, ended: Mark) -> None:
+        """All of it is launched: its tokens will be in this memory of the host, in order, once `ended` is past."""
+        self._drawn, self._ended = drawn, ended
+
+    def is_done(self) -> bool:
+        """Whether `finish` need not wait."""
+        assert self._ended is not None
+        return self._output is not None or self._ended.is_past()
+
+    def settle(self) -> None:
+        """Take its tokens in, once the device has passed. Harmless when called twice."""
+        if self._output is None:
+            assert self._ended is not None
+            self._ended.wait()
+            self._end_ns = time.monotonic_ns()
+            self._output = self._settle(self, self._drawn.tolist() if self._drawn is not None else [])
+
+    def finish(self) -> StepOutput:
+        """What it gave. Waits for it."""
+        self.settle()
+        assert self._output is not None
+        return self._output
+
+    @property
+    def times_ns(self) -> tuple[int, int]:
+        """When the device began and ended it, on this machine's monotonic clock, as far as a host can see; when it is
+        finished.
+        """
+        assert self._ended is not None
+        return self._end_ns - self._ended.ns_since(self._begun), self._end_ns

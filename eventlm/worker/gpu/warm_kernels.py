@@ -1,0 +1,75 @@
+"""Compiles what steps will need before a worker is ready: a kernel that is met first by a request keeps it waiting.
+
+What is compiled lies in Triton's cache on disk, so that only the first start on a machine takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from eventlm.events.decisions import Launched
+from eventlm.sampler_params import SamplerParams
+from eventlm.types import ceil_div
+from eventlm.worker.protocol import NewSequence, StepPayload
+
+if TYPE_CHECKING:
+    from eventlm.worker.gpu.runner import GpuRunner
+
+#: Of its sequences; no request has it, since the seq of an arrival is never negative.
+_REQUEST = -1
+#: Ways to draw that have kernels of their own.
+_PARAMS = (
+    SamplerParams(temperature=0.0, ignore_eos=True),
+    SamplerParams(temperature=1.0, top_k=10, top_p=0.9, ignore_eos=True),
+    SamplerParams(temperature=0.0, presence_penalty=1.0, ignore_eos=True),
+)
+_PROMPT_TOKENS = 2
+
+
+def warm_kernels(runner: GpuRunner) -> None:
+    """Run steps of all kinds: decodes beside a prompt, as many as make their kernels differ, drawn in all ways."""
+    for params in _PARAMS:
+        for num_decodes in _counts(runner.setup.max_num_seqs):
+            _run(runner, num_decodes, params)
+
+
+def _counts(max_num_seqs: int) -> Iterator[int]:
+    """Numbers of decodes: none, and powers of two; one sequence is a prompt."""
+    yield 0
+    count = 1
+    while count < max_num_seqs:
+        yield count
+        count *= 2
+
+
+def _run(runner: GpuRunner, num_decodes: int, params: SamplerParams) -> None:
+    """A step, whose sequences share a block: what is in it does not matter here."""
+    numbers = range(num_decodes + 1)
+    blocks = list(range(ceil_div(_PROMPT_TOKENS, runner.setup.block_size)))
+    launch = Launched(
+        replica=runner.setup.replica,
+        epoch=runner.setup.epoch,
+        step=0,
+        decodes=[(_REQUEST, index, _PROMPT_TOKENS, 0) for index in range(num_decodes)],
+        chunks=[(_REQUEST, num_decodes, 0, _PROMPT_TOKENS, 1)],
+        blocks=[(row, 0, blocks) for row in numbers],
+        num_tokens=num_decodes + _PROMPT_TOKENS,
+        predicted_ns=0,
+    )
+    new = [
+        NewSequence(
+            request=_REQUEST,
+            index=index,
+            token_ids=[0] * _PROMPT_TOKENS,
+            num_prompt_tokens=_PROMPT_TOKENS,
+            params=params,
+        )
+        for index in numbers
+    ]
+    runner.execute(launch, StepPayload(new=new))
+    forget = [(_REQUEST, index) for index in numbers]
+    last = Launched(
+        replica=runner.setup.replica, epoch=runner.setup.epoch, step=0, forget=forget, num_tokens=0, predicted_ns=0
+    )
+    runner.execute(last, StepPayload())

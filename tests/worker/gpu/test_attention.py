@@ -1,0 +1,161 @@
+"""Which attention backend is chosen, and that each computes the same."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eventlm.errors import UsageError
+from eventlm.kernels.paged_attention import AttentionRow, paged_attention, plan_attention
+from eventlm.worker.gpu import attention
+from eventlm.worker.gpu.attention import Geometry, choose_backend
+from eventlm.worker.gpu.triton_attention import TritonAttention
+from tests.checkpoints import make_checkpoint
+from tests.worker.gpu.driven import Asked, Driven, gpu_runner
+from tests.worker.gpu.test_runner import GREEDY, greedy, prompt_of
+
+GEOMETRY = Geometry(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    block_size=256,
+    max_rows=8,
+    max_context=512,
+    dtype=torch.bfloat16,
+    kv_dtype="bfloat16",
+    device=torch.device("cpu"),
+    is_invariant=False,
+)
+
+
+def test_the_fastest_is_taken_and_why_is_said() -> None:
+    choice = choose_backend("auto", GEOMETRY)
+    assert choice.backend is TritonAttention
+    assert choice.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("flash_attn", {}, "flash-attn is not installed"),
+        ("flash_attn", {"block_size": 16}, "multiple of 256 tokens, not 16"),
+        ("flash_attn", {"kv_dtype": "fp8"}, "keys and values are fp8"),
+        ("flash_attn", {"is_invariant": True}, "--batch-invariant"),
+        ("torch_sdpa", {"kv_dtype": "fp8"}, "fp8"),
+        ("torch_sdpa", {"is_invariant": True}, "--batch-invariant"),
+    ],
+)
+def test_one_that_cannot_run_the_model_says_why(name: str, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        choose_backend(name, GEOMETRY._replace(**changes))
+
+
+def test_an_unknown_one_is_told_which_there_are() -> None:
+    with pytest.raises(UsageError, match="auto, triton, flash_attn, torch_sdpa"):
+        choose_backend("flashinfer", GEOMETRY)
+
+
+def test_a_package_can_bring_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("mine", f"{__name__}:TritonAttention", attention.GROUP)
+    broken = EntryPoint("broken", f"{__name__}:Nothing", attention.GROUP)
+    monkeypatch.setattr(attention, "entry_points", lambda group: [point, broken])
+    assert choose_backend("mine", GEOMETRY).backend is TritonAttention
+    with pytest.raises(UsageError, match="broken cannot be loaded: AttributeError"):
+        choose_backend("broken", GEOMETRY)
+
+
+class FlashAttnPackage(ModuleType):
+    """What the package's two functions compute, by their documentation, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__("flash_attn")
+        self.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
+
+    def flash_attn_with_kvcache(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        cache_seqlens: Tensor,
+        block_table: Tensor,
+        softmax_scale: float,
+        causal: bool,
+    ) -> Tensor:
+        assert causal
+        rows = [
+            (length - 1, 1, table)
+            for length, table in zip(cache_seqlens.tolist(), block_table.numpy(), strict=True)
+            if length
+        ]
+        out = torch.zeros_like(q)
+        out[: len(rows), 0] = _attend(q[: len(rows), 0], k_cache, v_cache, rows, softmax_scale)
+        return out
+
+    def flash_attn_varlen_func(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        softmax_scale: float,
+        causal: bool,
+        block_table: Tensor,
+    ) -> Tensor:
+        assert causal
+        counts, lengths = cu_seqlens_q.diff(), cu_seqlens_k.diff()
+        assert (int(counts.max()), int(lengths.max())) == (max_seqlen_q, max_seqlen_k)
+        starts = (lengths - counts).tolist()
+        return _attend(q, k, v, list(zip(starts, counts.tolist(), block_table.numpy(), strict=True)), softmax_scale)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, rows: list[tuple[int, int, np.ndarray]], scale: float) -> Tensor:
+    cache = torch.stack((k, v)).transpose(2, 3).contiguous()
+    groups = plan_attention([AttentionRow(*row) for row in rows], cache, q.dtype)
+    return paged_attention(q.contiguous(), cache, groups, scale=scale)
+
+
+@pytest.fixture
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eventlm.worker.gpu.flash_attention import FlashAttention
+
+    monkeypatch.setitem(sys.modules, "flash_attn", FlashAttnPackage())
+    # The real one computes in half precision only; tokens are compared in full.
+    monkeypatch.setattr(FlashAttention, "refusal", classmethod(lambda cls, geometry: ""))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), head_dim=32, num_layers=1)
+
+
+@pytest.mark.usefixtures("flash_attn")
+@pytest.mark.parametrize("backend", ["flash_attn", "torch_sdpa"])
+def test_others_give_the_tokens_of_transformers(folder: Path, backend: str) -> None:
+    asked = [Asked(prompt_of(5), 6, GREEDY), Asked(prompt_of(40), 4, GREEDY)]
+    runner = gpu_runner(folder, attention_backend=backend, max_num_batched_tokens=32)
+    driven = Driven(runner, asked)
+    for number, (prompt, num_tokens, *_) in enumerate(asked):
+        assert driven.outputs[number] == greedy(folder, prompt, num_tokens)
+    assert runner.host_info()["attention_backend"] == backend
+
+
+def test_a_batch_that_must_not_matter_does_not(folder: Path) -> None:
+    asked = [Asked(prompt_of(length), 5, GREEDY) for length in (5, 40, 18)]
+    settings = {"batch_invariant": True, "dtype": "bfloat16", "max_num_batched_tokens": 32}
+    together = Driven(gpu_runner(folder, **settings), asked).outputs
+    for number, each in enumerate(asked):
+        assert Driven(gpu_runner(folder, **settings), [each]).outputs[0] == together[number]

@@ -1,0 +1,142 @@
+"""The runner for GPUs against transformers, and against the runner for CPUs, with steps under way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eventlm.sampler_params import SamplerParams
+from eventlm.worker.gpu.runner import GpuRunner
+from eventlm.worker.gpu.warm_kernels import warm_kernels
+from eventlm.worker.warm_up import warm_up
+from tests.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
+from tests.worker.gpu.driven import Asked, Driven, gpu_runner
+from tests.worker.reference import make_runner
+
+GREEDY = SamplerParams(temperature=0.0, ignore_eos=True)
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-bias": {"bias": True, "head_dim": 32},
+    "qwen3-tied": {"family": "qwen3", "tied": True, "num_kv_heads": 1, "head_dim": 32, "rope": "llama3"},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), **MODELS[request.param])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), head_dim=32, num_layers=1)
+
+
+@pytest.fixture(scope="module")
+def runner(plain: Path) -> GpuRunner:
+    return gpu_runner(plain)
+
+
+def prompt_of(length: int) -> list[int]:
+    rng = random.Random(length)
+    return [rng.randrange(5, VOCAB_SIZE) for _ in range(length)]
+
+
+def greedy(folder: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = model.generate(
+        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=[], pad_token_id=0
+    )
+    return list(found[0, len(prompt) :].tolist())
+
+
+def test_tokens_are_those_of_transformers(folder: Path) -> None:
+    # Longer than a step takes, so in chunks; one decodes beside the chunks of the other.
+    asked = [Asked(prompt_of(5), 9, GREEDY), Asked(prompt_of(75), 4, GREEDY), Asked(prompt_of(17), 5, GREEDY)]
+    driven = Driven(gpu_runner(folder, max_num_batched_tokens=32), asked)
+    for number, (prompt, num_tokens, *_) in enumerate(asked):
+        assert driven.outputs[number] == greedy(folder, prompt, num_tokens)
+    assert {launch.bucket for launch in driven.launches} >= {0, 1}
+    assert max(in_flight for launch in driven.launches for *_, in_flight in launch.decodes) == 1
+
+
+PARAMS = {
+    "seeded": SamplerParams(temperature=1.0, seed=1, ignore_eos=True),
+    "masked": SamplerParams(temperature=0.9, seed=2, top_k=20, top_p=0.8, min_p=0.01, ignore_eos=True),
+    "penalized": SamplerParams(temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.6, ignore_eos=True),
+    "bad words": SamplerParams(temperature=0.5, seed=3, bad_words=((7, 9), (11,)), ignore_eos=True),
+    "biased": SamplerParams(temperature=0.0, logit_bias=((30, 2.5), (40, -90.0)), min_tokens=3),
+}
+
+
+def test_draws_are_those_of_the_runner_for_cpus(plain: Path, runner: GpuRunner) -> None:
+    asked = [Asked(prompt_of(6 + 5 * number), 6, params) for number, params in enumerate(PARAMS.values())]
+    settings = {"block_size": 16, "num_blocks": 32, "max_model_len": 128, "max_num_batched_tokens": 64}
+    expected = Driven(make_runner(plain, max_num_seqs=8, **settings), asked)
+    assert Driven(runner, asked).outputs == expected.outputs
+
+
+def test_a_sequence_that_ends_unforeseen_wastes_one_row_and_nothing_else(plain: Path, runner: GpuRunner) -> None:
+    prompt = prompt_of(9)
+    output = greedy(plain, prompt, 6)
+    ending = SamplerParams(temperature=0.0, stop_token_ids=(output[2],))
+    driven = Driven(runner, [Asked(prompt, 6, ending), Asked(prompt_of(12), 8, GREEDY)])
+    first = output.index(output[2])
+    # The step behind the end was under way: it computed a token that nobody wanted.
+    assert driven.outputs[0] == output[: first + 2]
+    assert driven.outputs[1] == greedy(plain, prompt_of(12), 8)
+
+
+def test_preempted_sequences_go_on_with_what_they_had(plain: Path) -> None:
+    # Seven blocks for three sequences that come to need four, four and three.
+    asked = [Asked(prompt_of(20), 34, GREEDY), Asked(prompt_of(21), 34, GREEDY), Asked(prompt_of(14), 20, GREEDY)]
+    driven = Driven(gpu_runner(plain, num_blocks=8, max_model_len=112), asked)
+    for number, (prompt, num_tokens, *_) in enumerate(asked):
+        assert driven.outputs[number][:num_tokens] == greedy(plain, prompt, num_tokens)
+    assert any(launch.forget for launch in driven.launches)
+
+
+def test_logprobs_come_with_the_tokens(plain: Path, runner: GpuRunner) -> None:
+    params = SamplerParams(temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    asked = [Asked(prompt_of(7), 3, params), Asked(prompt_of(9), 3, GREEDY)]
+    driven = Driven(runner, asked)
+    settings = {"block_size": 16, "num_blocks": 32, "max_model_len": 128, "max_num_batched_tokens": 64}
+    expected = Driven(make_runner(plain, max_num_seqs=8, **settings), asked)
+    assert driven.outputs == expected.outputs
+    assert len(driven.extras[0]) == len(expected.extras[0])
+    for found, other in zip(driven.extras[0], expected.extras[0], strict=True):
+        assert found.logprobs is not None
+        assert other.logprobs is not None
+        assert found.logprobs.top_ids == other.logprobs.top_ids
+        assert found.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=1e-4)
+
+
+def test_operations_are_timed_if_asked(plain: Path) -> None:
+    runner = gpu_runner(plain, profile_ops=True)
+    driven = Driven(runner, [Asked(prompt_of(5), 3, GREEDY)])
+    assert driven.outputs[0] == greedy(plain, prompt_of(5), 3)
+
+
+def test_the_end_of_sequence_token_ends(plain: Path, runner: GpuRunner) -> None:
+    params = SamplerParams(temperature=0.0, allowed_token_ids=(EOS_ID,), eos_token_ids=(EOS_ID,))
+    driven = Driven(runner, [Asked(prompt_of(5), 9, params)])
+    assert driven.outputs[0][0] == EOS_ID
+    assert len(driven.outputs[0]) <= 2
+
+
+def test_kernels_are_warmed_by_steps_that_leave_nothing_behind(plain: Path) -> None:
+    runner = gpu_runner(plain, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=32)
+    warm_kernels(runner)
+    driven = Driven(runner, [Asked(prompt_of(5), 3, GREEDY)])
+    assert driven.outputs[0] == greedy(plain, prompt_of(5), 3)
+
+
+def test_a_warm_up_measures_steps_and_leaves_nothing_behind(plain: Path) -> None:
+    runner = gpu_runner(plain, max_num_seqs=2, max_num_batched_tokens=16)
+    assert len(warm_up(runner)) >= 2
+    driven = Driven(runner, [Asked(prompt_of(5), 3, GREEDY)])
+    assert driven.outputs[0] == greedy(plain, prompt_of(5), 3)
