@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.tune import Config, Tuning
 from eventlm.kernels.gpu.prefill_attention import make_tiles, prefill_attention, tile_queries
+from eventlm.kernels.gpu.tuned import tuned
 
 _BLOCK_SIZE = 16
 #: Queries whose scores the reference holds at a time.
 _REFERENCE_QUERIES = 256
+#: Configurations that are tried: BLOCK_M, BLOCK_N, warps, stages.
+_CANDIDATES = [(128, 64, 8, 5), (128, 128, 8, 5), (128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 4, 5), (64, 128, 4, 5)]
 
 
 class _Shape(NamedTuple):
@@ -53,6 +58,29 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
     yield _case(_Shape(64, 8191, 1), device)
 
 
+def tunings(device: torch.device, *, smoke: bool) -> Iterator[Tuning]:
+    """One for each size of heads and type of cache, measured with a long prompt and with several shorter ones."""
+    for head_dim, fp8 in [(64, False)] if smoke else [(64, False), (64, True), (128, False), (128, True)]:
+        shapes = (
+            [_Shape(1, 0, 40, num_heads=4, num_kv_heads=2)] if smoke else [_Shape(1, 0, 8192), _Shape(8, 512, 1024)]
+        )
+        inputs = [_inputs(shape._replace(head_dim=head_dim, fp8=fp8), device) for shape in shapes]
+        dtypes = ("float8_e4m3fn",) if fp8 else ("bfloat16", "float16")
+        configs: list[Config] = [
+            {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
+            for block_m, block_n, num_warps, num_stages in _CANDIDATES
+        ]
+        yield Tuning(
+            name=f"prefill_attention, {dtypes[0]}, heads of {head_dim}",
+            op="prefill_attention",
+            shapes=[{"dtype": dtype, "max_head_dim": head_dim} for dtype in dtypes],
+            current=tuned("prefill_attention", dtype=dtypes[0], head_dim=head_dim),
+            candidates=configs[:1] if smoke else configs,
+            runs=[_run_as(each) for each in inputs],
+            references=[partial(_reference, each) for each in inputs],
+        )
+
+
 def _inputs(shape: _Shape, device: torch.device) -> _Inputs:
     generator = torch.Generator(device).manual_seed(1)
     max_blocks = -(-(shape.start + shape.num_queries) // _BLOCK_SIZE)
@@ -81,7 +109,7 @@ def _case(shape: _Shape, device: torch.device) -> KernelCase:
     return KernelCase(
         name + (", fp8" if fp8 else ""),
         _run(inputs),
-        lambda: torch.cat([_attend(inputs, row) for row in range(num_rows)]),
+        partial(_reference, inputs),
         num_bytes=num_rows * (start + num_queries) * token_bytes + 2 * inputs.q.nbytes,
         num_flops=4 * num_rows * seen * num_heads * head_dim,
         peer=peer,
@@ -91,17 +119,34 @@ def _case(shape: _Shape, device: torch.device) -> KernelCase:
     )
 
 
-def _run(inputs: _Inputs) -> Callable[[], Tensor]:
+def _run_as(inputs: _Inputs) -> Callable[[Config], Tensor]:
+    """What the host makes for a configuration it makes once."""
+    runs: dict[str, Callable[[], Tensor]] = {}
+
+    def run(config: Config) -> Tensor:
+        if str(config) not in runs:
+            runs[str(config)] = _run(inputs, config)
+        return runs[str(config)]()
+
+    return run
+
+
+def _run(inputs: _Inputs, config: Config | None = None) -> Callable[[], Tensor]:
     (num_rows, start, num_queries, num_heads, num_kv_heads, head_dim, _, _), q, cache, scales, tables = inputs
     starts = torch.full((num_rows,), start, dtype=torch.int32, device=q.device)
     slots = torch.arange(num_rows, dtype=torch.int32, device=q.device)
     query_starts = torch.arange(num_rows + 1, dtype=torch.int32, device=q.device) * num_queries
-    block_m = tile_queries(num_heads, num_kv_heads, head_dim, cache.dtype)
+    if config is None:
+        block_m = tile_queries(num_heads, num_kv_heads, head_dim, cache.dtype)
+    else:
+        block_m = config["BLOCK_M"] // (num_heads // num_kv_heads)
     tiles = torch.from_numpy(make_tiles([start] * num_rows, [num_queries] * num_rows, block_m)).to(q.device)
     out, scale = torch.empty_like(q), head_dim**-0.5
 
     def run() -> Tensor:
-        prefill_attention(q, cache, scales, tables, slots, starts, query_starts, tiles, scale=scale, out_THD=out)
+        prefill_attention(
+            *(q, cache, scales, tables, slots, starts, query_starts, tiles), scale=scale, out_THD=out, config=config
+        )
         return out
 
     return run
@@ -130,6 +175,10 @@ def _context(inputs: _Inputs, row: int) -> Tensor:
         context *= inputs.scales[:, blocks][..., None]
     length = inputs.shape.start + inputs.shape.num_queries
     return context.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2)
+
+
+def _reference(inputs: _Inputs) -> Tensor:
+    return torch.cat([_attend(inputs, row) for row in range(inputs.shape.num_rows)])
 
 
 def _attend(inputs: _Inputs, row: int) -> Tensor:

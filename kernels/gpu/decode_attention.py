@@ -9,6 +9,7 @@ Shapes: R rows, H query heads, K key-value heads, G = H / K, S splits, D head_di
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -74,6 +75,7 @@ def decode_attention(
     num_splits: int,
     scratch: SplitScratch | None,
     out_RHD: Tensor,
+    config: Mapping[str, int] | None = None,
 ) -> None:
     """softmax(q k^T * scale) v of each row's token over its context, into `out_RHD`.
 
@@ -81,7 +83,8 @@ def decode_attention(
     [2, num_blocks, K, block_size, D], keys first, of any floating type; fp8 with kv_scales float32
     [2, num_blocks, K, block_size], which elements are multiplied by, else None. block_tables: int32
     [num_slots, max_blocks]. slots_R: int32, the row's in block_tables. lengths_R: int32, tokens of context, the row's
-    own included; 0 for rows of padding, which become zeros. scratch: of `split_scratch`, for num_splits > 1.
+    own included; 0 for rows of padding, which become zeros. scratch: of `split_scratch`, for num_splits > 1. config:
+    in place of the stored one.
     """
     num_rows, num_heads, head_dim = q_RHD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
@@ -89,7 +92,7 @@ def decode_attention(
     if is_split and scratch is None:
         raise ValueError(f"decode_attention: scratch is None with {num_splits} splits: pass one of split_scratch()")
     partial, lse = scratch if is_split and scratch is not None else (out_RHD, lengths_R)
-    config = tuned("decode_attention", dtype=str(kv_cache.dtype).removeprefix("torch."), head_dim=head_dim)
+    config = config or tuned("decode_attention", dtype=str(kv_cache.dtype).removeprefix("torch."), head_dim=head_dim)
     if kv_scales is not None:
         kv_cache = kv_cache.view(torch.int16)
     width = kv_cache.shape[-1]

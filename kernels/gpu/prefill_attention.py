@@ -9,7 +9,7 @@ Shapes: T tokens of the step, R rows, H query heads, K key-value heads, G = H / 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -60,17 +60,18 @@ def prefill_attention(
     *,
     scale: float,
     out_THD: Tensor,
+    config: Mapping[str, int] | None = None,
 ) -> None:
     """softmax(q k^T * scale) v of each token over those up to itself, into `out_THD`.
 
     q_THD, out_THD: of the model's dtype, any strides but the last's; tokens of no row stay as they are in out.
     kv_cache, kv_scales, block_tables, slots_R: as `decode_attention` takes; the step's own keys and values are there
     already. starts_R: int32, tokens before the row's first query. query_starts_R: int32 [R + 1], where in T each row's
-    queries begin, and their end. tiles_N2: int32, of `make_tiles`. scale: above 0.
+    queries begin, and their end. tiles_N2: int32, of `make_tiles`. scale: above 0. config: in place of the stored one.
     """
     _, num_heads, head_dim = q_THD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
-    config = _config(kv_cache.dtype, head_dim)
+    config = config or _config(kv_cache.dtype, head_dim)
     if kv_scales is not None:
         kv_cache = kv_cache.view(torch.int16)
     width = kv_cache.shape[-1]
