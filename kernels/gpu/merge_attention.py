@@ -77,7 +77,7 @@ def _merge_attention(
     total = tl.where(is_empty, 1.0, total)
     partial_ptrs = partial_ptr + row * stride_partial_row + head * stride_partial_head
     partial = tl.load(
-        partial_ptrs + offs_s[:, None] * stride_partial_part + offs_d,
+        partial_ptrs + offs_s[:, None].to(tl.int64) * stride_partial_part + offs_d,
         mask=is_full[:, None] & (offs_d < HEAD_DIM),
         other=0.0,
     ).to(tl.float32)
