@@ -20,6 +20,9 @@ from eventlm.worker.protocol import FAKE_MODEL
 #: The oldest GPUs that the kernels are compiled for (Ampere).
 LEAST_CAPABILITY = (8, 0)
 
+#: The oldest GPUs that have fp8.
+FP8_CAPABILITY = (8, 9)
+
 #: Options that mean something on one kind of device only.
 OF_PROCESSORS = ("threads", "pin_threads", "cpu_kernels")
 OF_GPUS = ("attention_backend", "gpu_memory_utilization", "cuda_graphs", "batch_invariant", "torch_compile")
@@ -112,6 +115,10 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
     where = f"the model runs on a GPU ({gpu.name})"
     for option in _given(config, OF_PROCESSORS):
         raise UsageError(f"{option.flag} is for processors, and {where}; leave it out, or give --device cpu")
+    if config.gpu.torch_compile and config.gpu.batch_invariant:
+        raise UsageError(
+            "--torch-compile chooses kernels whose results depend on the batch: not with --batch-invariant"
+        )
     if config.model.quantization == "int8":
         raise UsageError(f"--quantization int8 is for processors, and {where}; leave it out, or give --device cpu")
     if config.cache.kv_cache_dtype == "int8":
@@ -119,6 +126,9 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
             f"--kv-cache-dtype int8 is for processors, and {where}; give fp8, which takes the same memory, or "
             "--device cpu"
         )
+    if config.cache.kv_cache_dtype == "fp8" and gpu.capability < FP8_CAPABILITY:
+        have, need = (".".join(map(str, version)) for version in (gpu.capability, FP8_CAPABILITY))
+        raise UsageError(f"--kv-cache-dtype fp8 needs compute capability {need} (Ada), and {gpu.name} has {have}")
 
 
 def _given(config: Config, names: tuple[str, ...]) -> Iterator[Option]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -19,6 +20,8 @@ from eventlm.kernels.gpu.matmul import matmul
 from eventlm.kernels.gpu.qkv_store import qkv_store
 from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from eventlm.kernels.gpu.silu_mul import silu_mul
+from eventlm.kernels.rms_norm import rms_norm as torch_rms_norm
+from eventlm.kernels.silu_mul import silu_mul as torch_silu_mul
 from eventlm.models.decoder import Decoder, DecoderLayer, Lap, Linear, no_lap
 from eventlm.models.rope import angles
 
@@ -43,20 +46,26 @@ class LayerCache(Protocol):
         ...
 
 
+#: As `layer_tail`.
+CompiledTail = Callable[["TailWeights", Tensor, Tensor, float], tuple[Tensor, Tensor]]
 #: The attention of a layer's queries [T, H, D], the step's keys and values being in the cache; returns [T, H, D].
 Attend = Callable[[int, Tensor], Tensor]
 
 
 class GpuDecoder:
-    """Runs the weights of a `Decoder` that lies on a device. `is_invariant`: see `--batch-invariant`."""
+    """Runs the weights of a `Decoder` that lies on a device. `is_invariant`: see `--batch-invariant`; `is_compiled`:
+    what follows a layer's attention is compiled by torch, instead of kernels by hand.
+    """
 
-    def __init__(self, decoder: Decoder, *, max_positions: int, is_invariant: bool) -> None:
+    def __init__(self, decoder: Decoder, *, max_positions: int, is_invariant: bool, is_compiled: bool = False) -> None:
         config = decoder.config
         self._decoder = decoder
         self._eps = config.rms_norm_eps
         self._num_heads, self._head_dim = config.num_heads, config.head_dim
         self._multiply = matmul if is_invariant else linear
         self._layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        #: None: kernels by hand.
+        self.compiled: CompiledTail | None = torch.compile(layer_tail, dynamic=True) if is_compiled else None
         weight = decoder.norm.weight
         # Rounded as transformers rounds them.
         self._cos, self._sin = angles(config, max_positions, dtype=weight.dtype, device=weight.device)
@@ -65,22 +74,21 @@ class GpuDecoder:
         self, tokens: StepTokens, last_tokens: Tensor, cache: LayerCache, attend: Attend, lap: Lap = no_lap
     ) -> Tensor:
         """The residual stream behind the last layer, [T, hidden_size]. Stores keys and values of all tokens."""
-        layers = self._layers
         embedding = self._decoder.embed_tokens
         residual = embedding.new_empty(len(tokens.staged_T), embedding.shape[1])
         embed_tokens(tokens.staged_T, last_tokens, embedding, residual)
         lap("embed")
-        x = rms_norm(residual, layers[0].input_layernorm.weight, self._eps)
+        x = rms_norm(residual, self._layers[0].input_layernorm.weight, self._eps)
         lap("norm")
-        for number, layer in enumerate(layers):
-            x = self._attention(layer, number, x, tokens, cache, attend, lap)
-            add_rms_norm(x, residual, layer.post_attention_layernorm.weight, self._eps)
-            lap("norm")
-            x = self._feed_forward(layer, x, lap)
-            if number + 1 < len(layers):
-                add_rms_norm(x, residual, layers[number + 1].input_layernorm.weight, self._eps)
-                lap("norm")
-        return residual.add_(x)
+        norms = [layer.input_layernorm.weight for layer in self._layers[1:]]
+        for number, (layer, next_norm) in enumerate(zip(self._layers, [*norms, None], strict=True)):
+            out = self._attention(layer, number, x, tokens, cache, attend, lap)
+            if self.compiled is not None:
+                x, residual = self.compiled(tail_weights(layer, next_norm), out, residual, self._eps)
+                lap("compiled")
+            else:
+                x = self._tail(layer, out, residual, next_norm, lap)
+        return residual
 
     def _attention(
         self,
@@ -92,6 +100,7 @@ class GpuDecoder:
         attend: Attend,
         lap: Lap,
     ) -> Tensor:
+        """The attention of all heads, [T, H * D]."""
         part = layer.self_attn
         qkv = self._linear(part.qkv_proj, x)
         lap("qkv_proj")
@@ -111,18 +120,26 @@ class GpuDecoder:
         )
         lap("rotary")
         q_THD = qkv[:, : self._num_heads * self._head_dim].unflatten(1, (self._num_heads, self._head_dim))
-        out = attend(number, q_THD)
+        out = attend(number, q_THD).flatten(1)
         lap("attention")
-        projected = self._linear(part.o_proj, out.flatten(1))
-        lap("o_proj")
-        return projected
+        return out
 
-    def _feed_forward(self, layer: DecoderLayer, x: Tensor, lap: Lap) -> Tensor:
+    def _tail(self, layer: DecoderLayer, out: Tensor, residual: Tensor, next_norm: Tensor | None, lap: Lap) -> Tensor:
+        """What follows a layer's attention: the next layer's normed input, and the residual stream in its place."""
+        x = self._linear(layer.self_attn.o_proj, out)
+        lap("o_proj")
+        add_rms_norm(x, residual, layer.post_attention_layernorm.weight, self._eps)
+        lap("norm")
         inner = silu_mul(self._linear(layer.mlp.gate_up_proj, x))
         lap("gate_up_proj")
-        out = self._linear(layer.mlp.down_proj, inner)
+        x = self._linear(layer.mlp.down_proj, inner)
         lap("down_proj")
-        return out
+        if next_norm is None:
+            residual.add_(x)
+        else:
+            add_rms_norm(x, residual, next_norm, self._eps)
+        lap("norm")
+        return x
 
     def _linear(self, part: Linear, x: Tensor) -> Tensor:
         return self._multiply(x, part.weight, part.bias)
@@ -138,3 +155,40 @@ class GpuDecoder:
     def weight_bytes(self) -> dict[str, int]:
         """Of the matrices by the operation that multiplies by them, all layers together."""
         return self._decoder.weight_bytes()
+
+
+class TailWeights(NamedTuple):
+    """What the part of a layer behind its attention multiplies by; tensors, so that all layers are compiled as one."""
+
+    o_proj: Tensor
+    o_bias: Tensor | None
+    norm: Tensor
+    gate_up_proj: Tensor
+    gate_up_bias: Tensor | None
+    down_proj: Tensor
+    down_bias: Tensor | None
+    next_norm: Tensor | None
+
+
+def tail_weights(layer: DecoderLayer, next_norm: Tensor | None) -> TailWeights:
+    """Of a layer, and the norm that follows it, but for the last."""
+    o_proj, mlp = layer.self_attn.o_proj, layer.mlp
+    return TailWeights(
+        o_proj.weight,
+        o_proj.bias,
+        layer.post_attention_layernorm.weight,
+        mlp.gate_up_proj.weight,
+        mlp.gate_up_proj.bias,
+        mlp.down_proj.weight,
+        mlp.down_proj.bias,
+        next_norm,
+    )
+
+
+def layer_tail(weights: TailWeights, out: Tensor, residual: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What follows a layer's attention, in torch's operations: the next layer's normed input, the residual stream."""
+    residual = residual + linear(out, weights.o_proj, weights.o_bias)
+    x = torch_rms_norm(residual, weights.norm, eps)
+    inner = torch_silu_mul(linear(x, weights.gate_up_proj, weights.gate_up_bias))
+    residual = residual + linear(inner, weights.down_proj, weights.down_bias)
+    return (residual if weights.next_norm is None else torch_rms_norm(residual, weights.next_norm, eps)), residual

@@ -156,6 +156,7 @@ class Worker:
             epoch=setup.epoch,
             pid=os.getpid(),
             num_blocks=runner.num_blocks,
+            warnings=runner.warnings,
             model_fingerprint=fingerprint,
             host=host,
             samples=samples,

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from eventlm.events import Launched
 from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
@@ -64,6 +64,11 @@ class Runner(Protocol):
         """KV blocks that it has."""
         ...
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know of its start."""
+        ...
+
 
 class ExecutedStep:
     """A launch that a runner computes at once."""
@@ -82,8 +87,26 @@ class ExecutedStep:
         return self._output
 
 
+class FakeStep(NamedTuple):
+    """A launch that the fake device computes while the worker goes on."""
+
+    output: StepOutput
+    times_ns: tuple[int, int]
+
+    def is_done(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic_ns() >= self.times_ns[1]
+
+    def finish(self) -> StepOutput:
+        """What it gave. Sleeps for what is left of its time."""
+        time.sleep(max(self.times_ns[1] - time.monotonic_ns(), 0) / 1e9)
+        return self.output
+
+
 class FakeModel:
-    """The fake worker in real time: it takes as long as it says, and dies when it is drawn to."""
+    """The fake worker in real time: a device that computes one launch after the other, each as long as it says, and
+    dies when it is drawn to.
+    """
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._profile_ops = setup.profile_ops
@@ -91,19 +114,22 @@ class FakeModel:
             setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
         )
         self.num_blocks = setup.num_blocks
+        self.warnings: list[str] = []
+        #: When the device will have done all that it was given.
+        self._free_ns = 0
 
-    def start(self, launch: Launched, payload: StepPayload) -> ExecutedStep:
-        """Sleep for the step's duration."""
-        return ExecutedStep(lambda: self._execute(launch, payload))
-
-    def _execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
+    def start(self, launch: Launched, payload: StepPayload) -> FakeStep:
+        """Behind what is under way."""
+        begun_ns = time.monotonic_ns()
         try:
             step = self._runner.execute(launch, payload)
         except FakeDeath as death:
             print(f"fake worker: {death}", file=sys.stderr)
             os._exit(1)
-        time.sleep(step.duration_ns / 1e9)
-        return StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
+        start_ns = max(begun_ns, self._free_ns)
+        self._free_ns = start_ns + step.duration_ns
+        output = StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
+        return FakeStep(output, (start_ns, self._free_ns))
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""
@@ -140,6 +166,7 @@ class CheckpointModel:
 
             self._runner = GpuRunner(setup)
         self.num_blocks = self._runner.num_blocks
+        self.warnings = self._runner.warnings
         self._fingerprint = model_fingerprint(setup.model)
 
     def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:

@@ -27,6 +27,12 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "missing_software", lambda: "")
 
 
+@pytest.fixture(autouse=True)
+def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tests of kernels have in place of a GPU."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
 def config_with(**options: Any) -> Config:
     return load_config(None, {"model": "/nowhere"} | options, environment={})
 
@@ -91,6 +97,23 @@ def test_gpus_that_are_too_old_are_passed_over(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_for_processors_is_refused_on_a_gpu(options: dict[str, Any], said: str) -> None:
     assert said in refusal(**options)
     assert choose_device(config_with(device="cpu", **options)) == ([], [])
+
+
+def test_fp8_and_two_ways_to_choose_kernels_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    install(monkeypatch, gpu("NVIDIA A100", capability=(8, 0)))
+    wanted = "--kv-cache-dtype fp8 needs compute capability 8.9 (Ada), and NVIDIA A100 has 8.0"
+    assert refusal(kv_cache_dtype="fp8") == wanted
+    assert "not with --batch-invariant" in refusal(torch_compile=True, batch_invariant=True)
+
+
+def test_the_interpreter_of_triton_takes_the_place_of_a_gpu_if_both_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, no_driver="Driver Not Loaded")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert [each.name for each in choose_device(config_with(device="cuda")).gpus] == ["Triton's interpreter"]
+    assert choose_device(config_with()).gpus == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ Shapes: T tokens of the step, R rows, S of them whose logits are wanted, H hidde
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +21,9 @@ from eventlm.types import ceil_div
 from eventlm.worker.gpu.attention import AttentionRows, Geometry, choose_backend
 from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
+from eventlm.worker.gpu.marks import Mark
 from eventlm.worker.gpu.staging import Staging
-from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, stage_step
+from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, put_decodes, stage_step
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.sequence_table import Row
 
@@ -55,7 +59,12 @@ class GpuForward:
         self.host = {"attention_backend": choice.name, "attention_backend_reason": choice.reason}
         self._attention = choice.backend(geometry)
         decoder = load_decoder(setup.model, dtype=setup.dtype, device=str(device))
-        self._decoder = GpuDecoder(decoder, max_positions=setup.max_model_len, is_invariant=setup.batch_invariant)
+        self._decoder = GpuDecoder(
+            decoder,
+            max_positions=setup.max_model_len,
+            is_invariant=setup.batch_invariant,
+            is_compiled=setup.torch_compile,
+        )
         self.weight_bytes = self._decoder.weight_bytes()
         self.num_slots = _SLOTS_PER_SEQUENCE * setup.max_num_seqs
         max_blocks = ceil_div(setup.max_model_len, setup.block_size)
@@ -89,6 +98,37 @@ class GpuForward:
             return 0
         self._graphs = DecodeGraphs(buckets, self._decode, self._device)
         return self._graphs.num_bytes
+
+    @torch.inference_mode()
+    def compile_gain(self) -> str:
+        """How long torch.compile took, and what it saves of a step with the most decodes."""
+        num_rows, compiled = self._setup.max_num_seqs, self._decoder.compiled
+        self.staging.begin()
+        nothing = np.empty(0, dtype=np.int32)
+        put_decodes(self.staging, [], nothing, nothing, num_rows)
+        self.staging.send()
+        started_ns = time.monotonic_ns()
+        self._time_decode(num_rows, num_runs=1)
+        compile_s = (time.monotonic_ns() - started_ns) / 1e9
+        with_ms = self._time_decode(num_rows) / 1e6
+        self._decoder.compiled = None
+        without_ms = self._time_decode(num_rows) / 1e6
+        self._decoder.compiled = compiled
+        return (
+            f"torch.compile took {compile_s:.1f} s; a step of {num_rows} decodes takes {with_ms:.2f} ms with it and "
+            f"{without_ms:.2f} ms without"
+        )
+
+    def _time_decode(self, num_rows: int, num_runs: int = 5) -> int:
+        """The shortest of some runs, in nanoseconds."""
+        times = []
+        for _ in range(num_runs):
+            begun = Mark(self._device)
+            self._decode(num_rows)
+            ended = Mark(self._device)
+            ended.wait()
+            times.append(ended.ns_since(begun))
+        return min(times)
 
     def stage(
         self,

@@ -78,6 +78,8 @@ def size_cache(runner: GpuRunner) -> GpuMemory:
             num_blocks_needed=ceil_div(min(setup.max_model_len, setup.block_size), setup.block_size) + 1,
         )
     runner.open_table(num_blocks)
+    if setup.torch_compile:
+        runner.warnings.append(forward.compile_gain())
     if runner.device.type == "cuda":
         warm_kernels(runner)
     graphs = forward.capture(setup.graph_buckets)

@@ -61,6 +61,8 @@ class GpuRunner:
             for _ in range(setup.max_steps_in_flight + 1)
         ]
         self._turn = 0
+        #: For the user.
+        self.warnings: list[str] = []
         self._memory = size_cache(self)
         self.num_blocks = self._memory.num_blocks
 

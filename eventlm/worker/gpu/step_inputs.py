@@ -70,7 +70,7 @@ def stage_step(
     slots = np.array([row.sequence.slot for row in rows], dtype=np.int32)
     starts = np.array([row.start for row in rows], dtype=np.int32)
     if num_decodes == len(rows):
-        tokens, positions, token_slots, lengths = _put_decodes(staging, rows, slots, starts, max(bucket, len(rows)))
+        tokens, positions, token_slots, lengths = put_decodes(staging, rows, slots, starts, max(bucket, len(rows)))
         prompts: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         slots_R, num_decodes = token_slots, max(bucket, len(rows))
         token_places = np.arange(len(rows), dtype=np.int32)
@@ -112,9 +112,10 @@ def decode_views(staging: Staging, num_rows: int) -> list[Tensor]:
     return list(staging.view(_COLUMNS, num_rows).unbind())
 
 
-def _put_decodes(
+def put_decodes(
     staging: Staging, rows: Seq[Row], slots: np.ndarray, starts: np.ndarray, num_padded: int
 ) -> list[Tensor]:
+    """Tokens, positions, slots and lengths of rows that decode, and of what pads them."""
     columns = np.zeros((_COLUMNS, num_padded), dtype=np.int32)
     num_rows = len(rows)
     columns[0, :num_rows] = [row.sequence.token_ids[row.start] for row in rows]

@@ -1,0 +1,52 @@
+"""A run on a GPU from end to end, Triton's interpreter in its place: recorded, verified and executed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlm import LLM, SamplingParams
+from eventlm.cli.main import main
+from eventlm.errors import CheckpointError
+from tests.checkpoints import make_checkpoint
+
+PROMPTS = ["Hello world, who are you? I am a log of events.", "The quick brown"]
+PARAMS = [
+    SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=5, seed=3, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), head_dim=32, num_layers=1)
+
+
+def tokens(folder: Path, **options: Any) -> list[list[int]]:
+    settings: dict[str, Any] = {"dtype": "float32", "num_blocks": 32, "max_model_len": 128, "max_num_seqs": 4}
+    with LLM(str(folder), **settings, **options) as llm:
+        return [each.outputs[0].token_ids for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def test_a_run_gives_what_a_processor_gives_and_can_be_proven(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    found = tokens(folder, device="cuda", record=str(runs), record_tokens=True)
+    assert found == tokens(folder, device="cpu")
+    trace = runs / "latest/trace.jsonl"
+    text = trace.read_text()
+    assert '"gpu":"Triton\'s interpreter"' in text
+    assert '"bucket":2' in text
+    capsys.readouterr()
+    assert main(["replay", str(trace)]) == 0
+    assert main(["replay", str(trace), "--execute"]) == 0
+    assert "9 tokens in" in (said := capsys.readouterr().out)
+    assert "identical" in said
+
+
+def test_the_cache_of_no_gpu_cannot_be_sized_by_a_run(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="give num_blocks"):
+        LLM(str(folder), device="cuda")
