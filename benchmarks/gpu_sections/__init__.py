@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 
 class Section(NamedTuple):
-    """`seconds` of a run of TOTAL_SECONDS are its own; a longer or shorter run has them in proportion. A part that
-    takes longer than `part_seconds` hangs. `needs_ceilings`: its ratios are to what the section `ceilings` measures.
+    """`seconds` are its share of a run, beside the others'. A part that takes longer than `part_seconds` hangs.
+    `needs_ceilings`: its ratios are to what the section `ceilings` measures.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Section(NamedTuple):
 #: In the order in which they run: what others need first, then what says most.
 SECTIONS = (
     Section("ceilings", 20, needs_ceilings=False),
-    Section("kernels", 90, part_seconds=60),
-    Section("correct", 60, part_seconds=60, needs_ceilings=False),
-    Section("nano", 80),
-    Section("nano8b", 80),
-    Section("gaps", 40, needs_ceilings=False),
-    Section("recording", 40, needs_ceilings=False),
+    Section("kernels", 120, part_seconds=90),
+    Section("correct", 60, part_seconds=90, needs_ceilings=False),
+    Section("nano", 60),
+    Section("nano8b", 70),
+    Section("gaps", 30, needs_ceilings=False),
+    Section("recording", 30, needs_ceilings=False),
     Section("http", 40, needs_ceilings=False),
     Section("reexecute", 80, needs_ceilings=False),
     Section("batch_invariant", 30, needs_ceilings=False),
@@ -42,4 +42,3 @@ SECTIONS = (
     Section("torch_compile", 60, needs_ceilings=False),
     Section("sanitizer", 40, needs_ceilings=False),
 )
-TOTAL_SECONDS = sum(section.seconds for section in SECTIONS)

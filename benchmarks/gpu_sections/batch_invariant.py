@@ -10,6 +10,7 @@ from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
 
 #: Of the sequences of the batch, those that are generated alone too.
 NUM_ALONE = 6
+SMOKE_NUM_ALONE = 1
 
 
 def parts(context: Context) -> Parts:
@@ -27,7 +28,7 @@ def _measure(context: Context) -> Iterator[Row]:
             warm_up(llm, workload)
             batched = generate(llm, workload, temperature=0.0)
             rates.append(batched.rate)
-            num_alone = min(NUM_ALONE, len(workload.prompts))
+            num_alone = SMOKE_NUM_ALONE if context.smoke else NUM_ALONE
             alone = [generate(llm, workload.only(place), temperature=0.0).token_ids[0] for place in range(num_alone)]
         differ = sum(tokens != together for tokens, together in zip(alone, batched.token_ids, strict=False))
         what = f"of {num_alone} sequences, those that differ alone and among {len(workload.prompts)}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import shutil
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu_sections.row import Context
 from benchmarks.random_qwen import QWEN3_0_6B, QWEN3_8B, Shape, save_random_qwen
 
-TINY = Shape(hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32)
+TINY = Shape(hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=32)
 SMOKE_VOCAB_SIZE = 512
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")
 SHAPES = {"0.6B": QWEN3_0_6B, "8B": QWEN3_8B}
@@ -26,6 +29,9 @@ def qwen(context: Context, size: str) -> Path:
         save_random_qwen(partial, shape, device=context.device)
         make_tokenizer(partial, shape.vocab_size)
         partial.rename(folder)
+        # The weights were on the GPU, whose memory is for the engine.
+        gc.collect()
+        torch.cuda.empty_cache()
     return folder
 
 

@@ -14,6 +14,7 @@ from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 
 #: Token ids of prompts are below this, as in nano-vLLM's benchmark.
 NUM_PROMPT_TOKENS = 10_000
+WARM_UP_TOKENS = 3
 #: Step times that are given need not be measured.
 SMOKE_OPTIONS: dict[str, Any] = {
     "num_blocks": 128,
@@ -62,7 +63,7 @@ class Run(NamedTuple):
 def nano_workload(context: Context, *, num_seqs: int = 256, shortest: int = 100, longest: int = 1024) -> Workload:
     """What nano-vLLM's bench.py draws: prompts and outputs of 100 to 1,024 tokens, from seed 0; tiny in a smoke run."""
     if context.smoke:
-        num_seqs, shortest, longest = min(num_seqs, 6), 4, 12
+        num_seqs, shortest, longest = min(num_seqs, 3), 3, 5
     draw = random.Random(0)
     below = smoke_tokens(context, NUM_PROMPT_TOKENS)
     prompts = [[draw.randint(0, below) for _ in range(draw.randint(shortest, longest))] for _ in range(num_seqs)]
@@ -72,7 +73,7 @@ def nano_workload(context: Context, *, num_seqs: int = 256, shortest: int = 100,
 def even_workload(context: Context, *, num_seqs: int, prompt_len: int, output_len: int, seed: int = 0) -> Workload:
     """All of the same lengths; tiny in a smoke run."""
     if context.smoke:
-        num_seqs, prompt_len, output_len = min(num_seqs, 4), min(prompt_len, 8), min(output_len, 12)
+        num_seqs, prompt_len, output_len = min(num_seqs, 3), min(prompt_len, 6), min(output_len, 4)
     draw = random.Random(seed)
     below = smoke_tokens(context, NUM_PROMPT_TOKENS)
     return Workload(
@@ -111,5 +112,5 @@ def generate(llm: LLM, workload: Workload, *, temperature: float = 0.6, **params
 def warm_up(llm: LLM, workload: Workload) -> int:
     """Generate a few tokens of what is not in the workload; how many requests that were."""
     prompts = [prompt[::-1][: len(prompt) // 2] for prompt in workload.prompts[:8]]
-    generate(llm, Workload(prompts, [4] * len(prompts)))
+    generate(llm, Workload(prompts, [WARM_UP_TOKENS] * len(prompts)))
     return len(prompts)

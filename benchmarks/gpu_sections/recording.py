@@ -23,7 +23,7 @@ def parts(context: Context) -> Parts:
 
 def _measure(context: Context) -> Iterator[Row]:
     model = qwen(context, "0.6B")
-    rounds = 2 if context.smoke else NUM_ROUNDS
+    rounds = 1 if context.smoke else NUM_ROUNDS
     options = {"gpu_memory_utilization": SHARE}
     recorded: list[float] = []
     unrecorded: list[float] = []
