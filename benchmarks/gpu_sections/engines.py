@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_sections.interpreted_gpu import pretend
 from benchmarks.gpu_sections.row import Context
 from eventlm import LLM, RequestOutput, SamplingParams
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
@@ -88,8 +87,6 @@ def smoke_tokens(context: Context, largest: int) -> int:
 
 def start(context: Context, model: Path, **options: Any) -> LLM:
     """An engine on the GPU."""
-    if context.smoke:
-        pretend()
     return LLM(model, **engine_options(context) | options)
 
 

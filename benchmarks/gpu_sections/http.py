@@ -66,8 +66,7 @@ def _serve(context: Context, model: Path, num_front_ends: int) -> Iterator[Serve
     log = Path(context.folder) / "serve.log"
     flags = [f"--{name.replace('_', '-')}={_text(value)}" for name, value in engine_options(context).items()]
     record = ["--record", str(Path(context.folder) / "runs"), "--log-format", "json"]
-    program = "benchmarks.gpu_sections.interpreted_gpu" if context.smoke else "eventlm"
-    command = [sys.executable, "-m", program, "serve", str(model), "--port", "0", *record, *flags]
+    command = [sys.executable, "-m", "eventlm", "serve", str(model), "--port", "0", *record, *flags]
     with log.open("wb") as stderr:
         process = subprocess.Popen([*command, "--api-servers", str(num_front_ends)], stderr=stderr)
     try:
