@@ -280,3 +280,27 @@ def test_a_worker_that_waits_works_ahead_until_a_message_comes(tmp_path: Path, e
     assert -1000 < runner.count < 0 if endless else runner.count == 0
     engine.context.destroy(linger=0)
     worker._context.destroy(linger=0)
+
+
+def test_a_step_that_comes_while_one_is_under_way_begins_when_that_ends(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(fake={**QUICK, "base_ns": 300_000_000})
+    assert isinstance(peer.word(), WorkerReady)
+    peer.send(launched(0, chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1, 2])))
+    peer.send(launched(1, decodes=[(1, 0, 2, 1)]))
+    first, second = peer.word(), peer.word()
+    assert isinstance(first, StepResult)
+    assert isinstance(second, StepResult)
+    assert (first.step, second.step) == (0, 1)
+    assert second.start_ns == first.end_ns
+    assert second.end_ns - second.start_ns == 300_000_000
+
+
+def test_what_was_under_way_is_answered_before_a_desync(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(fake={**QUICK, "base_ns": 200_000_000})
+    assert isinstance(peer.word(), WorkerReady)
+    peer.send(launched(0, chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1, 2])))
+    peer.send(launched(1, decodes=[(1, 0, 7, 1)]))
+    assert isinstance(peer.word(), StepResult)
+    assert isinstance(peer.word(), WorkerDesync)
