@@ -1,0 +1,40 @@
+"""Runs a worker's start and some steps under a CUDA driver that runs nothing: every kernel is compiled as it is called.
+
+As a program, with the folder of a checkpoint and the compute capability; prints a JSON line for each kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from eventlm.worker.gpu import runner as gpu_runner_module
+from eventlm.worker.gpu.warm_kernels import warm_kernels
+from eventlm.worker.warm_up import Shape, measure
+from tests.kernels.gpu.fake_driver import fake_driver
+from tests.worker.gpu.driven import gpu_runner
+
+
+def main(folder: Path, capability: int, kv_cache_dtype: str) -> None:
+    """A worker in bfloat16."""
+    with (
+        mock.patch.object(gpu_runner_module, "open_device", return_value=torch.device("cpu")),
+        fake_driver(capability) as driver,
+    ):
+        for is_invariant in (False, True):
+            runner = gpu_runner(
+                folder, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype, batch_invariant=is_invariant, num_blocks=64
+            )
+            warm_kernels(runner)
+            for shape in (Shape(1, 1, 32), Shape(8, 1, 100), Shape(1, 60, 30)):
+                measure(runner, shape)
+    for kernel in driver.launched.values():
+        print(json.dumps(kernel))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
