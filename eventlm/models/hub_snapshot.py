@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def fetch(repo_id: str, revision: str | None, *, with_weights: bool) -> str:
     The weights are those that the index names, else the single file; without them only a tokenizer is needed. Raises
     what huggingface_hub raises, and FileNotFoundError for a repository without config.json, safetensors or tokenizer.
     """
-    folder = Path(snapshot_download(repo_id, revision=revision, allow_patterns=[*DESCRIPTION_FILES], tqdm_class=Bar))
+    folder = _snapshot(repo_id, revision, DESCRIPTION_FILES)
     if not with_weights:
         if not (folder / TOKENIZER_FILE).exists():
             raise FileNotFoundError(TOKENIZER_FILE)
@@ -70,11 +71,22 @@ def fetch(repo_id: str, revision: str | None, *, with_weights: bool) -> str:
         weights = sorted(set(weight_map.values()))
     if any(not (folder / name).exists() for name in weights):
         # By its commit, which is the folder's name: a branch may have moved meanwhile.
-        snapshot_download(repo_id, revision=folder.name, allow_patterns=weights, tqdm_class=Bar)
+        _snapshot(repo_id, folder.name, weights)
     missing = [name for name in weights if not (folder / name).exists()]
     if missing:
         raise FileNotFoundError(missing[0])
     return str(folder)
+
+
+def _snapshot(repo_id: str, revision: str | None, names: Iterable[str]) -> Path:
+    # Some versions ask the hub which files a commit has, offline or not, unless they are to look into the cache alone.
+    local_only = constants.HF_HUB_OFFLINE
+    patterns = list(names)
+    return Path(
+        snapshot_download(
+            repo_id, revision=revision, allow_patterns=patterns, local_files_only=local_only, tqdm_class=Bar
+        )
+    )
 
 
 def problem_of(error: Exception) -> str:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+import eventlm.kernels.gpu.interpreter  # noqa: F401 - its mend
 from eventlm.kernels.gpu.processors import num_processors
 from eventlm.kernels.gpu.tuned import tuned
 

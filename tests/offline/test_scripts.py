@@ -215,7 +215,9 @@ def test_ctrl_c_ends_the_call_and_no_more(start: StartScript) -> None:
 def test_a_fork_is_told_that_it_has_no_engine(start: StartScript) -> None:
     """Neither a fork that ends nor one that lives on does anything to the engine or its record."""
     call = """
-    import gc, multiprocessing, os, sys, time
+    import gc, multiprocessing, os, sys, time, warnings
+    # From Python 3.12 on, of any fork beside a thread.
+    warnings.simplefilter("ignore", DeprecationWarning)
     def child():
         try:
             llm.generate("Hi", params, use_tqdm=False)

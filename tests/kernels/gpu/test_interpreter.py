@@ -5,12 +5,22 @@ import torch
 import triton
 import triton.language as tl
 
+import eventlm.kernels.gpu.interpreter  # noqa: F401 - its mend
+
 
 @triton.jit
 def _convert(x, out, N: tl.constexpr):
     places = tl.arange(0, N)
     values = tl.load(x + places).to(tl.float32)
     tl.store(out + places, values.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _count(out, times):
+    counted = 0
+    for _ in range(times):
+        counted += 1
+    tl.store(out, counted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
@@ -35,3 +45,9 @@ def test_fp8_saturates(device: torch.device) -> None:
     out = torch.empty(2, dtype=torch.float8_e4m3fn, device=device)
     _convert[(1,)](torch.tensor([1000.0, -torch.inf], device=device), out, 2)
     assert out.tolist() == [448.0, -448.0]
+
+
+def test_loops_end_at_arguments(device: torch.device) -> None:
+    out = torch.zeros(1, dtype=torch.int32, device=device)
+    _count[(1,)](out, 7)
+    assert out.item() == 7
