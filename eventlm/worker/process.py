@@ -48,6 +48,8 @@ from eventlm.worker.sequence_table import DesyncError
 
 #: How often a worker that waits for its setup looks whether the engine is alive; from then on each heartbeat does.
 PARENT_POLL_MS = 500
+#: How long a worker that ends tries to get rid of what it has said.
+LINGER_MS = 1000
 #: A worker that has waited this long for a step does what can be done ahead.
 IDLE_MS = 20
 #: How often it looks whether the device is done, while a step is under way.
@@ -57,10 +59,9 @@ BETWEEN_MS = 1
 
 
 class BegunStep(NamedTuple):
-    """The number of a launch under way, when it was begun, and what will come of it."""
+    """The number of a launch under way, and what will come of it."""
 
     number: int
-    since_ns: int
     step: StepUnderWay
 
 
@@ -77,14 +78,15 @@ class Worker:
         #: Sockets are for one thread at a time; grammars are answered from several.
         self._grammar_outbox = self._push()
         self._grammar_lock = threading.Lock()
+        self._is_over = threading.Event()
         #: In the order of their launches.
         self._under_way: deque[BegunStep] = deque()
-        #: Start of the oldest step under way, 0 between steps; read by the heartbeat's thread.
+        #: Since when the oldest step under way has been the oldest, 0 between steps; read by the heartbeat's thread.
         self._busy_since_ns = 0
 
     def _push(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.PUSH)
-        socket.set(zmq.LINGER, 1000)
+        socket.set(zmq.LINGER, LINGER_MS)
         socket.connect(self._addresses[1])
         return socket
 
@@ -95,9 +97,23 @@ class Worker:
                 self._leave_orphaned()
         setup = decode_to_worker(self._inbox.recv())
         assert isinstance(setup, WorkerSetup)
-        threading.Thread(target=self._beat, args=(setup,), daemon=True).start()
+        heart = threading.Thread(target=self._beat, args=(setup,), daemon=True)
+        heart.start()
         runner = self._load(setup)
-        return 1 if runner is None else self._serve(setup.epoch, runner)
+        status = 1 if runner is None else self._serve(setup.epoch, runner)
+        self._is_over.set()
+        heart.join(LINGER_MS / 1000)
+        if not heart.is_alive():
+            self._close()
+        return status
+
+    def _close(self) -> None:
+        """Wait until the last words are sent: a process that ends takes along what its sockets still hold."""
+        with self._grammar_lock:
+            self._grammar_outbox.close()
+        self._inbox.close()
+        self._outbox.close()
+        self._context.term()
 
     def _serve(self, epoch: int, runner: Runner) -> int:
         while True:
@@ -177,6 +193,8 @@ class Worker:
                 # A defect, or a tokenizer that cannot be read: what it says may quote the grammar.
                 error = GrammarError(f"its matcher could not be made, {type(error).__name__}")
             with self._grammar_lock:
+                if self._grammar_outbox.closed:
+                    return
                 self._grammar_outbox.send(encode(GrammarBuilt(key=message.key, error=str(error) if error else "")))
 
         runner.prepare_grammar(message.grammar).add_done_callback(answer)
@@ -186,8 +204,7 @@ class Worker:
         launch, payload = decode_body(frames[0]), decode_to_worker(frames[1])
         assert isinstance(launch, Launched)
         assert isinstance(payload, StepPayload)
-        now_ns = time.monotonic_ns()
-        self._busy_since_ns = self._busy_since_ns or now_ns
+        self._busy_since_ns = self._busy_since_ns or time.monotonic_ns()
         try:
             step = runner.start(launch, payload)
         except DesyncError as error:
@@ -199,28 +216,27 @@ class Worker:
             return False
         except Exception as error:
             return self._fail(epoch, error)
-        self._under_way.append(BegunStep(launch.step, now_ns, step))
+        self._under_way.append(BegunStep(launch.step, step))
         return True
 
     def _answer(self, epoch: int) -> bool:
         """Tell what the oldest step under way gave; False if this worker must not go on."""
-        number, _, step = self._under_way.popleft()
+        number, step = self._under_way.popleft()
         try:
             output = step.finish()
             start_ns, end_ns = step.times_ns
         except Exception as error:
             return self._fail(epoch, error)
-        self._busy_since_ns = self._under_way[0].since_ns if self._under_way else 0
+        # The next one has waited for this one, which is no sign that it hangs.
+        self._busy_since_ns = time.monotonic_ns() if self._under_way else 0
         self._send(StepResult(epoch=epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict()))
         return True
 
     def _fail(self, epoch: int, error: Exception) -> bool:
         """Say what ended this worker."""
-        if isinstance(error, EventLMError):
-            self._send(WorkerFailed(epoch=epoch, message=str(error)))
-        else:
-            # A defect, not a user's mistake: where it is belongs into the engine's log.
-            self._send(WorkerFailed(epoch=epoch, message=type(error).__name__, traceback=describe(error)))
+        # What others than the engine say may quote a client's request; where it happened belongs into the log.
+        message = str(error) if isinstance(error, EventLMError) else type(error).__name__
+        self._send(WorkerFailed(epoch=epoch, message=message, traceback=describe(error)))
         return False
 
     def _send(self, message: Any) -> None:
@@ -232,7 +248,9 @@ class Worker:
         while os.getppid() == self._parent_pid:
             since = self._busy_since_ns
             socket.send(encode(Heartbeat(epoch=setup.epoch, busy_ns=time.monotonic_ns() - since if since else 0)))
-            time.sleep(setup.heartbeat_ns / 1e9)
+            if self._is_over.wait(setup.heartbeat_ns / 1e9):
+                socket.close()
+                return
         self._leave_orphaned()
 
     def _leave_orphaned(self) -> NoReturn:

@@ -173,6 +173,22 @@ def test_heartbeats_go_on_while_it_computes_and_say_for_how_long(start: Callable
     assert message.busy_ns == 0
 
 
+def test_a_step_is_not_busy_while_it_waits_for_the_one_before(start: Callable[..., Peer]) -> None:
+    peer = start()
+    peer.set_up(heartbeat_ns=20_000_000, fake=QUICK | {"base_ns": 400_000_000})
+    peer.word()
+    peer.send(launched(0, chunks=[(1, 0, 0, 1, 1)], blocks=[(0, 0, [5])]), payload(new_sequence(1, [1])))
+    peer.send(launched(1, decodes=[(1, 0, 1, 1)]))
+    busy_ns, num_results = [], 0
+    while num_results < 2:
+        message = peer.hear()
+        if isinstance(message, Heartbeat):
+            busy_ns.append(message.busy_ns)
+        else:
+            num_results += 1
+    assert 200_000_000 < max(busy_ns) < 600_000_000
+
+
 def test_after_a_desync_it_computes_nothing_more(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up()
@@ -184,6 +200,30 @@ def test_after_a_desync_it_computes_nothing_more(start: Callable[..., Peer]) -> 
     assert (desync.epoch, desync.step) == (3, 0)
     assert "4/1" in desync.detail
     assert peer.process.wait(10) == 1
+
+
+def test_it_does_not_end_before_its_last_words_are_sent(tmp_path: Path) -> None:
+    worker = Worker(f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out", os.getppid())
+    engine = zmq.Context().socket(zmq.PUSH)
+    engine.connect(f"ipc://{tmp_path}/in")
+    setup = WorkerSetup(
+        replica=0,
+        epoch=1,
+        model="fake",
+        block_size=4,
+        num_blocks=8,
+        max_model_len=16,
+        max_num_batched_tokens=8,
+        max_num_seqs=2,
+    )
+    engine.send(encode(setup))
+    engine.send_multipart([encode_body(launched(0, decodes=[(4, 1, 7, 0)])), encode(payload())])
+    # Nobody listens: they are kept for a second, not only for as long as the process happens to need for its end.
+    begun = time.monotonic()
+    assert worker.run() == 1
+    assert worker._context.closed
+    assert 0.9 < time.monotonic() - begun < 5
+    engine.context.destroy(linger=0)
 
 
 def test_a_missing_model_is_the_user_s_to_mend(start: Callable[..., Peer], tmp_path: Path) -> None:
