@@ -27,6 +27,7 @@ from eventlm.worker.sampling_table import (
     TokenLists,
     column,
 )
+from eventlm.worker.transfers import to_device
 
 #: Penalizes these numbers of the rows, whose tokens the table counts, in place.
 Penalize = Callable[[Tensor, SampledRows, np.ndarray, SamplingTable], None]
@@ -46,7 +47,7 @@ def process_logits(
         biased = np.flatnonzero(needs & BIASED).tolist()
         lists = [table.lists[int(rows.slots[number])] for number in biased]
         places = _places(biased, [each.bias_ids for each in lists], logits_SV)
-        values = torch.from_numpy(np.concatenate([each.bias_values for each in lists])).to(logits_SV.device)
+        values = to_device(np.concatenate([each.bias_values for each in lists]), logits_SV.device)
         logits_SV.index_put_(places, values, accumulate=True)
     if asked & PENALIZED:
         (penalize or _penalize)(logits_SV, rows, np.flatnonzero(needs & PENALIZED), table)
@@ -60,11 +61,11 @@ def _match(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
     may_RV = unpack_mask(rows.masks[numbers], logits_SV.shape[1])
     for place in np.flatnonzero(needs[numbers] & (ALLOWED | BANNED)).tolist():
         _narrow(may_RV[place], table.lists[int(rows.slots[numbers[place]])])
-    never_RV = torch.from_numpy(~may_RV).to(logits_SV.device)
+    never_RV = to_device(~may_RV, logits_SV.device)
     if len(numbers) == len(logits_SV):
         logits_SV.masked_fill_(never_RV, -torch.inf)
     else:
-        places = torch.from_numpy(numbers).to(logits_SV.device)
+        places = to_device(numbers, logits_SV.device)
         logits_SV[places] = logits_SV[places].masked_fill_(never_RV, -torch.inf)
 
 
@@ -98,11 +99,11 @@ def _restrict(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> Non
     if kept_rows:
         places = _places(kept_rows, kept, logits_SV)
         values = logits_SV[places]
-        logits_SV.index_fill_(0, torch.tensor(kept_rows, device=logits_SV.device), -torch.inf)
+        logits_SV.index_fill_(0, to_device(np.array(kept_rows), logits_SV.device), -torch.inf)
         logits_SV.index_put_(places, values)
     if banned_rows:
         places = _places(banned_rows, banned, logits_SV)
-        logits_SV.index_put_(places, logits_SV.new_tensor(-torch.inf))
+        logits_SV.index_put_(places, logits_SV.new_full((), -torch.inf))
 
 
 def _bans(lists: TokenLists) -> np.ndarray:
@@ -127,8 +128,8 @@ def _penalize(logits_SV: Tensor, rows: SampledRows, numbers: np.ndarray, table: 
     # What is written twice is the same.
     is_padding = seen.ids < 0
     ids = np.where(is_padding, seen.ids[:, :1], seen.ids)
-    places = (torch.from_numpy(numbers).to(device)[:, None], torch.from_numpy(ids).to(device))
-    counts = torch.from_numpy(np.where(is_padding, seen.counts[:, :1], seen.counts)).to(device)
+    places = (to_device(numbers, device)[:, None], to_device(ids, device))
+    counts = to_device(np.where(is_padding, seen.counts[:, :1], seen.counts), device)
     logits, repetition = logits_SV[places], column(params, "repetition_penalty", device)
     logits = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits -= column(params, "frequency_penalty", device) * counts
@@ -140,4 +141,4 @@ def _places(numbers: Seq[int], ids: Seq[np.ndarray], logits_SV: Tensor) -> tuple
     """(row, token id) of each id of each row, flat."""
     rows = np.repeat(np.array(numbers, dtype=np.int64), [len(each) for each in ids])
     device = logits_SV.device
-    return torch.from_numpy(rows).to(device), torch.from_numpy(np.concatenate(ids)).to(device)
+    return to_device(rows, device), to_device(np.concatenate(ids), device)

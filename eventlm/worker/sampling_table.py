@@ -20,6 +20,7 @@ from eventlm.worker.masks import Masks
 from eventlm.worker.noise import sequence_key
 from eventlm.worker.sequence_table import Sequence
 from eventlm.worker.token_counts import TokenCounts
+from eventlm.worker.transfers import to_device
 
 #: Bits of `needs`. How it draws: GREEDY, or among the most likely (MASKED), or from the whole vocabulary.
 GREEDY, MASKED = 1, 2
@@ -47,7 +48,7 @@ PARAMS_DTYPE = np.dtype(
 
 def column(params_S: np.ndarray, name: str, device: torch.device) -> Tensor:
     """One of the parameters, [S, 1]."""
-    return torch.from_numpy(params_S[name].copy()).to(device)[:, None]
+    return to_device(params_S[name].copy(), device)[:, None]
 
 
 class TokenLists(NamedTuple):

@@ -24,6 +24,7 @@ from eventlm.worker.noise import step_keys
 from eventlm.worker.sampler import SLICE_ENTRIES, slices
 from eventlm.worker.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable
 from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.transfers import to_device
 
 
 class StagedDraws(NamedTuple):
@@ -70,7 +71,7 @@ class GpuSampler:
             _draw(logits_SV, rows, draws_S6, tokens_S)
         for span in slices(len(processed), logits_SV.shape[1], SLICE_ENTRIES):
             part = rows.take(processed[span])
-            numbers = torch.from_numpy(processed[span]).to(self._device)
+            numbers = to_device(processed[span], self._device)
             logits = logits_SV[numbers].to(torch.float32)
             process_logits(logits, part, self.table, penalize=_penalize)
             drawn = torch.empty(len(numbers), dtype=torch.int32, device=self._device)
@@ -98,6 +99,6 @@ def _penalize(logits_SV: Tensor, rows: SampledRows, numbers: np.ndarray, table: 
     names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     penalties = np.stack([params[name] for name in names], axis=1).view(np.int32)
     packed = np.concatenate((numbers[:, None], penalties, seen.ids, seen.counts), axis=1, dtype=np.int32)
-    packed_RW = torch.from_numpy(packed).to(logits_SV.device)
+    packed_RW = to_device(packed, logits_SV.device)
     rows_R1, penalties_R3, ids_RN, counts_RN = packed_RW.split([1, 3, seen.ids.shape[1], seen.ids.shape[1]], dim=1)
     apply_penalties(logits_SV, rows_R1[:, 0], penalties_R3.view(torch.float32), ids_RN, counts_RN)

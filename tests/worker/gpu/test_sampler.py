@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.masks import Masks
@@ -105,6 +106,45 @@ def test_nothing_is_copied_from_the_host_where_no_logits_are_changed(monkeypatch
     for name in ("from_numpy", "tensor", "as_tensor"):
         monkeypatch.setattr(torch, name, refuse)
     sampler.draw(logits, staged.rows, draws)
+
+
+class Copies(TorchDispatchMode):
+    """Notes the copies to another device that wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_copies, self.waiting = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") is not None:
+            self.num_copies += 1
+            self.waiting += not kwargs.get("non_blocking")
+        return func(*args, **kwargs)
+
+
+def test_logits_are_changed_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[dict[str, Any]] = [
+        {"logit_bias": ((1, 1.0),)},
+        {"allowed_token_ids": (1, 2)},
+        {"bad_words": ((9,),)},
+        {"presence_penalty": 0.1},
+        {"grammar": "start: /a/"},
+        {},
+    ]
+    sequences = [sequence(number, **params) for number, params in enumerate(changes)]
+    sampler = gpu_sampler(50, sequences)
+    staged = sampler.stage(sequences)
+    # Nothing can be read back from this device, so whatever waits for a result fails.
+    nowhere = torch.device("meta")
+    sampler._device = nowhere
+    monkeypatch.setattr("eventlm.worker.gpu.sampler.apply_penalties", lambda *arguments: None)
+    monkeypatch.setattr("eventlm.worker.gpu.sampler.draw_tokens", lambda *arguments: None)
+    masks = Masks(np.array([4]), np.full((1, 7), 255, dtype=np.uint8))
+    with Copies() as copies:
+        sampler.draw(torch.empty(6, 50, device=nowhere), staged.rows, torch.empty(6, 6, device=nowhere), masks=masks)
+    assert copies.num_copies > 5
+    assert copies.waiting == 0
 
 
 def test_no_rows() -> None:
