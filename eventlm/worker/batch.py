@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     """A step's inputs: T tokens, row after row.
 
     token_ids_T, positions_T (in their sequences) and slots_T (in the cache) are int64.
-    tails_R: slots behind the last tokens of rows that enter their last block in this step, up to that block's end.
+    tails_R: see `tail_slots`.
     """
 
     token_ids_T: Tensor
@@ -35,7 +35,6 @@ def build_batch(rows: Sequence[Row], *, block_size: int, device: torch.device) -
     positions = np.arange(ends[-1]) - np.repeat(ends - counts - [row.start for row in rows], counts)
     blocks = np.empty(ends[-1], dtype=np.int64)
     attention_rows = []
-    tails = [np.empty(0, dtype=np.int64)]
     for row, end in zip(rows, ends.tolist(), strict=True):
         span = slice(end - row.num_tokens, end)
         # A copy: an array that lends its memory cannot grow.
@@ -43,10 +42,6 @@ def build_batch(rows: Sequence[Row], *, block_size: int, device: torch.device) -
         token_ids[span] = row.sequence.token_ids[row.start : row.start + row.num_tokens]
         blocks[span] = table[positions[span] // block_size]
         attention_rows.append(AttentionRow(row.start, row.num_tokens, table))
-        length = row.start + row.num_tokens
-        if length % block_size and row.start <= length - length % block_size:
-            first = table[length // block_size] * block_size
-            tails.append(np.arange(first + length % block_size, first + block_size))
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -55,6 +50,17 @@ def build_batch(rows: Sequence[Row], *, block_size: int, device: torch.device) -
         token_ids_T=tensor(token_ids),
         positions_T=tensor(positions),
         slots_T=tensor(blocks * block_size + positions % block_size),
-        tails_R=tensor(np.concatenate(tails)),
+        tails_R=tensor(tail_slots(rows, block_size)),
         attention_rows=attention_rows,
     )
+
+
+def tail_slots(rows: Sequence[Row], block_size: int) -> np.ndarray:
+    """Slots behind the last tokens of rows that enter their last block in this step, up to that block's end; int64."""
+    tails = [np.empty(0, dtype=np.int64)]
+    for row in rows:
+        length = row.start + row.num_tokens
+        if length % block_size and row.start <= length - length % block_size:
+            first = row.sequence.block_table[length // block_size] * block_size
+            tails.append(np.arange(first + length % block_size, first + block_size))
+    return np.concatenate(tails)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.predictor import NUM_COEFFICIENTS
 from eventlm.events.decisions import Launched
@@ -65,7 +67,8 @@ def warm_up(runner: ModelRunner | GpuRunner) -> list[StepSample]:
     samples: list[StepSample] = []
     num_blocks = 0
     dearest_ns = 0
-    for shape in fitting_shapes(runner.setup):
+    # It may have been left to the runner how many blocks there are.
+    for shape in fitting_shapes(structs.replace(runner.setup, num_blocks=runner.num_blocks)):
         spent_ns = time.perf_counter_ns() - started_ns
         is_late = spent_ns + _GROWTH * dearest_ns > _BUDGET_NS
         if is_late and len(samples) >= NUM_COEFFICIENTS:

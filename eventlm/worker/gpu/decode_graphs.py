@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+#: Puts a batch of so many rows, all of them padding, where `Compute` reads it.
+StagePadding = Callable[[int], None]
 #: Computes a padded batch of so many rows from what lies in the staging buffer, into the same memory each time.
 Compute = Callable[[int], Tensor]
 #: Before a capture everything has run as often, so that nothing is compiled or allocated within.
@@ -19,22 +21,24 @@ _NUM_WARM_UPS = 2
 class DecodeGraphs:
     """A graph for each of the `buckets`; on a device without graphs what they would do is done each time."""
 
-    def __init__(self, buckets: Sequence[int], compute: Compute, device: torch.device) -> None:
-        self._compute = compute
+    def __init__(
+        self, buckets: Sequence[int], stage_padding: StagePadding, compute: Compute, device: torch.device
+    ) -> None:
+        self._stage_padding, self._compute = stage_padding, compute
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[int, Tensor] = {}
         #: What the graphs take of the device's memory.
         self.num_bytes = 0
         if device.type == "cuda":
-            before = torch.cuda.mem_get_info(device)[0]
+            before = _free_bytes(device)
             self._capture(buckets)
-            torch.cuda.synchronize(device)
-            self.num_bytes = max(before - torch.cuda.mem_get_info(device)[0], 0)
+            self.num_bytes = max(before - _free_bytes(device), 0)
 
     def _capture(self, buckets: Sequence[int]) -> None:
         """The largest first: what it takes is enough for the others."""
         pool = None
         for bucket in sorted(buckets, reverse=True):
+            self._stage_padding(bucket)
             for _ in range(_NUM_WARM_UPS):
                 self._compute(bucket)
             graph = torch.cuda.CUDAGraph()
@@ -50,3 +54,10 @@ class DecodeGraphs:
             return self._compute(bucket)
         graph.replay()
         return self._outputs[bucket]
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of the device, with what the allocator keeps: a capture gives that back, and would seem to cost less."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])

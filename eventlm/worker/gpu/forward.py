@@ -23,7 +23,7 @@ from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
 from eventlm.worker.gpu.marks import Mark
 from eventlm.worker.gpu.staging import Staging
-from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, put_decodes, stage_step
+from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, most_numbers, put_decodes, stage_step
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.sequence_table import Row
 
@@ -34,13 +34,13 @@ _SLOTS_PER_SEQUENCE = 2
 class GpuForward:
     """Raises CheckpointError, and UsageError for an attention backend that cannot be had.
 
-    `make_cache` has to follow before a step.
+    `resize_cache` has to follow before a step.
     """
 
     def __init__(self, setup: WorkerSetup, config: DecoderConfig, device: torch.device) -> None:
-        self._setup, self._config, self._device = setup, config, device
+        self._setup, self._device = setup, device
         dtype_name = resolve_dtype(config, setup.dtype, setup.quantization)
-        self._dtype = torch_dtype(dtype_name)
+        dtype = torch_dtype(dtype_name)
         self.kv_dtype = resolve_kv_dtype(config, dtype_name, setup.kv_cache_dtype)
         self.vocab_size = config.vocab_size
         geometry = Geometry(
@@ -50,7 +50,7 @@ class GpuForward:
             block_size=setup.block_size,
             max_rows=setup.max_num_seqs,
             max_context=setup.max_model_len,
-            dtype=self._dtype,
+            dtype=dtype,
             kv_dtype=self.kv_dtype,
             device=device,
             is_invariant=setup.batch_invariant,
@@ -70,43 +70,42 @@ class GpuForward:
         max_blocks = ceil_div(setup.max_model_len, setup.block_size)
         self.block_tables = torch.zeros(self.num_slots, max_blocks, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(self.num_slots, dtype=torch.int32, device=device)
-        self.staging = Staging(self._capacity(max_blocks), setup.max_steps_in_flight + 1, device)
-        self.cache: GpuCache
+        most = most_numbers(
+            max_tokens=setup.max_num_batched_tokens,
+            max_rows=setup.max_num_seqs,
+            max_blocks=max_blocks,
+            tile_queries=self._attention.tile_queries,
+        )
+        self.staging = Staging(most, setup.max_steps_in_flight + 1, device)
+        self.cache = GpuCache(config, block_size=setup.block_size, dtype=dtype, kv_dtype=self.kv_dtype, device=device)
         self._graphs: DecodeGraphs | None = None
 
-    def _capacity(self, max_blocks: int) -> int:
-        """Most numbers of a step: three a token, some for each row and tile of queries, and all of its block tables."""
-        setup = self._setup
-        num_rows = setup.max_num_seqs
-        return 3 * setup.max_num_batched_tokens + 32 * (num_rows + 16) + 3 * num_rows * (max_blocks + 4)
-
-    def make_cache(self, num_blocks: int) -> None:
-        """Take the memory of so many KV blocks. What was there before is gone, graphs too."""
+    def resize_cache(self, num_blocks: int) -> None:
+        """Take the memory of so many KV blocks. What was there before is gone, graphs too. Raises CacheMemoryError."""
         self._graphs = None
-        self.cache = GpuCache(
-            self._config,
-            block_size=self._setup.block_size,
-            num_blocks=num_blocks,
-            dtype=self._dtype,
-            kv_dtype=self.kv_dtype,
-            device=self._device,
-        )
+        self.cache.resize(num_blocks)
 
+    @torch.inference_mode()
     def capture(self, buckets: list[int]) -> int:
-        """Capture the graphs of these sizes; what they take of the memory in bytes."""
+        """Capture the graphs of these sizes in place of those before; what they take of the memory in bytes."""
+        self._graphs = None
         if not self._attention.can_be_captured:
             return 0
-        self._graphs = DecodeGraphs(buckets, self._decode, self._device)
+        self._graphs = DecodeGraphs(buckets, self._stage_padding, self._decode, self._device)
         return self._graphs.num_bytes
+
+    def _stage_padding(self, num_rows: int) -> None:
+        """Where a step of so many decodes is read, have nothing but padding: what other steps left is no step."""
+        self.staging.begin()
+        nothing = np.empty(0, dtype=np.int32)
+        put_decodes(self.staging, [], nothing, nothing, num_rows)
+        self.staging.send()
 
     @torch.inference_mode()
     def compile_gain(self) -> str:
         """How long torch.compile took, and what it saves of a step with the most decodes."""
         num_rows, compiled = self._setup.max_num_seqs, self._decoder.compiled
-        self.staging.begin()
-        nothing = np.empty(0, dtype=np.int32)
-        put_decodes(self.staging, [], nothing, nothing, num_rows)
-        self.staging.send()
+        self._stage_padding(num_rows)
         started_ns = time.monotonic_ns()
         self._time_decode(num_rows, num_runs=1)
         compile_s = (time.monotonic_ns() - started_ns) / 1e9
@@ -157,7 +156,8 @@ class GpuForward:
 
         Stores the keys and values of all rows. With a bucket the result is a graph's: the next step overwrites it.
         """
-        write_blocks(inputs.updates, len(inputs.updates), self.block_tables)
+        if len(inputs.updates):
+            write_blocks(inputs.updates, len(inputs.updates), self.block_tables)
         if bucket and self._graphs is not None:
             if lap is None:
                 return self._graphs(bucket)[: len(rows)]

@@ -100,6 +100,8 @@ def _measure(runner: GpuRunner) -> Measured:
     measure(runner, Shape(num_rows, num_tokens, 0))
     activations = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     graphs = _graph_bytes(runner)
+    # What was on trial goes before the rest is counted.
+    runner.forward.resize_cache(0)
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -117,8 +119,11 @@ def _graph_bytes(runner: GpuRunner) -> int:
 
 
 def _taken(device: torch.device) -> int:
-    """What this process holds for its tensors."""
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    """What this process holds for its tensors, less what it would give back."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(device))
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from eventlm.kernels.paged_attention import AttentionRow, paged_attention, plan_attention
+from eventlm.worker.batch import tail_slots
 from eventlm.worker.gpu.attention import AttentionRows, Geometry
 from eventlm.worker.gpu.cache import GpuCache
 
@@ -29,10 +31,12 @@ class SdpaAttention:
     def __init__(self, geometry: Geometry) -> None:
         self._scale = geometry.head_dim**-0.5
         self._dtype = geometry.dtype
+        self._block_size = geometry.block_size
 
     def begin(self, cache: GpuCache, step: AttentionRows) -> None:
-        """Sort the rows into groups."""
+        """Sort the rows into groups; what lies behind them in blocks that are read whole must be finite."""
         self._cache = cache
+        cache.clear_slots(torch.from_numpy(tail_slots(step.rows, self._block_size)))
         rows = [
             AttentionRow(row.start, row.num_tokens, np.array(row.sequence.block_table, dtype=np.int32))
             for row in step.rows

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 #: Views begin at multiples of 16 bytes: kernels are compiled once for addresses of that kind, once for others.
-_ALIGNMENT = 4
+ALIGNMENT = 4
+
+
+def aligned(size: int) -> int:
+    """The next size at whose end a view may begin."""
+    return size + -size % ALIGNMENT
 
 
 class Staging:
@@ -38,7 +43,7 @@ class Staging:
         """Where these int32 will lie on the device, in their shape, once they are sent."""
         start, end = self._used, self._used + numbers.size
         self._arrays[self._turn][start:end] = numbers.ravel()
-        self._used = end + -end % _ALIGNMENT
+        self._used = aligned(end)
         return self._device[start:end].view(numbers.shape)
 
     def view(self, *shape: int) -> Tensor:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS
 from eventlm.kernels.gpu.prefill_attention import make_tiles
-from eventlm.worker.gpu.staging import Staging
+from eventlm.worker.gpu.staging import ALIGNMENT, Staging, aligned
 from eventlm.worker.sequence_table import Row
 
 #: Of a decode's padding: it belongs to no sequence.
@@ -107,23 +108,32 @@ def stage_step(
     )
 
 
+def most_numbers(*, max_tokens: int, max_rows: int, max_blocks: int, tile_queries: int) -> int:
+    """Room that any step within these limits has enough of, for `Staging`; `max_blocks`: of a row's block table."""
+    num_tiles = max_rows + max_tokens // tile_queries if tile_queries else 0
+    # Of each row: slot, length, start, start of its queries, what is sampled and its slot, how, and what is forced.
+    of_rows = max_rows * (7 + len(DRAW_COLUMNS)) + 1
+    num_parts = len(StepInputs._fields)
+    return 3 * max_tokens + of_rows + 2 * num_tiles + 3 * max_rows * max_blocks + (num_parts + _COLUMNS) * ALIGNMENT
+
+
 def decode_views(staging: Staging, num_rows: int) -> list[Tensor]:
     """Where tokens, positions, slots and lengths lie of each step that only decodes `num_rows` rows, with padding."""
-    return list(staging.view(_COLUMNS, num_rows).unbind())
+    return [column[:num_rows] for column in staging.view(_COLUMNS, aligned(num_rows)).unbind()]
 
 
 def put_decodes(
     staging: Staging, rows: Seq[Row], slots: np.ndarray, starts: np.ndarray, num_padded: int
 ) -> list[Tensor]:
     """Tokens, positions, slots and lengths of rows that decode, and of what pads them."""
-    columns = np.zeros((_COLUMNS, num_padded), dtype=np.int32)
+    columns = np.zeros((_COLUMNS, aligned(num_padded)), dtype=np.int32)
     num_rows = len(rows)
     columns[0, :num_rows] = [row.sequence.token_ids[row.start] for row in rows]
     columns[1, :num_rows] = starts
     columns[2] = _NO_SLOT
     columns[2, :num_rows] = slots
     columns[3, :num_rows] = starts + 1
-    return list(staging.put(columns).unbind())
+    return [column[:num_padded] for column in staging.put(columns).unbind()]
 
 
 def _updates(slots: np.ndarray, blocks: Seq[tuple[int, int, list[int]]]) -> np.ndarray:
