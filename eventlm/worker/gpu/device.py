@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from eventlm.errors import EventLMError
 
 #: Triton's interpreter runs kernels on the CPU, to check them; then that is the device.
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+#: How torch and Triton begin to tell what CUDA has told them.
+_OF_THE_DRIVER = ("CUDA ", "Triton Error [CUDA]")
 
 
 class GpuError(EventLMError):
@@ -29,10 +31,9 @@ def open_device(name: str) -> torch.device:
         torch.cuda.set_device(device)
         torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise GpuError(
-            f"the GPU {name} cannot be used: {first} (torch {torch.__version__}, built for CUDA {torch.version.cuda}); "
-            "look at nvidia-smi, or compute on the CPU with --device cpu"
+            f"the GPU {name} cannot be used: {_lines(error)[0]} (torch {torch.__version__}, built for CUDA "
+            f"{torch.version.cuda}); look at nvidia-smi, or compute on the CPU with --device cpu"
         ) from error
     return device
 
@@ -54,26 +55,42 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def clear_errors(device: torch.device) -> Iterator[None]:
-    """Raise GpuError in place of what libraries raise if a GPU has too little memory, or a kernel does not compile."""
+    """Raise GpuError in place of what libraries raise if a GPU fails, is full, or a kernel does not compile for it."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info(device)
         raise GpuError(
-            f"the GPU's memory is full: {free >> 20:,} of {total >> 20:,} MiB are free, {_wanted(error)}; lower "
-            "--gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs, or end other programs on it"
+            f"the GPU's memory is full: {_wanted(error)}{_free(device)}; lower --gpu-memory-utilization, "
+            "--max-num-batched-tokens or --max-num-seqs, or end other programs on it"
         ) from error
-    except (triton.CompilationError, OutOfResources) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
+    except (triton.CompilationError, OutOfResources, PTXASError) as error:
         raise GpuError(
-            f"a kernel does not compile for this GPU ({torch.cuda.get_device_name(device)}, Triton "
-            f"{triton.__version__}): {lines[-1] if lines else error!r}; try --attention-backend torch_sdpa, and please "
-            "report it"
+            f"a kernel does not compile for this GPU ({describe_device(device)['gpu']}, Triton {triton.__version__}): "
+            f"{_lines(error)[-1]}; try --attention-backend torch_sdpa, and please report it"
         ) from error
+    except RuntimeError as error:
+        if not str(error).startswith(_OF_THE_DRIVER):
+            raise
+        # Nothing can be asked of the device after that, not even its name.
+        raise GpuError(
+            f"the GPU or its driver failed: {_lines(error)[0]}; if it fails again, look at `nvidia-smi -q` and at the "
+            "driver's messages (`dmesg | grep -i xid`), and please report it if they say nothing"
+        ) from error
+
+
+def _free(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    return f", and {free >> 20:,} of {total >> 20:,} MiB are free"
+
+
+def _lines(error: BaseException) -> list[str]:
+    """What it says, at least one line."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def _wanted(error: BaseException) -> str:
     """What torch says that it wanted."""
-    text = str(error).splitlines()[0] if str(error) else ""
-    _, found, rest = text.partition("Tried to allocate ")
+    _, found, rest = _lines(error)[0].partition("Tried to allocate ")
     return f"{rest.split('. ')[0]} more are needed" if found else "more are needed"

@@ -19,7 +19,7 @@ from eventlm.events.decisions import Launched
 from eventlm.models.config import read_config, resolve_dtype
 from eventlm.models.decoder import Lap
 from eventlm.types import SequenceId, WorkerEnd
-from eventlm.worker.gpu.device import describe_device, open_device
+from eventlm.worker.gpu.device import clear_errors, describe_device, open_device
 from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.marks import Mark
 from eventlm.worker.gpu.memory import size_cache
@@ -39,14 +39,16 @@ from eventlm.worker.sequence_table import DesyncError, Sequence, SequenceTable, 
 class GpuRunner:
     """Runs the launches of one worker, in order. `num_blocks`: of KV blocks that it has.
 
-    Raises CheckpointError if the model cannot be loaded, CacheMemoryError if it does not fit.
+    Raises CheckpointError if the model cannot be loaded, CacheMemoryError if it does not fit, and GpuError, as each
+    step does, where the GPU fails, is full, or a kernel does not compile for it.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
         self.device = open_device(setup.device)
         self.config = read_config(setup.model)
-        self.forward = GpuForward(setup, self.config, self.device)
+        with clear_errors(self.device):
+            self.forward = GpuForward(setup, self.config, self.device)
         self._sampler = GpuSampler(self.config.vocab_size, self.device)
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
         self._grammars = GrammarTable(
@@ -56,19 +58,22 @@ class GpuRunner:
         self._free_slots = list(range(self.forward.num_slots))
         #: Those whose tokens have not been taken in, in order.
         self._unsettled: deque[GpuStep] = deque()
-        self._host_tokens = [
-            torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-            for _ in range(setup.max_steps_in_flight + 1)
-        ]
+        #: When the last of the others ended.
+        self._ended_ns = 0
         self._turn = 0
         #: For the user.
         self.warnings: list[str] = []
-        self._memory = size_cache(self)
+        with clear_errors(self.device):
+            self._host_tokens = [
+                torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+                for _ in range(setup.max_steps_in_flight + 1)
+            ]
+            self._memory = size_cache(self)
         self.num_blocks = self._memory.num_blocks
 
     def open_table(self, num_blocks: int) -> None:
         """Begin with a cache of so many empty blocks and no sequences."""
-        self.forward.make_cache(num_blocks)
+        self.forward.resize_cache(num_blocks)
         self._table = SequenceTable(block_size=self.setup.block_size, num_blocks=num_blocks)
 
     @property
@@ -88,10 +93,11 @@ class GpuRunner:
         self._forget_and_add(launch, payload)
         numbers = [number for number, row in enumerate(rows) if row.samples]
         forced = [payload.forced[number][0] for number in numbers] if payload.forced else None
-        step = GpuStep(rows, numbers, forced, Mark(self.device), self._settle)
-        drawn = self._launch(step, launch, timer) if rows else None
-        self._table.expect(rows)
-        step.launched(drawn, Mark(self.device))
+        with clear_errors(self.device):
+            step = GpuStep(rows, numbers, forced, Mark(self.device), self._settle)
+            drawn = self._launch(step, launch, timer) if rows else None
+            self._table.expect(rows)
+            step.launched(drawn, Mark(self.device))
         step.ops = timer.times_ns if timer is not None else {}
         self._unsettled.append(step)
         return step
@@ -177,6 +183,8 @@ class GpuRunner:
         while self._unsettled[0] is not step:
             self._unsettled[0].settle()
         self._unsettled.popleft()
+        step.note_times(self._ended_ns)
+        self._ended_ns = step.times_ns[1]
         following = step.forced or drawn
         tokens: list[list[int]] = [[] for _ in step.rows]
         ends: list[tuple[int, WorkerEnd]] = []

@@ -34,7 +34,11 @@ class GpuStep:
         self._ended: Mark | None = None
         self._drawn: Tensor | None = None
         self._output: StepOutput | None = None
-        self._end_ns = 0
+        #: When it was last seen to be under way.
+        self._running_ns = 0
+        #: When the device began and ended it, on this machine's monotonic clock, as far as a host can see; when it is
+        #: finished.
+        self.times_ns = (0, 0)
 
     def launched(self, drawn: Tensor | None, ended: Mark) -> None:
         """All of it is launched: its tokens will be in this memory of the host, in order, once `ended` is past."""
@@ -43,14 +47,16 @@ class GpuStep:
     def is_done(self) -> bool:
         """Whether `finish` need not wait."""
         assert self._ended is not None
-        return self._output is not None or self._ended.is_past()
+        is_done = self._output is not None or self._ended.is_past()
+        if not is_done:
+            self._running_ns = time.monotonic_ns()
+        return is_done
 
     def settle(self) -> None:
         """Take its tokens in, once the device has passed. Harmless when called twice."""
         if self._output is None:
             assert self._ended is not None
             self._ended.wait()
-            self._end_ns = time.monotonic_ns()
             self._output = self._settle(self, self._drawn.tolist() if self._drawn is not None else [])
 
     def finish(self) -> StepOutput:
@@ -59,10 +65,14 @@ class GpuStep:
         assert self._output is not None
         return self._output
 
-    @property
-    def times_ns(self) -> tuple[int, int]:
-        """When the device began and ended it, on this machine's monotonic clock, as far as a host can see; when it is
-        finished.
+    def note_times(self, ended_before_ns: int) -> None:
+        """The device is past it, and ended the step before then.
+
+        A host that is busy with the next step sees the end late, and then goes by how long the device took: from its
+        launch, or where the device was still busy then, from the end of the step before.
         """
         assert self._ended is not None
-        return self._end_ns - self._ended.ns_since(self._begun), self._end_ns
+        duration_ns = self._ended.ns_since(self._begun)
+        expected_ns = max(self._begun.set_ns, ended_before_ns) + duration_ns
+        end_ns = max(min(max(expected_ns, self._running_ns), time.monotonic_ns()), ended_before_ns)
+        self.times_ns = (max(end_ns - duration_ns, ended_before_ns), end_ns)

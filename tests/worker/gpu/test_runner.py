@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.gpu.runner import GpuRunner
+from eventlm.worker.gpu.step import GpuStep
 from eventlm.worker.gpu.warm_kernels import warm_kernels
 from eventlm.worker.warm_up import warm_up
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
-from tests.worker.gpu.driven import Asked, Driven, gpu_runner
+from tests.worker.gpu.driven import Asked, Driven, Sample, gpu_runner
 from tests.worker.reference import make_runner
 
 GREEDY = SamplerParams(temperature=0.0, ignore_eos=True)
@@ -109,8 +111,8 @@ def test_logprobs_come_with_the_tokens(plain: Path, runner: GpuRunner) -> None:
     settings = {"block_size": 16, "num_blocks": 32, "max_model_len": 128, "max_num_batched_tokens": 64}
     expected = Driven(make_runner(plain, max_num_seqs=8, **settings), asked)
     assert driven.outputs == expected.outputs
-    assert len(driven.extras[0]) == len(expected.extras[0])
-    for found, other in zip(driven.extras[0], expected.extras[0], strict=True):
+    assert len(driven.extras[Sample(0, 0)]) == len(expected.extras[Sample(0, 0)])
+    for found, other in zip(driven.extras[Sample(0, 0)], expected.extras[Sample(0, 0)], strict=True):
         assert found.logprobs is not None
         assert other.logprobs is not None
         assert found.logprobs.top_ids == other.logprobs.top_ids
@@ -142,6 +144,36 @@ def test_a_warm_up_measures_steps_and_leaves_nothing_behind(plain: Path) -> None
     assert len(warm_up(runner)) >= 2
     driven = Driven(runner, [Asked(prompt_of(5), 3, GREEDY)])
     assert driven.outputs[0] == greedy(plain, prompt_of(5), 3)
+
+
+def test_a_warm_up_keeps_to_the_blocks_that_were_found(plain: Path) -> None:
+    runner = gpu_runner(plain, num_blocks=2, max_num_seqs=2, max_num_batched_tokens=16)
+    # As on a GPU whose memory was profiled.
+    runner.setup = structs.replace(runner.setup, num_blocks=0)
+    assert [(sample.prefill_tokens, sample.num_decodes) for sample in warm_up(runner)] == [(16, 0)]
+
+
+def test_a_step_is_launched_without_waiting_for_the_device(
+    plain: Path, runner: GpuRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a step that is launched reads what the device has")
+
+    start, settle = runner.start, GpuStep.settle
+
+    def launch(*arguments: Any) -> GpuStep:
+        with monkeypatch.context() as patch:
+            for name in ("tolist", "item", "nonzero", "__bool__", "__int__"):
+                patch.setattr(torch.Tensor, name, refuse)
+            patch.setattr(GpuStep, "settle", refuse)
+            return start(*arguments)
+
+    monkeypatch.setattr(runner, "start", launch)
+    asked = [
+        Asked(prompt_of(6 + number), 4, PARAMS[name]) for number, name in enumerate(("seeded", "masked", "biased"))
+    ]
+    Driven(runner, asked)
+    assert GpuStep.settle is settle
 
 
 def test_compiled_parts_give_the_same_tokens_and_their_gain_is_told(
