@@ -12,6 +12,7 @@ from eventlm.types import RequestKind, SequenceId
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, WorkerSetup
+from tests.checkpoints import make_checkpoint
 from tests.core.rig import Rig
 from tests.worker.launches import new_sequence
 
@@ -40,6 +41,11 @@ class Sample(NamedTuple):
 
     number: int
     index: int
+
+
+def small_checkpoint(folder: Path) -> Path:
+    """One layer: each program of a kernel takes Triton's interpreter half a millisecond."""
+    return make_checkpoint(folder, num_heads=2, num_kv_heads=1, num_layers=1)
 
 
 def gpu_runner(folder: Path, **changes: Any) -> GpuRunner:

@@ -11,14 +11,13 @@ import torch
 
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu.runner import GpuRunner
-from tests.checkpoints import make_checkpoint
-from tests.worker.gpu.driven import Asked, Driven, gpu_runner
+from tests.worker.gpu.driven import Asked, Driven, gpu_runner, small_checkpoint
 from tests.worker.gpu.test_runner import GREEDY, prompt_of
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> GpuRunner:
-    folder: Path = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), head_dim=32, num_layers=1)
+    folder: Path = small_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     return gpu_runner(folder)
 
 
@@ -26,7 +25,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> GpuRunner:
 def test_blocks_are_given_back_before_others_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    runner = gpu_runner(make_checkpoint(tmp_path, head_dim=32, num_layers=1), attention_backend=backend)
+    runner = gpu_runner(small_checkpoint(tmp_path), attention_backend=backend)
     Driven(runner, [Asked(prompt_of(5), 2, GREEDY)])
     before = weakref.ref(runner.cache.kv)
     zeros = torch.zeros
@@ -55,7 +54,7 @@ def test_a_cache_that_does_not_fit_is_told_so(runner: GpuRunner, monkeypatch: py
 
 @pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
 def test_what_overflowed_in_a_sequence_before_spoils_none(tmp_path: Path, backend: str) -> None:
-    runner = gpu_runner(make_checkpoint(tmp_path, head_dim=32, num_layers=1), attention_backend=backend)
+    runner = gpu_runner(small_checkpoint(tmp_path), attention_backend=backend)
     # Beside a longer sequence of as many blocks, as a prompt and as decodes.
     asked = [Asked(prompt_of(17), 6, GREEDY), Asked(prompt_of(23), 3, GREEDY)]
     expected = Driven(runner, asked).outputs

@@ -13,8 +13,7 @@ import torch
 from eventlm.worker.gpu import forward as forward_module
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
 from eventlm.worker.gpu.step_inputs import decode_views
-from tests.checkpoints import make_checkpoint
-from tests.worker.gpu.driven import Asked, Driven, gpu_runner
+from tests.worker.gpu.driven import Asked, Driven, gpu_runner, small_checkpoint
 from tests.worker.gpu.test_runner import GREEDY, prompt_of
 
 CUDA = torch.device("cuda", 0)
@@ -75,7 +74,7 @@ def test_each_is_captured_behind_runs_over_padding_and_then_replayed(monkeypatch
 
 
 def test_padding_covers_what_other_steps_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = gpu_runner(make_checkpoint(tmp_path, head_dim=32, num_layers=1))
+    runner = gpu_runner(small_checkpoint(tmp_path))
     Driven(runner, [Asked(prompt_of(9), 2, GREEDY)])
     found: list[list[list[int]]] = []
 

@@ -18,8 +18,7 @@ from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.process import Worker
 from eventlm.worker.protocol import WorkerFailed, decode_from_worker, encode
-from tests.checkpoints import make_checkpoint
-from tests.worker.gpu.driven import gpu_runner
+from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
@@ -35,7 +34,7 @@ LAUNCH = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [0])])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_checkpoint(tmp_path, head_dim=32, num_layers=1)
+    return small_checkpoint(tmp_path)
 
 
 def fail(error: Exception) -> Any:

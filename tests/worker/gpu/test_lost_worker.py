@@ -12,9 +12,9 @@ from eventlm.control.request import EngineRequest
 from eventlm.control.setup import Device, make_setup
 from eventlm.events import WorkerLost
 from eventlm.sampler_params import SamplerParams
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import VOCAB_SIZE
 from tests.control.engines import Reader, recorded, verified
-from tests.worker.gpu.driven import Asked, Driven
+from tests.worker.gpu.driven import Asked, Driven, small_checkpoint
 from tests.worker.reference import make_runner
 
 NUM_TOKENS = 20
@@ -26,7 +26,7 @@ PARAMS = [
 
 
 async def test_a_worker_that_is_killed_in_a_step_costs_nobody_a_token(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "model", num_heads=2, num_kv_heads=1, num_layers=1)
+    folder = small_checkpoint(tmp_path / "model")
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32"),
         scheduler=SchedulerConfig(max_num_seqs=4, max_steps_in_flight=2, max_decodes_in_flight_per_seq=2),

@@ -13,8 +13,8 @@ import pytest
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.grammar import choice_grammar, regex_grammar
 from eventlm.worker.protocol import RowExtras
-from tests.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
-from tests.worker.gpu.driven import BUCKETS, Asked, Driven, gpu_runner
+from tests.checkpoints import EOS_ID, VOCAB_SIZE
+from tests.worker.gpu.driven import BUCKETS, Asked, Driven, gpu_runner, small_checkpoint
 from tests.worker.reference import make_runner
 
 #: A few more can be asked for by hand.
@@ -25,7 +25,7 @@ MAX_PROMPT, MAX_TOKENS = 24, 10
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), num_heads=2, num_kv_heads=1, num_layers=1)
+    return small_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 def random_params(rng: random.Random) -> SamplerParams:
