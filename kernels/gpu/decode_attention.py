@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, unpack_e4m3
+from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.merge_attention import merge_attention
 from eventlm.kernels.gpu.tuned import tuned
@@ -192,20 +192,17 @@ def _decode_attention(
             tl.store(lse_ptrs, tl.full([BLOCK_G], float("-inf"), tl.float32), mask=is_head)
             return
 
-    is_q = is_head[:, None] & (offs_w < WIDTH)
     q_ptrs = q_ptr + row * stride_q_row + heads[:, None] * stride_q_head
+    q = tl.load(q_ptrs + offs_d, mask=is_out, other=0.0)
     factor = tl.full([BLOCK_G], scale * 1.4426950408889634, tl.float32)
     if FP8:
-        even = tl.load(q_ptrs + 2 * offs_w, mask=is_q, other=0.0).to(tl.float32)
-        odd = tl.load(q_ptrs + 2 * offs_w + 1, mask=is_q, other=0.0).to(tl.float32)
         # Queries of any size fit into float16 so.
-        largest = tl.maximum(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1), 1e-30)
-        q, q_odd = (even / largest[:, None]).to(tl.float16), (odd / largest[:, None]).to(tl.float16)
+        q = q.to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
+        q, q_odd = tl.split(tl.reshape((q / largest[:, None]).to(tl.float16), [BLOCK_G, BLOCK_W, 2]))
         factor *= largest * E4M3_UNIT
-    else:
-        q = tl.load(q_ptrs + offs_w, mask=is_q, other=0.0)
-        if UPCAST:
-            q = q.to(tl.float32)
+    elif UPCAST:
+        q = q.to(tl.float32)
 
     keys = cache_ptr + kv_head * BLOCK_SIZE * WIDTH
     values = keys + stride_values.to(tl.int64)
@@ -228,8 +225,8 @@ def _decode_attention(
         v = tl.load(values + offsets, mask=is_loaded, other=0)
         if FP8:
             scale_offsets = blocks * stride_block_scales + places
-            k_scales = tl.load(key_scales + scale_offsets, mask=is_token, other=0.0)
-            v_scales = tl.load(value_scales + scale_offsets, mask=is_token, other=0.0)
+            k_scales = load_scales(key_scales + scale_offsets, is_token)
+            v_scales = load_scales(value_scales + scale_offsets, is_token)
             k_even, k_odd = unpack_e4m3(k)
             scores = tl.dot(q_odd, k_odd.T, tl.dot(q, k_even.T)) * k_scales
         else:

@@ -41,3 +41,13 @@ def unpack_e4m3(pairs):
         is_pure=True,
         pack=2,
     )
+
+
+@triton.jit
+def load_scales(pointers, is_token):
+    """float32 [N] at the pointers of N tokens, 0 where there is none.
+
+    As a column, which they stay: N numbers alone are so few that the compiler would have each thread load all that it
+    multiplies by, many times over, rather than hand them round.
+    """
+    return tl.sum(tl.load(pointers[:, None], mask=is_token[:, None], other=0.0), 1)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, unpack_e4m3
+from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.tuned import tuned
 
@@ -144,23 +144,21 @@ def _prefill_attention(
     query_start = tl.load(query_starts_ptr + row)
     last_query = tl.minimum(first_query + QUERIES, tl.load(query_starts_ptr + row + 1) - query_start)
 
-    offs_m, offs_w, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_D)
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     queries = first_query + offs_m // GROUP
     is_query = (queries < last_query) & (offs_m < QUERIES * GROUP)
     tokens = (query_start + queries).to(tl.int64)
     heads = kv_head * GROUP + offs_m % GROUP
     q_ptrs = q_ptr + (tokens * stride_q_token + heads * stride_q_head)[:, None]
-    is_q = is_query[:, None] & (offs_w < WIDTH)
+    q = tl.load(q_ptrs + offs_d, mask=is_query[:, None] & (offs_d < HEAD_DIM), other=0.0)
     factor = tl.full([BLOCK_M], scale * 1.4426950408889634, tl.float32)
     if FP8:
-        even = tl.load(q_ptrs + 2 * offs_w, mask=is_q, other=0.0).to(tl.float32)
-        odd = tl.load(q_ptrs + 2 * offs_w + 1, mask=is_q, other=0.0).to(tl.float32)
         # Queries of any size fit into float16 so.
-        largest = tl.maximum(tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 1), 1e-30)
-        q, q_odd = (even / largest[:, None]).to(tl.float16), (odd / largest[:, None]).to(tl.float16)
+        q = q.to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(q), 1), 1e-30)
+        q, q_odd = tl.split(tl.reshape((q / largest[:, None]).to(tl.float16), [BLOCK_M, BLOCK_W, 2]))
         factor *= largest * E4M3_UNIT
     else:
-        q = tl.load(q_ptrs + offs_w, mask=is_q, other=0.0)
         if UPCAST:
             q = q.to(tl.float32)
         q_odd = q
@@ -256,8 +254,8 @@ def _attend(
         v = tl.load(values + offsets, mask=is_loaded, other=0)
         if FP8:
             scale_offsets = blocks * stride_block_scales + places
-            k_scales = tl.load(key_scales + scale_offsets, mask=is_token, other=0.0)
-            v_scales = tl.load(value_scales + scale_offsets, mask=is_token, other=0.0)
+            k_scales = load_scales(key_scales + scale_offsets, is_token)
+            v_scales = load_scales(value_scales + scale_offsets, is_token)
             k_even, k_odd = unpack_e4m3(k)
             scores = tl.dot(q_odd, k_odd.T, tl.dot(q, k_even.T)) * k_scales
         else:

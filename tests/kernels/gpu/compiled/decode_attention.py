@@ -13,7 +13,15 @@ from eventlm.kernels.gpu.decode_attention import decode_attention, split_scratch
 def launches() -> Iterator[tuple[str, Callable[[], object]]]:
     """With heads of usual and of odd shapes."""
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        for head_dim, group, splits in ((64, 1, 1), (64, 8, 4), (80, 3, 4), (128, 1, 4), (128, 4, 64), (128, 8, 1)):
+        for head_dim, group, splits in (
+            (64, 1, 1),
+            (64, 8, 4),
+            (80, 3, 4),
+            (128, 1, 4),
+            (128, 4, 64),
+            (128, 8, 1),
+            (256, 2, 4),
+        ):
             name = f"head {head_dim} group {group} splits {splits} {dtype}"
             yield name, functools.partial(_decode, dtype, head_dim, group, splits)
 
