@@ -6,9 +6,10 @@ import pytest
 
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import FakeRunner, fake_token
+from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import StepPayload
-from tests.checkpoints import make_checkpoint
+from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence
 from tests.worker.reference import make_runner
 
@@ -23,12 +24,13 @@ PARAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    return make_runner(make_checkpoint(tmp_path_factory.mktemp("checkpoint")))
+@pytest.fixture(scope="module", params=["cpu", "cuda:0"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner | GpuRunner:
+    folder = small_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return make_runner(folder) if request.param == "cpu" else gpu_runner(folder, block_size=4)
 
 
-def _from_history(runner: ModelRunner, request: int, forced: list[int], params: SamplerParams) -> list[int]:
+def _from_history(runner: ModelRunner | GpuRunner, request: int, forced: list[int], params: SamplerParams) -> list[int]:
     """What a sequence with this history draws, and then it is forgotten."""
     history = PROMPT + forced
     new = new_sequence(request, history, num_prompt_tokens=len(PROMPT), params=params)
@@ -40,7 +42,9 @@ def _from_history(runner: ModelRunner, request: int, forced: list[int], params: 
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
-def test_each_draw_is_that_of_a_sequence_with_the_forced_history(runner: ModelRunner, params: SamplerParams) -> None:
+def test_each_draw_is_that_of_a_sequence_with_the_forced_history(
+    runner: ModelRunner | GpuRunner, params: SamplerParams
+) -> None:
     own = [
         runner.execute(
             launched(0, chunks=[(1, 0, 0, len(PROMPT), 1)], blocks=BLOCKS),
@@ -57,7 +61,7 @@ def test_each_draw_is_that_of_a_sequence_with_the_forced_history(runner: ModelRu
     assert [token for (token,) in own] != FORCED
 
 
-def test_an_end_is_that_of_the_workers_own_token(runner: ModelRunner) -> None:
+def test_an_end_is_that_of_the_workers_own_token(runner: ModelRunner | GpuRunner) -> None:
     (first,) = _from_history(runner, 3, [], PARAMS["greedy"])
     params = SamplerParams(temperature=0.0, stop_token_ids=(first,))
     output = runner.execute(

@@ -31,7 +31,7 @@ class TritonAttention:
         is_gpu = geometry.device.type == "cuda"
         self._num_processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count if is_gpu else 4
         #: Rows times splits of the step that has most of them.
-        most = max(rows * self._splits_of(rows) for rows in range(1, geometry.max_rows + 1))
+        most = max(rows * self._splits_of(rows, geometry.max_context) for rows in range(1, geometry.max_rows + 1))
         shape = (most * geometry.num_heads, geometry.head_dim)
         self._partial = torch.empty(shape, dtype=torch.float32, device=geometry.device)
         self._lse = torch.empty(shape[0], dtype=torch.float32, device=geometry.device)
@@ -40,10 +40,9 @@ class TritonAttention:
         self.tiles_decodes = geometry.is_invariant
         self._rows = torch.arange(geometry.max_rows + 1, dtype=torch.int32, device=geometry.device)
 
-    def _splits_of(self, num_rows: int) -> int:
+    def _splits_of(self, num_rows: int, max_context: int) -> int:
         """Of the longest context that there can be, so that it depends on the number of rows alone."""
-        geometry = self._geometry
-        return num_splits(num_rows, geometry.num_kv_heads, self._num_processors, geometry.max_context)
+        return num_splits(num_rows, self._geometry.num_kv_heads, self._num_processors, max_context)
 
     def begin(self, cache: GpuCache, step: AttentionRows) -> None:
         """Find out how decodes are split, or make tiles of them."""
@@ -51,7 +50,10 @@ class TritonAttention:
         if self.tiles_decodes:
             self._step = step if step.tiles_N2 is not None else self._as_prompts(step)
             return
-        self._num_splits = self._splits_of(max(step.num_decodes, 1))
+        # A run's first worker is made for any context that the model can have, those after it, and those that execute
+        # the run again, for what the cache had room for; all must sum alike.
+        max_context = min(self._geometry.max_context, (cache.num_blocks - 1) * self._geometry.block_size)
+        self._num_splits = self._splits_of(max(step.num_decodes, 1), max_context)
         self._scratch = None
         if self._num_splits > 1:
             shape = (step.num_decodes, self._geometry.num_heads, self._num_splits)

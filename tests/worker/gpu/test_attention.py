@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from torch import Tensor
 from eventlm.errors import UsageError
 from eventlm.kernels.paged_attention import AttentionRow, paged_attention, plan_attention
 from eventlm.worker.gpu import attention
-from eventlm.worker.gpu.attention import Geometry, choose_backend
+from eventlm.worker.gpu.attention import AttentionRows, Geometry, choose_backend
 from eventlm.worker.gpu.triton_attention import TritonAttention
 from tests.worker.gpu.driven import Asked, Driven, gpu_runner, small_checkpoint
 from tests.worker.gpu.test_runner import GREEDY, greedy, prompt_of
@@ -70,6 +70,25 @@ def test_a_package_can_bring_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_backend("mine", GEOMETRY).backend is TritonAttention
     with pytest.raises(UsageError, match="broken cannot be loaded: AttributeError"):
         choose_backend("broken", GEOMETRY)
+
+
+class Cache(NamedTuple):
+    """All that is asked of one before a step."""
+
+    num_blocks: int
+
+
+def test_how_contexts_are_split_depends_on_what_the_cache_holds() -> None:
+    nothing = torch.zeros(1, dtype=torch.int32)
+    step = AttentionRows([], 1, torch.zeros(1, 1, dtype=torch.int32), nothing, nothing)
+
+    def splits(max_context: int, num_blocks: int) -> int:
+        attention = TritonAttention(GEOMETRY._replace(max_context=max_context))
+        attention.begin(Cache(num_blocks), step)  # type: ignore[arg-type]
+        return attention._num_splits
+
+    # With room for two blocks of 256 tokens, one of which is no sequence's.
+    assert splits(4096, 2) == splits(256, 2) < splits(4096, 17)
 
 
 class FlashAttnPackage(ModuleType):
