@@ -7,8 +7,25 @@
 Checkpoints are made on the spot, with random weights of the shapes of Qwen3-0.6B and Qwen3-8B; nothing is fetched.
 Each section runs in a process of its own and for a share of the budget; an error, a crash or a time-out is a row of the
 table, and the others go on. A ratio is to the copy bandwidth or the bf16 product rate that the same run measures first
-(section `ceilings`), or to a peer in the same run. With TARGET the table says what the ratio, or the value where there
-is none, should be at least or at most. `benchmarks/gpu_report.py` makes Markdown of the file.
+(section `ceilings`), or to a peer in the same run. Under `target` the table says what the ratio, or the value where
+there is none, should be at least or at most (measured: no target, or a smoke run, whose times say nothing).
+`benchmarks/gpu_report.py` makes Markdown of the file.
+
+Sections:
+
+    ceilings         copy bandwidth and product rate, which ratios are to
+    kernels          each kernel against its reference, then its rate
+    correct          the engine's tokens against transformers'
+    nano, nano8b     nano-vLLM's workload on both shapes, against the roofline of its own trace
+    gaps             what lies between decode steps
+    recording        with a trace and without
+    http             through the server, against without one
+    reexecute        recorded runs executed again, token by token
+    batch_invariant  what --batch-invariant costs, and whether it holds
+    fp8              fp8 keys and values
+    memory           what is asked for against what is taken, and a model that does not fit
+    torch_compile    what it gains, and how long it takes
+    sanitizer        compute-sanitizer over all kernels, where it is installed
 
 Nothing else should run on the GPU. Exit code 0: nothing failed, though targets may be missed; 1: something failed.
 """
@@ -36,6 +53,7 @@ from benchmarks.gpu_sections.row import Context, Row
 DEFAULT_BUDGET = 570.0
 #: A section may take so much of what the ones before it have left over, or of what the ones behind it would get.
 SLACK = 1.5
+OUT, SMOKE_OUT = Path("results/gpu.json"), Path("results/gpu-smoke.json")
 PACKAGES = ("torch", "triton", "transformers")
 
 
@@ -110,11 +128,16 @@ def parse_arguments() -> argparse.Namespace:
     names = ",".join(section.name for section in SECTIONS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="on the CPU, tiny, to see that everything runs")
-    parser.add_argument("--sections", default=names, metavar="NAME,...", help=f"what to run (default: {names})")
+    parser.add_argument("--sections", default=names, metavar="NAME,...", help="what to run (default: all)")
     parser.add_argument("--tune", action="store_true", help="write kernels/gpu/tuned.toml anew for this GPU instead")
-    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, metavar="SECONDS", help="of the whole run")
-    parser.add_argument("--out", type=Path, default=Path("results/gpu.json"), metavar="FILE", help="for all figures")
+    parser.add_argument(
+        "--budget", type=float, default=DEFAULT_BUDGET, metavar="SECONDS", help="of the whole run (570)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"for all figures (default: {OUT}, of a smoke run {SMOKE_OUT})"
+    )
     arguments = parser.parse_args()
+    arguments.out = arguments.out or (SMOKE_OUT if arguments.smoke else OUT)
     if not arguments.budget > 0:
         parser.error("--budget is above 0 seconds")
     try:
@@ -133,7 +156,12 @@ def main() -> int:
     if arguments.tune:
         tune(smoke=arguments.smoke, budget=arguments.budget)
         return 0
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.touch()
+    except OSError as error:
+        say(f"gpu.py: --out {arguments.out} cannot be written: {error.strerror}")
+        return 2
     versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
     began = time.monotonic()
     rows: list[Row] = []
@@ -143,8 +171,13 @@ def main() -> int:
             report = Report(smoke=arguments.smoke, versions=versions, seconds=time.monotonic() - began, rows=rows)
             arguments.out.write_bytes(encode(report))
     print("\n".join(render(rows)))
+    say(f"figures: {arguments.out}")
     return int(any(row.outcome == "failed" for row in rows))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = 130
+    raise SystemExit(status)

@@ -80,8 +80,8 @@ def floor_seconds(
 
 
 class Gaps(NamedTuple):
-    """Between steps that only decode and follow one another. Times are medians in seconds; `idle`: the share of all
-    time between the first start and the last end in which the device had no step.
+    """Between steps that only decode and follow one another. Times are means in seconds; `idle`: the share of all time
+    in which the device had no step.
     """
 
     num_steps: int
@@ -103,6 +103,6 @@ def gaps(steps: Sequence[Step], *, num_rows: int) -> Gaps:
     return Gaps(
         num_steps=len(pairs) + 1,
         idle=idle / sum(after.end_ns - before.end_ns for before, after in pairs),
-        period=NS * statistics.median(after.start_ns - before.start_ns for before, after in pairs),
-        duration=NS * statistics.median(after.end_ns - after.start_ns for _, after in pairs),
+        period=NS * statistics.mean(after.end_ns - before.end_ns for before, after in pairs),
+        duration=NS * statistics.mean(after.end_ns - after.start_ns for _, after in pairs),
     )

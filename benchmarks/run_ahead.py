@@ -54,10 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=256, help="sequences that decode (256)")
     parser.add_argument("--steps", type=int, default=300, help="steps of each measurement (300)")
-    parser.add_argument("--step-us", type=int, nargs="+", default=[8000, 6000, 4000, 2000], help="times of a step")
+    parser.add_argument(
+        "--step-us", type=int, nargs="+", default=[8000, 6000, 4000, 2000], help="times of a step (8000 6000 4000 2000)"
+    )
     options = parser.parse_args(arguments)
+    if min(options.batch, *options.step_us) < 1 or options.steps < 3:
+        parser.error("--batch and --step-us are at least 1, --steps at least 3")
     rows = []
     for step_us in options.step_us:
+        print(f"steps of {step_us / 1000:g} ms ...", file=sys.stderr, flush=True)
         found = [measure(step_us, options.batch, options.steps, in_flight) for in_flight in (1, 2)]
         rows.append(
             [
@@ -71,4 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)

@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-#: `failed`: an error, or a wrong result. `told`: nothing is asked of it.
-Outcome = Literal["met", "missed", "failed", "skipped", "told"]
+#: `failed`: an error, or a wrong result. `measured`: there is no target, or a smoke run, whose times say nothing.
+Outcome = Literal["met", "missed", "failed", "skipped", "measured"]
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,7 +29,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: float | None = None
     is_at_most: bool = False
     is_result: bool = False
-    outcome: Outcome = "told"
+    outcome: Outcome = "measured"
     note: str = ""
 
 
@@ -103,14 +103,14 @@ def speed(
         limit_name=limit_name,
         ratio=ratio,
         target=target,
-        outcome="told" if target is None else "met" if score >= target else "missed",
+        outcome="measured" if target is None else "met" if score >= target else "missed",
         note=note,
     )
 
 
 def cost(what: str, measured: float, unit: str, *, at_most: float | None = None, note: str = "") -> Row:
     """A time, or a share, that should be small."""
-    outcome: Outcome = "told" if at_most is None else "met" if measured <= at_most else "missed"
+    outcome: Outcome = "measured" if at_most is None else "met" if measured <= at_most else "missed"
     return Row(what=what, measured=measured, unit=unit, target=at_most, is_at_most=True, outcome=outcome, note=note)
 
 

@@ -54,7 +54,7 @@ def _run_part(context: Context, name: str, part: Part, output: BinaryIO) -> bool
         for row in part():
             # Times of an interpreter say nothing.
             is_judged = row.is_result or not context.smoke
-            _write(output, Found(row if is_judged else structs.replace(row, outcome="told")))
+            _write(output, Found(row if is_judged else structs.replace(row, outcome="measured")))
     except Skip as reason:
         _write(output, Found(Row(what=name, outcome="skipped", note=str(reason))))
     except SectionError as error:

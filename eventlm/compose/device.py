@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.compose.gpus import FoundGpus, Gpu, find_gpus, interpreted_gpu
+from eventlm.compose.gpus import INTERPRETER, FoundGpus, Gpu, find_gpus, interpreted_gpu
 from eventlm.config import Config
-from eventlm.config.options import Option, options
+from eventlm.config.options import Option, did_you_mean, options
+from eventlm.config.structs import AUTO
 from eventlm.control.setup import Device
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.replay.execution_workers import runs_on_gpu
-from eventlm.worker.protocol import FAKE_MODEL
+from eventlm.worker.protocol import FAKE_MODEL, GPU_BACKEND_GROUP, GPU_BACKENDS
 
 #: The oldest GPUs that the kernels are compiled for (Ampere).
 LEAST_CAPABILITY = (8, 0)
@@ -52,7 +54,8 @@ def choose_device(config: Config) -> DeviceChoice:
     if wish == "cuda":
         raise UsageError(f"--device cuda: {found.problem}; or give --device cpu")
     for option in _given(config, OF_GPUS):
-        raise UsageError(f"{option.flag} is for GPUs, and the model runs on the processor: {found.problem}")
+        flag = f"--no-{option.name.replace('_', '-')}" if option.default is True else option.flag
+        raise UsageError(f"{flag} is for GPUs, and the model runs on the processor; leave it out ({found.problem})")
     warnings = [
         f"the model runs on the processor, and not on the {gpu.name} that is here: {found.problem}"
         for gpu in found.gpus[:1]
@@ -70,9 +73,9 @@ def devices_of_run(header: Header) -> list[Device]:
     interpreted = interpreted_gpu()
     found = FoundGpus([interpreted]) if interpreted is not None else _usable_gpus()
     if found.problem:
-        raise UsageError(
-            f"the run was computed on a GPU ({header.host.get('gpu', 'of no known name')}): {found.problem}"
-        )
+        gpu = header.host.get("gpu", "of no known name")
+        remedy = "set TRITON_INTERPRET=1" if gpu == INTERPRETER else found.problem
+        raise UsageError(f"the run was computed on a GPU ({gpu}): {remedy}")
     return [gpu.device for gpu in found.gpus]
 
 
@@ -119,6 +122,7 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
         raise UsageError(
             "--torch-compile chooses kernels whose results depend on the batch: not with --batch-invariant"
         )
+    _check_backend(config.gpu.attention_backend)
     if config.model.quantization == "int8":
         raise UsageError(f"--quantization int8 is for processors, and {where}; leave it out, or give --device cpu")
     if config.cache.kv_cache_dtype == "int8":
@@ -129,6 +133,15 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
     if config.cache.kv_cache_dtype == "fp8" and gpu.capability < FP8_CAPABILITY:
         have, need = (".".join(map(str, version)) for version in (gpu.capability, FP8_CAPABILITY))
         raise UsageError(f"--kv-cache-dtype fp8 needs compute capability {need} (Ada), and {gpu.name} has {have}")
+
+
+def _check_backend(name: str) -> None:
+    """Whether there is an attention backend of this name; a worker knows whether it can run the model."""
+    known = [AUTO, *GPU_BACKENDS, *sorted(point.name for point in entry_points(group=GPU_BACKEND_GROUP))]
+    if name not in known:
+        raise UsageError(
+            f"--attention-backend {name}: there is none of that name{did_you_mean(name, known, listed_as='there are')}"
+        )
 
 
 def _given(config: Config, names: tuple[str, ...]) -> Iterator[Option]:

@@ -64,7 +64,7 @@ def find_gpus(environment: Mapping[str, str] | None = None) -> FoundGpus:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return FoundGpus(
-            [], problem=f"there is no NVIDIA driver that answers ({error}); install it, or pass the GPU on"
+            [], problem=f"there is no NVIDIA driver that answers ({error}); install it, or give a container its GPU"
         )
     try:
         return _visible(pynvml, os.environ if environment is None else environment)

@@ -25,7 +25,7 @@ class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             extra={"metavar": "NAME"},
             description="attention on a GPU: triton, flash_attn (which must be installed), torch_sdpa (slow, to "
-            "compare with), or one that a package offers; auto: the fastest that is there and can run the model",
+            "compare with), or one that a package offers; auto: the first of these that can run the model",
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[

@@ -53,7 +53,7 @@ _REMARKS = {
     "speculative_config speculative_model speculative_algorithm num_speculative_tokens model_draft": (
         "not there yet: speculative decoding"
     ),
-    "enforce_eager disable_cuda_graph": "{cuda_graphs} turns them on and off",
+    "enforce_eager disable_cuda_graph": "{cuda_graphs} turns CUDA graphs on and off",
     "enable_prefix_caching enable_radix_cache": "it is on by itself; see {prefix_cache}",
     "no_enable_prefix_caching disable_radix_cache": "{prefix_cache} turns it on and off",
     "enable_chunked_prefill": "it is always on; {max_num_batched_tokens} bounds a step",

@@ -20,6 +20,10 @@ from eventlm.types import RequestKind, WorkerEnd
 FAKE_MODEL = "fake"
 #: `attention_backend` of a worker's host that computes in torch's operations.
 TORCH_BACKEND = "torch_sdpa_gather"
+#: Attention backends of GPUs, the one that `auto` tries first first; packages offer others under the group of entry
+#: points.
+GPU_BACKENDS = ("triton", "flash_attn", "torch_sdpa")
+GPU_BACKEND_GROUP = "eventlm.attention_backends"
 
 
 def backend_name(build: str) -> str:

@@ -32,7 +32,7 @@ def test_whatever_a_part_does_the_others_go_on(tmp_path: Path) -> None:
     assert {row.section for row in rows} == {"odd"}
     assert [(row.what, row.outcome, row.note) for row in rows] == [
         ("well", "missed", ""),
-        ("before the error", "told", ""),
+        ("before the error", "measured", ""),
         ("error", "failed", "ValueError: so it goes"),
         ("section error", "failed", "no ground"),
         ("skip", "skipped", "no tool"),
@@ -46,7 +46,11 @@ def test_whatever_a_part_does_the_others_go_on(tmp_path: Path) -> None:
 
 def test_in_a_smoke_run_only_what_is_wrong_counts(tmp_path: Path) -> None:
     rows = find(tmp_path, smoke=True, skip=["error", "section error", "skip", "lost", "crash", "hang"])
-    assert [(row.what, row.outcome) for row in rows] == [("well", "told"), ("well", "told"), ("wrong", "failed")]
+    assert [(row.what, row.outcome) for row in rows] == [
+        ("well", "measured"),
+        ("well", "measured"),
+        ("wrong", "failed"),
+    ]
 
 
 def test_time_is_shared_and_what_is_left_goes_on() -> None:
@@ -67,7 +71,7 @@ def test_sections_bring_what_they_need() -> None:
     [
         (speed("a", 3, "TB/s", limit=4, limit_name="copy", target=0.75), "met", "0.75 of 4 TB/s copy"),
         (speed("a", 2, "TB/s", limit=4, limit_name="copy", target=0.75), "missed", "target >= 0.75"),
-        (speed("a", 2, "TB/s"), "told", "a: 2 TB/s: told"),
+        (speed("a", 2, "TB/s"), "measured", "a: 2 TB/s: measured"),
         (cost("a", 0.03, "", at_most=0.02), "missed", "0.03, target <= 0.02"),
         (check("a", float("nan"), "", at_most=1), "failed", "a: nan"),
         (check("a", 0.5, "", at_least=0.9), "failed", "target >= 0.9"),

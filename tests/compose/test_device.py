@@ -107,6 +107,14 @@ def test_fp8_and_two_ways_to_choose_kernels_are_refused_where_they_cannot_be(mon
     assert "not with --batch-invariant" in refusal(torch_compile=True, batch_invariant=True)
 
 
+@pytest.mark.usefixtures("h100")
+def test_an_attention_backend_that_is_not_there_is_found_before_a_start() -> None:
+    wanted = (
+        "--attention-backend tritn: there is none of that name; did you mean triton? There are: auto, triton, flash"
+    )
+    assert refusal(attention_backend="tritn").startswith(wanted)
+
+
 def test_the_interpreter_of_triton_takes_the_place_of_a_gpu_if_both_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,12 +136,11 @@ def test_the_interpreter_of_triton_takes_the_place_of_a_gpu_if_both_are_asked_fo
 )
 def test_what_is_for_gpus_is_refused_on_the_processor(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     [name] = options
-    flag = "--" + name.replace("_", "-")
+    flag = ("--no-" if options[name] is False else "--") + name.replace("_", "-")
     install(monkeypatch, no_driver="Driver Not Loaded")
-    assert refusal(**options).startswith(f"{flag} is for GPUs, and the model runs on the processor: there is no NVIDIA")
-    assert refusal(device="cpu", **options) == (
-        f"{flag} is for GPUs, and the model runs on the processor: --device cpu says so"
-    )
+    said = f"{flag} is for GPUs, and the model runs on the processor; leave it out"
+    assert refusal(**options).startswith(f"{said} (there is no NVIDIA")
+    assert refusal(device="cpu", **options) == f"{said} (--device cpu says so)"
 
 
 def test_a_run_of_gpus_needs_what_the_engine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +153,9 @@ def test_a_run_of_gpus_needs_what_the_engine_needs(monkeypatch: pytest.MonkeyPat
         devices_of_run(run)
     install(monkeypatch, no_driver="Driver Not Loaded")
     with pytest.raises(UsageError, match=r"^the run was computed on a GPU \(NVIDIA A10\): there is no NVIDIA driver"):
+        devices_of_run(run)
+    run = header(host={"device": "cuda:0", "gpu": "Triton's interpreter"})
+    with pytest.raises(UsageError, match=r"\(Triton's interpreter\): set TRITON_INTERPRET=1$"):
         devices_of_run(run)
     assert devices_of_run(header(host={"device": "cpu"})) == []
     assert devices_of_run(header(host={})) == []

@@ -19,7 +19,7 @@ def test_a_name_is_found_however_it_is_written() -> None:
     for name in ("ssl_keyfile", "--ssl-keyfile", "--ssl_keyfile"):
         assert name_elsewhere(name, str) == "; its name here is tls_key"
     assert name_elsewhere("--enforce-eager", lambda name: options()[name].flag) == (
-        "; --cuda-graphs turns them on and off"
+        "; --cuda-graphs turns CUDA graphs on and off"
     )
     assert name_elsewhere("-ctk", lambda name: options()[name].flag) == "; its name here is --kv-cache-dtype"
     assert name_elsewhere("-q", lambda name: options()[name].flag) == "; its name here is --quantization"

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from eventlm.errors import UsageError
 from eventlm.worker.gpu.cache import GpuCache
+from eventlm.worker.protocol import GPU_BACKEND_GROUP, GPU_BACKENDS
 from eventlm.worker.sequence_table import Row
 
-GROUP = "eventlm.attention_backends"
 AUTO = "auto"
 
 
@@ -98,7 +98,8 @@ def builtin_backends() -> dict[str, type[AttentionBackend]]:
     from eventlm.worker.gpu.sdpa_attention import SdpaAttention
     from eventlm.worker.gpu.triton_attention import TritonAttention
 
-    return {"triton": TritonAttention, "flash_attn": FlashAttention, "torch_sdpa": SdpaAttention}
+    classes = (TritonAttention, FlashAttention, SdpaAttention)
+    return dict(zip(GPU_BACKENDS, classes, strict=True))
 
 
 def choose_backend(wanted: str, geometry: Geometry) -> Choice:
@@ -124,7 +125,7 @@ def choose_backend(wanted: str, geometry: Geometry) -> Choice:
 
 def _installed(name: str, builtin: list[str]) -> type[AttentionBackend]:
     """Of a third party."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
+    found = {point.name: point for point in entry_points(group=GPU_BACKEND_GROUP)}
     if name not in found:
         known = ", ".join([AUTO, *builtin, *sorted(found)])
         raise UsageError(f"--attention-backend {name}: there is none of that name; there are {known}")
