@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 MISBEHAVING = Section("odd", 10)
 #: So much for all sections on two busy cores.
 SMOKE_SECONDS = 600
+QUICK = ("ceilings", "kernels", "nano", "torch_compile", "sanitizer")
+SLOW = tuple(section.name for section in SECTIONS if section.name not in QUICK)
 
 
 def find(folder: Path, *, smoke: bool = False, skip: Sequence[str] = ()) -> list[Row]:
@@ -101,19 +103,42 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsy
     assert "--smoke" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> gpu_report.Report:
-    """Of all sections, as a user runs them."""
-    out = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    command = [sys.executable, "benchmarks/gpu.py", "--smoke", "--out", str(out)]
+def smoke(folder: Path, names: Sequence[str]) -> gpu_report.Report:
+    """Of these sections, as a user runs them."""
+    out = folder / "gpu.json"
+    command = [sys.executable, "benchmarks/gpu.py", "--smoke", "--sections", ",".join(names), "--out", str(out)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode in (0, 1), run.stderr
     return gpu_report.read(out)
 
 
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> gpu_report.Report:
+    """Of those that start an engine once, or none."""
+    return smoke(tmp_path_factory.mktemp("gpu"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> gpu_report.Report:
+    """Of the others, which take minutes."""
+    return smoke(tmp_path_factory.mktemp("gpu"), SLOW)
+
+
 @pytest.mark.timeout(SMOKE_SECONDS)
-@pytest.mark.parametrize("name", [section.name for section in SECTIONS])
-def test_every_section_runs_on_the_cpu(smoke: gpu_report.Report, name: str) -> None:
-    rows = [row for row in smoke.rows if row.section == name]
+@pytest.mark.parametrize("name", QUICK)
+def test_every_quick_section_runs_on_the_cpu(quick: gpu_report.Report, name: str) -> None:
+    check_section(quick, name)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SMOKE_SECONDS)
+@pytest.mark.parametrize("name", SLOW)
+def test_every_slow_section_runs_on_the_cpu(slow: gpu_report.Report, name: str) -> None:
+    check_section(slow, name)
+
+
+def check_section(report: gpu_report.Report, name: str) -> None:
+    """It has rows, and none has failed."""
+    rows = [row for row in report.rows if row.section == name]
     assert rows
     assert [row for row in rows if row.outcome == "failed"] == []
