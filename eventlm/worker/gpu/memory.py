@@ -23,7 +23,7 @@ _LEAST_GRAPH_BYTES = 2 << 20
 
 
 class GpuMemory(NamedTuple):
-    """Where the memory goes, in bytes. `graphs` is an estimate until they are captured."""
+    """Where the memory goes, in bytes but for `num_blocks`; activations are known where a profiling run was made."""
 
     num_blocks: int
     weights: int
@@ -69,6 +69,10 @@ def size_cache(runner: GpuRunner) -> GpuMemory:
     weights = _taken(runner.device)
     measured, num_blocks = None, setup.num_blocks
     block_bytes = setup.block_size * kv_bytes_per_token(runner.config, forward.kv_dtype)
+    if setup.torch_compile:
+        # Before anything else runs, or what it compiles would not count.
+        runner.open_table(1)
+        runner.warnings.append(forward.compile_gain())
     if not num_blocks:
         measured = _measure(runner)
         num_blocks = num_blocks_beside(
@@ -78,8 +82,6 @@ def size_cache(runner: GpuRunner) -> GpuMemory:
             num_blocks_needed=ceil_div(min(setup.max_model_len, setup.block_size), setup.block_size) + 1,
         )
     runner.open_table(num_blocks)
-    if setup.torch_compile:
-        runner.warnings.append(forward.compile_gain())
     if runner.device.type == "cuda":
         warm_kernels(runner)
     graphs = forward.capture(setup.graph_buckets)
