@@ -48,7 +48,13 @@ async def test_every_file_of_a_run_verifies_alone_and_all_of_them_together(
     # Complete or not, what is there can be read.
     assert main(["replay", str(folder)]) == 0
     assert "is still being written" in capsys.readouterr().err
+    await loading
+    # What is lost must be under way, however long the reading took.
+    loading = asyncio.create_task(_complete(server, range(16), max_tokens=400))
+    num_files = len(list(folder.glob("trace-*.jsonl")))
+    await asyncio.to_thread(wait_until, lambda: len(list(folder.glob("trace-*.jsonl"))) > num_files)
     os.kill(server.worker_pids[0], signal.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: "worker lost" in server.stderr)
     await loading
     assert await asyncio.to_thread(server.stop) == 0, server.stderr
     trace = verified(folder)
