@@ -44,14 +44,18 @@ with weights count at twice the peak of floats, which is what processors have ov
 where all weights of a part fit the processor's last-level cache, which is faster than its memory, and where others who
 share the machine slowed its memory while that was measured.
 
-  lm_head         the output matrix, and the draw of tokens whose logits nobody else needs
+  lm_head         the output matrix, and the draw of tokens whose logits
+                  nobody else needs
   sampling        what remains of drawing the tokens
-  preparation     what the worker does around the model: block tables, token ids, ends
-  transport       from the end of a step to the start of the next, which the engine had already decided on
+  preparation     what the worker does around the model: block tables,
+                  token ids, ends
+  transport       from the end of a step to the start of the next, which
+                  the engine had already decided on
   engine          the same, where the worker had to wait for that decision
   engine's share  all four, of the step
-  engine's CPU    processor time of the engine's process for each step; it runs ahead, while the worker computes"""
-    parser.usage = "eventlm bench step [--model MODEL] [--batch N,...] [--context N,...] [flags]"
+  engine's CPU    processor time of the engine's process for each step; it
+                  runs ahead, while the worker computes"""
+    parser.usage = "eventlm bench step [--batch N,...] [--context N,...] [flags]"
     parser.epilog = """\
 examples:
   eventlm bench step

@@ -87,7 +87,7 @@ def test_help_of_every_command_describes_and_gives_examples(capsys: pytest.Captu
 TRACE_ACTIONS = ("info", "stats", "ls", "grep", "diff", "export", "import", "check", "repair")
 ACTIONS = [
     *(("trace", action) for action in TRACE_ACTIONS),
-    *(("bench", kind) for kind in ("serve", "throughput", "latency")),
+    *(("bench", kind) for kind in ("serve", "throughput", "latency", "step")),
 ]
 
 
