@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.tune import Config, Tuning
-from eventlm.kernels.gpu.decode_attention import decode_attention, num_splits, split_scratch
+from eventlm.kernels.gpu.decode_attention import SplitScratch, decode_attention, num_splits
 from eventlm.kernels.gpu.tuned import tuned
 
 _BLOCK_SIZE = 16
@@ -123,14 +123,15 @@ def _run(inputs: _Inputs) -> Callable[..., Tensor]:
     out, scale = torch.empty_like(q), shape.head_dim**-0.5
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     splits = num_splits(shape.num_rows, shape.num_kv_heads, num_processors, shape.context)
-    scratch = split_scratch(shape.num_rows, shape.num_heads, splits, shape.head_dim, device)
+    scratch = SplitScratch(shape.num_rows * splits, shape.num_heads, shape.head_dim, device)
+    parts = scratch.of_step(shape.num_rows, splits)
 
     def run(config: Config | None = None) -> Tensor:
         decode_attention(
             *(q, cache, scales, tables, slots, lengths),
             scale=scale,
             num_splits=splits,
-            scratch=scratch,
+            parts=parts,
             out_RHD=out,
             config=config,
         )

@@ -9,6 +9,7 @@ Shapes: R rows, H query heads, K key-value heads, G = H / K, S splits, D head_di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -30,24 +31,29 @@ _PROGRAMS_PER_PROCESSOR = 2
 _WAVES = 2
 
 
-class SplitScratch(NamedTuple):
-    """Room for what the splits give, the same for all layers: float32 [R, H, S, D] and [R, H, S] or more of each."""
+class SplitParts(NamedTuple):
+    """Where the splits of a step go, the same for all layers: float32 [R, H, S, D] and [R, H, S]."""
 
     partial: Tensor
     lse: Tensor
 
 
-def split_scratch(
-    num_rows: int, num_heads: int, num_splits: int, head_dim: int, device: torch.device | str
-) -> SplitScratch | None:
-    """Room for steps of up to `num_rows` rows with `num_splits`; None if that is 1, which needs none."""
-    if num_splits == 1:
-        return None
-    shape = (num_rows, num_heads, num_splits)
-    return SplitScratch(
-        torch.empty(*shape, head_dim, dtype=torch.float32, device=device),
-        torch.empty(shape, dtype=torch.float32, device=device),
-    )
+class SplitScratch:
+    """Room for the splits of steps, one at a time. num_parts: rows times splits of the step that has most of them."""
+
+    def __init__(self, num_parts: int, num_heads: int, head_dim: int, device: torch.device | str) -> None:
+        self._num_heads, self._head_dim = num_heads, head_dim
+        self._partial = torch.empty(num_parts * num_heads * head_dim, dtype=torch.float32, device=device)
+        self._lse = torch.empty(num_parts * num_heads, dtype=torch.float32, device=device)
+
+    def of_step(self, num_rows: int, num_splits: int) -> SplitParts | None:
+        """For `num_rows` rows in `num_splits` each; None if that is 1, which needs no room."""
+        if num_splits == 1:
+            return None
+        shape = (num_rows, self._num_heads, num_splits)
+        num_parts = math.prod(shape)
+        partial = self._partial[: num_parts * self._head_dim].view(*shape, self._head_dim)
+        return SplitParts(partial, self._lse[:num_parts].view(shape))
 
 
 def num_splits(num_rows: int, num_kv_heads: int, num_processors: int, max_context: int) -> int:
@@ -73,7 +79,7 @@ def decode_attention(
     *,
     scale: float,
     num_splits: int,
-    scratch: SplitScratch | None,
+    parts: SplitParts | None,
     out_RHD: Tensor,
     config: Mapping[str, int] | None = None,
 ) -> None:
@@ -83,15 +89,15 @@ def decode_attention(
     [2, num_blocks, K, block_size, D], keys first, of any floating type; fp8 with kv_scales float32
     [2, num_blocks, K, block_size], which elements are multiplied by, else None. block_tables: int32
     [num_slots, max_blocks]. slots_R: int32, the row's in block_tables. lengths_R: int32, tokens of context, the row's
-    own included; 0 for rows of padding, which become zeros. scratch: of `split_scratch`, for num_splits > 1. config:
-    in place of the stored one.
+    own included; 0 for rows of padding, which become zeros. parts: of a `SplitScratch`, for num_splits > 1. config: in
+    place of the stored one.
     """
     num_rows, num_heads, head_dim = q_RHD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
     is_split = num_splits > 1
-    if is_split and scratch is None:
-        raise ValueError(f"decode_attention: scratch is None with {num_splits} splits: pass one of split_scratch()")
-    partial, lse = scratch if is_split and scratch is not None else (out_RHD, lengths_R)
+    if is_split and parts is None:
+        raise ValueError(f"decode_attention: parts is None with {num_splits} splits: pass SplitScratch.of_step()")
+    partial, lse = parts if is_split and parts is not None else (out_RHD, lengths_R)
     config = config or tuned("decode_attention", dtype=str(kv_cache.dtype).removeprefix("torch."), head_dim=head_dim)
     if kv_scales is not None:
         kv_cache = kv_cache.view(torch.int16)
@@ -124,8 +130,8 @@ def decode_attention(
         BLOCK_W=triton.next_power_of_2(width),
         **config,
     )
-    if scratch is not None and is_split:
-        merge_attention(scratch.partial[:num_rows], scratch.lse[:num_rows], out_RHD)
+    if is_split:
+        merge_attention(partial, lse, out_RHD)
 
 
 @triton.jit

@@ -32,9 +32,7 @@ class TritonAttention:
         self._num_processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count if is_gpu else 4
         #: Rows times splits of the step that has most of them.
         most = max(rows * self._splits_of(rows, geometry.max_context) for rows in range(1, geometry.max_rows + 1))
-        shape = (most * geometry.num_heads, geometry.head_dim)
-        self._partial = torch.empty(shape, dtype=torch.float32, device=geometry.device)
-        self._lse = torch.empty(shape[0], dtype=torch.float32, device=geometry.device)
+        self._scratch = SplitScratch(most, geometry.num_heads, geometry.head_dim, geometry.device)
         cache_dtype = torch.float8_e4m3fn if geometry.kv_dtype == "fp8" else geometry.dtype
         self.tile_queries = tile_queries(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, cache_dtype)
         self.tiles_decodes = geometry.is_invariant
@@ -54,13 +52,7 @@ class TritonAttention:
         # the run again, for what the cache had room for; all must sum alike.
         max_context = min(self._geometry.max_context, (cache.num_blocks - 1) * self._geometry.block_size)
         self._num_splits = self._splits_of(max(step.num_decodes, 1), max_context)
-        self._scratch = None
-        if self._num_splits > 1:
-            shape = (step.num_decodes, self._geometry.num_heads, self._num_splits)
-            size = shape[0] * shape[1] * shape[2]
-            self._scratch = SplitScratch(
-                self._partial[:size].view(*shape, self._geometry.head_dim), self._lse[:size].view(shape)
-            )
+        self._parts = self._scratch.of_step(step.num_decodes, self._num_splits)
 
     def _as_prompts(self, step: AttentionRows) -> AttentionRows:
         """Decodes as prompts of a token. What only pads the batch becomes the first token of somebody's sequence."""
@@ -94,7 +86,7 @@ class TritonAttention:
             step.lengths_R[:num_rows],
             scale=self._scale,
             num_splits=self._num_splits,
-            scratch=self._scratch,
+            parts=self._parts,
             out_RHD=out_THD[:num_rows],
         )
 

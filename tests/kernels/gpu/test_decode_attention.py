@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.decode_attention import SplitScratch, decode_attention, num_splits, split_scratch
+from eventlm.kernels.gpu.decode_attention import SplitScratch, decode_attention, num_splits
 from tests.kernels.gpu.paged import FP8, PagedSequences, attention, paged_sequences
 
 SCALE = 0.2
@@ -21,9 +21,10 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 6e-3}
 def decode(q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int) -> Tensor:
     """With output and scratch poisoned before."""
     out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
-    scratch = split_scratch(len(q) + 1, q.shape[1], splits, q.shape[2], q.device)
-    if scratch is not None:
-        scratch = SplitScratch(scratch.partial.fill_(torch.nan), scratch.lse.fill_(torch.nan))
+    scratch = SplitScratch((len(q) + 1) * splits, q.shape[1], q.shape[2], q.device)
+    parts = scratch.of_step(len(q), splits)
+    for part in parts or ():
+        part.fill_(torch.nan)
     decode_attention(
         q,
         paged.kv_cache,
@@ -33,7 +34,7 @@ def decode(q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int
         torch.tensor(lengths, dtype=torch.int32, device=q.device),
         scale=SCALE,
         num_splits=splits,
-        scratch=scratch,
+        parts=parts,
         out_RHD=out,
     )
     return out
@@ -110,15 +111,26 @@ def test_no_rows(device: torch.device) -> None:
     assert decode(queries(0, 2, 64, torch.bfloat16, device), paged, [], 2).shape == (0, 2, 64)
 
 
-def test_scratch_is_asked_for(device: torch.device) -> None:
+def test_room_for_the_splits_is_asked_for(device: torch.device) -> None:
     paged = paged_sequences([4], num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16, device=device)
     q = queries(1, 2, 64, torch.bfloat16, device)
     lengths = torch.tensor([4], dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match="split_scratch"):
+    with pytest.raises(ValueError, match="SplitScratch"):
         decode_attention(
             q, paged.kv_cache, None, paged.block_tables, paged.slots, lengths,
-            scale=1.0, num_splits=2, scratch=None, out_RHD=torch.empty_like(q),
+            scale=1.0, num_splits=2, parts=None, out_RHD=torch.empty_like(q),
         )  # fmt: skip
+
+
+def test_steps_have_the_same_room_one_after_the_other() -> None:
+    scratch = SplitScratch(12, 3, 32, "cpu")
+    first, second = scratch.of_step(3, 4), scratch.of_step(6, 2)
+    assert first is not None
+    assert second is not None
+    assert (first.partial.shape, first.lse.shape) == ((3, 3, 4, 32), (3, 3, 4))
+    assert (second.partial.shape, second.lse.shape) == ((6, 3, 2, 32), (6, 3, 2))
+    assert all(one.data_ptr() == other.data_ptr() for one, other in zip(first, second, strict=True))
+    assert scratch.of_step(12, 1) is None
 
 
 def test_number_of_splits() -> None:

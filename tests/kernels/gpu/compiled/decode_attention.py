@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from eventlm.kernels.gpu.decode_attention import decode_attention, split_scratch
+from eventlm.kernels.gpu.decode_attention import SplitScratch, decode_attention
 
 
 def launches() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -39,6 +39,6 @@ def _decode(dtype: torch.dtype, head_dim: int, group: int, splits: int) -> None:
         torch.ones(num_rows, dtype=torch.int32),
         scale=0.1,
         num_splits=splits,
-        scratch=split_scratch(num_rows, q.shape[1], splits, head_dim, q.device),
+        parts=SplitScratch(num_rows * splits, q.shape[1], head_dim, q.device).of_step(num_rows, splits),
         out_RHD=torch.empty_like(q),
     )
