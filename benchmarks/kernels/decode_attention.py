@@ -120,6 +120,7 @@ def _run(inputs: _Inputs) -> Callable[..., Tensor]:
     shape, q, cache, scales, tables, lengths = inputs
     device = q.device
     slots = torch.arange(shape.num_rows, dtype=torch.int32, device=device)
+    order = torch.argsort(lengths, descending=True, stable=True).to(torch.int32)
     out, scale = torch.empty_like(q), shape.head_dim**-0.5
     num_processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     splits = num_splits(shape.num_rows, shape.num_kv_heads, num_processors, shape.context)
@@ -128,7 +129,7 @@ def _run(inputs: _Inputs) -> Callable[..., Tensor]:
 
     def run(config: Config | None = None) -> Tensor:
         decode_attention(
-            *(q, cache, scales, tables, slots, lengths),
+            *(q, cache, scales, tables, slots, lengths, order),
             scale=scale,
             num_splits=splits,
             parts=parts,

@@ -76,6 +76,7 @@ def decode_attention(
     block_tables: Tensor,
     slots_R: Tensor,
     lengths_R: Tensor,
+    order_R: Tensor,
     *,
     scale: float,
     num_splits: int,
@@ -89,8 +90,9 @@ def decode_attention(
     [2, num_blocks, K, block_size, D], keys first, of any floating type; fp8 with kv_scales float32
     [2, num_blocks, K, block_size], which elements are multiplied by, else None. block_tables: int32
     [num_slots, max_blocks]. slots_R: int32, the row's in block_tables. lengths_R: int32, tokens of context, the row's
-    own included; 0 for rows of padding, which become zeros. parts: of a `SplitScratch`, for num_splits > 1. config: in
-    place of the stored one.
+    own included; 0 for rows of padding, which become zeros. order_R: int32, all rows as
+    programs take them: with the longest first none runs on alone in the end; no result depends on it. parts: of a
+    `SplitScratch`, for num_splits > 1. config: in place of the stored one.
     """
     num_rows, num_heads, head_dim = q_RHD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
@@ -103,13 +105,14 @@ def decode_attention(
         kv_cache = kv_cache.view(torch.int16)
     width = kv_cache.shape[-1]
     group = num_heads // num_kv_heads
-    _decode_attention[(num_kv_heads, num_rows, num_splits)](
+    _decode_attention[(num_kv_heads, num_splits, num_rows)](
         q_RHD,
         kv_cache,
         kv_cache if kv_scales is None else kv_scales,
         block_tables,
         slots_R,
         lengths_R,
+        order_R,
         out_RHD,
         partial,
         lse,
@@ -142,6 +145,7 @@ def _decode_attention(
     tables_ptr,
     slots_ptr,
     lengths_ptr,
+    order_ptr,
     out_ptr,
     partial_ptr,
     lse_ptr,
@@ -168,7 +172,8 @@ def _decode_attention(
     BLOCK_W: tl.constexpr,
 ):
     """One split of one row and key-value head. WIDTH: D, of fp8 D / 2, the pairs that `e4m3` is about."""
-    kv_head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    kv_head, split = tl.program_id(0), tl.program_id(1)
+    row = tl.load(order_ptr + tl.program_id(2)).to(tl.int64)
     HEAD_DIM: tl.constexpr = WIDTH * 2 if FP8 else WIDTH
     BLOCK_D: tl.constexpr = BLOCK_W * 2 if FP8 else BLOCK_W
     offs_g, offs_n, offs_w, offs_d = (

@@ -27,8 +27,9 @@ class AttentionRows(NamedTuple):
     """What attention must know of a step. Decodes come first; int32 tensors are on the device.
 
     rows: as the worker has them; empty for a CUDA graph. slots_R: of the sequences in `block_tables`. lengths_R: of the
-    sequences with this step, 0 of what only pads a batch. With rows that are no decodes: starts_R of their queries in
-    the sequences, query_starts_R1 in the step's tokens, tiles_N2 of queries (row, first query of the row).
+    sequences with this step, 0 of what only pads a batch. order_D: the rows that decode, longest contexts first. With
+    rows that are no decodes: starts_R of their queries in the sequences, query_starts_R1 in the step's tokens, tiles_N2
+    of queries (row, first query of the row).
     """
 
     rows: Sequence[Row]
@@ -36,6 +37,7 @@ class AttentionRows(NamedTuple):
     block_tables: Tensor
     slots_R: Tensor
     lengths_R: Tensor
+    order_D: Tensor
     starts_R: Tensor | None = None
     query_starts_R1: Tensor | None = None
     tiles_N2: Tensor | None = None

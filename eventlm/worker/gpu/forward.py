@@ -168,6 +168,7 @@ class GpuForward:
             block_tables=self.block_tables,
             slots_R=inputs.slots,
             lengths_R=inputs.lengths,
+            order_D=inputs.order,
             starts_R=inputs.starts,
             query_starts_R1=inputs.query_starts,
             tiles_N2=inputs.tiles,
@@ -176,13 +177,14 @@ class GpuForward:
 
     def _decode(self, num_rows: int, lap: Lap = no_lap) -> Tensor:
         """A padded step that only decodes; how it is computed depends on its size alone."""
-        tokens, positions, slots, lengths = decode_views(self.staging, num_rows)
+        tokens, positions, slots, lengths, order = decode_views(self.staging, num_rows)
         step = AttentionRows(
             rows=[],
             num_decodes=num_rows,
             block_tables=self.block_tables,
             slots_R=slots,
             lengths_R=lengths,
+            order_D=order,
         )
         return self._compute(tokens, positions, slots, step, lap)
 

@@ -19,16 +19,17 @@ from eventlm.worker.sequence_table import Row
 
 #: Of a decode's padding: it belongs to no sequence.
 _NO_SLOT = -1
-_COLUMNS = 4
+_COLUMNS = 5
 
 
 class StepInputs(NamedTuple):
     """On the device, int32; they hold what they say once the staging buffer is sent.
 
     num_decodes: rows that decode, padding included; they come first. tokens, positions, token_slots [T]; slots, lengths
-    [R]. Of a step with prompts also starts [R], query_starts [R + 1] and tiles [N, 2], else None. updates: [U, 3] of
-    (slot, place, block). sampled: rows [S] behind whose last tokens is sampled, by these tokens' places in the step;
-    sampled_slots [S] of their sequences; params [S, 6], see `GpuSampler.stage`; forced [S], or None.
+    [R]; order [num_decodes] of these rows, the longest first. Of a step with prompts also starts [R], query_starts
+    [R + 1] and tiles [N, 2], else None. updates: [U, 3] of (slot, place, block). sampled: rows [S] behind whose last
+    tokens is sampled, by these tokens' places in the step; sampled_slots [S] of their sequences; params [S, 6], see
+    `GpuSampler.stage`; forced [S], or None.
     """
 
     num_decodes: int
@@ -37,6 +38,7 @@ class StepInputs(NamedTuple):
     token_slots: Tensor
     slots: Tensor
     lengths: Tensor
+    order: Tensor
     starts: Tensor | None
     query_starts: Tensor | None
     tiles: Tensor | None
@@ -71,7 +73,8 @@ def stage_step(
     slots = np.array([row.sequence.slot for row in rows], dtype=np.int32)
     starts = np.array([row.start for row in rows], dtype=np.int32)
     if num_decodes == len(rows):
-        tokens, positions, token_slots, lengths = put_decodes(staging, rows, slots, starts, max(bucket, len(rows)))
+        columns = put_decodes(staging, rows, slots, starts, max(bucket, len(rows)))
+        tokens, positions, token_slots, lengths, order = columns
         prompts: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
         slots_R, num_decodes = token_slots, max(bucket, len(rows))
         token_places = np.arange(len(rows), dtype=np.int32)
@@ -83,7 +86,7 @@ def stage_step(
         tokens = staging.put(np.array(ids, dtype=np.int32))
         positions = staging.put(np.arange(ends[-1], dtype=np.int32) - np.repeat(query_starts[:-1] - starts, counts))
         token_slots, slots_R = staging.put(np.repeat(slots, counts)), staging.put(slots)
-        lengths = staging.put(starts + counts)
+        lengths, order = staging.put(starts + counts), staging.put(_longest_first(starts[:num_decodes]))
         tiles = None
         if tile_queries:
             first = 0 if tiles_decodes else num_decodes
@@ -99,6 +102,7 @@ def stage_step(
         token_slots,
         slots_R,
         lengths,
+        order,
         *prompts,
         updates=staging.put(_updates(slots, blocks)),
         sampled=staging.put(token_places[sampled.numbers]),
@@ -111,21 +115,22 @@ def stage_step(
 def most_numbers(*, max_tokens: int, max_rows: int, max_blocks: int, tile_queries: int) -> int:
     """Room that any step within these limits has enough of, for `Staging`; `max_blocks`: of a row's block table."""
     num_tiles = max_rows + max_tokens // tile_queries if tile_queries else 0
-    # Of each row: slot, length, start, start of its queries, what is sampled and its slot, how, and what is forced.
-    of_rows = max_rows * (7 + len(DRAW_COLUMNS)) + 1
+    # Of each row: slot, length, place in the order, start, start of its queries, what is sampled and its slot, how, and
+    # what is forced.
+    of_rows = max_rows * (8 + len(DRAW_COLUMNS)) + 1
     num_parts = len(StepInputs._fields)
     return 3 * max_tokens + of_rows + 2 * num_tiles + 3 * max_rows * max_blocks + (num_parts + _COLUMNS) * ALIGNMENT
 
 
 def decode_views(staging: Staging, num_rows: int) -> list[Tensor]:
-    """Where tokens, positions, slots and lengths lie of each step that only decodes `num_rows` rows, with padding."""
+    """Where tokens, positions, slots, lengths and order lie of a step that only decodes `num_rows`, with padding."""
     return [column[:num_rows] for column in staging.view(_COLUMNS, aligned(num_rows)).unbind()]
 
 
 def put_decodes(
     staging: Staging, rows: Seq[Row], slots: np.ndarray, starts: np.ndarray, num_padded: int
 ) -> list[Tensor]:
-    """Tokens, positions, slots and lengths of rows that decode, and of what pads them."""
+    """Tokens, positions, slots, lengths and order of rows that decode, and of what pads them, which is last."""
     columns = np.zeros((_COLUMNS, aligned(num_padded)), dtype=np.int32)
     num_rows = len(rows)
     columns[0, :num_rows] = [row.sequence.token_ids[row.start] for row in rows]
@@ -133,7 +138,14 @@ def put_decodes(
     columns[2] = _NO_SLOT
     columns[2, :num_rows] = slots
     columns[3, :num_rows] = starts + 1
+    columns[4] = np.arange(columns.shape[1])
+    columns[4, :num_rows] = _longest_first(starts)
     return [column[:num_padded] for column in staging.put(columns).unbind()]
+
+
+def _longest_first(starts: np.ndarray) -> np.ndarray:
+    """The rows' numbers by falling length of context."""
+    return np.argsort(-starts, kind="stable").astype(np.int32)
 
 
 def _updates(slots: np.ndarray, blocks: Seq[tuple[int, int, list[int]]]) -> np.ndarray:

@@ -84,6 +84,7 @@ class TritonAttention:
             step.block_tables,
             step.slots_R[:num_rows],
             step.lengths_R[:num_rows],
+            step.order_D,
             scale=self._scale,
             num_splits=self._num_splits,
             parts=self._parts,

@@ -18,8 +18,10 @@ SCALE = 0.2
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 6e-3}
 
 
-def decode(q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int) -> Tensor:
-    """With output and scratch poisoned before."""
+def decode(
+    q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int, order: Sequence[int] | None = None
+) -> Tensor:
+    """With output and scratch poisoned before; without `order` the last row first."""
     out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
     scratch = SplitScratch((len(q) + 1) * splits, q.shape[1], q.shape[2], q.device)
     parts = scratch.of_step(len(q), splits)
@@ -32,6 +34,7 @@ def decode(q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int
         paged.block_tables,
         paged.slots,
         torch.tensor(lengths, dtype=torch.int32, device=q.device),
+        torch.tensor(order or range(len(q))[::-1], dtype=torch.int32, device=q.device),
         scale=SCALE,
         num_splits=splits,
         parts=parts,
@@ -106,6 +109,16 @@ def test_row_alone_and_among_others(device: torch.device) -> None:
         assert torch.equal(alone, together[one])
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_no_order_of_rows_changes_a_bit(splits: int, device: torch.device) -> None:
+    lengths = [130, 5, 0, 64]
+    paged = paged_sequences(lengths, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16, device=device)
+    q = queries(4, 4, 64, torch.bfloat16, device)
+    as_they_come = decode(q, paged, lengths, splits, [0, 1, 2, 3])
+    assert torch.equal(decode(q, paged, lengths, splits, [2, 0, 3, 1]), as_they_come)
+    assert torch.equal(decode(q, paged, lengths, splits, [0, 3, 1, 2]), as_they_come)
+
+
 def test_no_rows(device: torch.device) -> None:
     paged = paged_sequences([4], num_kv_heads=1, head_dim=64, block_size=16, dtype=torch.bfloat16, device=device)
     assert decode(queries(0, 2, 64, torch.bfloat16, device), paged, [], 2).shape == (0, 2, 64)
@@ -117,7 +130,7 @@ def test_room_for_the_splits_is_asked_for(device: torch.device) -> None:
     lengths = torch.tensor([4], dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="SplitScratch"):
         decode_attention(
-            q, paged.kv_cache, None, paged.block_tables, paged.slots, lengths,
+            q, paged.kv_cache, None, paged.block_tables, paged.slots, lengths, torch.zeros_like(lengths),
             scale=1.0, num_splits=2, parts=None, out_RHD=torch.empty_like(q),
         )  # fmt: skip
 

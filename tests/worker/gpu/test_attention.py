@@ -81,7 +81,7 @@ class Cache(NamedTuple):
 
 def test_how_contexts_are_split_depends_on_what_the_cache_holds() -> None:
     nothing = torch.zeros(1, dtype=torch.int32)
-    step = AttentionRows([], 1, torch.zeros(1, 1, dtype=torch.int32), nothing, nothing)
+    step = AttentionRows([], 1, torch.zeros(1, 1, dtype=torch.int32), nothing, nothing, nothing)
 
     def splits(max_context: int, num_blocks: int) -> int:
         attention = TritonAttention(GEOMETRY._replace(max_context=max_context))

@@ -87,5 +87,5 @@ def test_padding_covers_what_other_steps_left(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(forward_module, "DecodeGraphs", capture)
     runner.forward.capture([1, 8])
-    # Token 0 at position 0 of no sequence, whose length is 0.
-    assert found == [[[0] * rows, [0] * rows, [-1] * rows, [0] * rows] for rows in (1, 8)]
+    # Token 0 at position 0 of no sequence, whose length is 0, one after the other.
+    assert found == [[[0] * rows, [0] * rows, [-1] * rows, [0] * rows, list(range(rows))] for rows in (1, 8)]

@@ -11,7 +11,7 @@ import torch
 from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS
 from eventlm.types import ceil_div
 from eventlm.worker.gpu.staging import Staging
-from eventlm.worker.gpu.step_inputs import Sampled, decode_views, most_numbers, put_decodes, stage_step
+from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, most_numbers, put_decodes, stage_step
 from eventlm.worker.sequence_table import Row, Sequence
 from tests.worker.launches import new_sequence
 
@@ -65,4 +65,28 @@ def test_decodes_lie_at_addresses_of_one_kind(num_rows: int) -> None:
         assert column.data_ptr() == view.data_ptr()
         assert column.data_ptr() % 16 == staging.view(1).data_ptr() % 16
         assert torch.equal(column, view)
-    assert [column.tolist() for column in columns[1:]] == [[4] * num_rows, list(range(num_rows)), [5] * num_rows]
+    numbers = list(range(num_rows))
+    assert [column.tolist() for column in columns[1:]] == [[4] * num_rows, numbers, [5] * num_rows, numbers]
+
+
+def test_decodes_with_the_longest_contexts_come_first_and_padding_last() -> None:
+    rows = [row_of(slot, num_tokens, is_decode=True) for slot, num_tokens in enumerate([3, 9, 9, 5])]
+    assert staged(rows, bucket=6).order.tolist() == [1, 2, 3, 0, 4, 5]
+
+
+def test_of_a_step_with_prompts_only_decodes_are_ordered() -> None:
+    rows = [row_of(0, 3, is_decode=True), row_of(1, 9, is_decode=True), row_of(2, 20, is_decode=False)]
+    assert staged(rows, bucket=0).order.tolist() == [1, 0]
+    assert staged(rows[2:], bucket=0).order.tolist() == []
+
+
+def staged(rows: list[Row], *, bucket: int) -> StepInputs:
+    """A step of rows that decode, then of prompts, none of which samples."""
+    staging = Staging(400, 1, CPU)
+    num_decodes = sum(row.num_tokens == 1 for row in rows)
+    nothing = Sampled([], np.zeros((0, len(DRAW_COLUMNS)), dtype=np.int32), None)
+    inputs = stage_step(
+        staging, rows, [], nothing, num_decodes=num_decodes, bucket=bucket, tile_queries=8, tiles_decodes=False
+    )
+    staging.send()
+    return inputs

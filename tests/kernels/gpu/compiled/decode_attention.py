@@ -37,6 +37,7 @@ def _decode(dtype: torch.dtype, head_dim: int, group: int, splits: int) -> None:
         torch.zeros(4, 8, dtype=torch.int32),
         torch.zeros(num_rows, dtype=torch.int32),
         torch.ones(num_rows, dtype=torch.int32),
+        torch.arange(num_rows, dtype=torch.int32),
         scale=0.1,
         num_splits=splits,
         parts=SplitScratch(num_rows * splits, q.shape[1], head_dim, q.device).of_step(num_rows, splits),
