@@ -22,10 +22,8 @@ from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Launche
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify import VerifyResult, verify
 from eventlm.worker.fake import fake_token
-from tests.server.conftest import Reply, exchange
+from tests.server.conftest import PATIENCE_SECONDS, Reply, exchange
 
-#: For everything that a busy machine may delay.
-PATIENCE_SECONDS = 120.0
 CLIENT_SETTINGS: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS}
 
 

@@ -27,6 +27,9 @@ from eventlm.server.http_server import HttpServer
 
 from .engine_double import EngineDouble, spell
 
+#: For everything that a busy machine may delay.
+PATIENCE_SECONDS = 120.0
+
 
 class Reply:
     """Status, headers and body of one exchange."""
@@ -87,19 +90,19 @@ class RunningServer:
         self.url = f"http://{self.host}:{self.port}"
 
     def call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_SECONDS)
 
     def stop(self) -> None:
         self.call(self._server.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_SECONDS)
         # It holds files, of which a process may have few and select() knows the first 1024 only.
         self.loop.close()
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_SECONDS)
         return exchange(connection, method, path, body, headers)
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
@@ -115,7 +118,7 @@ class RunningServer:
 
     def raw(self, data: bytes) -> socket.socket:
         """A socket with `data` sent on it."""
-        connection = socket.create_connection((self.host, self.port), timeout=10)
+        connection = socket.create_connection((self.host, self.port), timeout=PATIENCE_SECONDS)
         connection.sendall(data)
         return connection
 
@@ -140,7 +143,7 @@ def assert_serves(server: RunningServer) -> None:
     assert server.chat().json()["choices"][0]["message"]["content"] == "Hello, world"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Poll for what another thread is about to do."""
     deadline = time.monotonic() + seconds
     while not condition():

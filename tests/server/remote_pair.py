@@ -18,6 +18,7 @@ from eventlm.control.request import EngineRequest, FinishedOutput, RequestHandle
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.remote_engine import RemoteEngine
 
+from .conftest import PATIENCE_SECONDS
 from .engine_double import EngineDouble, spell
 
 FIGURES = [FrontEndMetrics(index=3, is_up=True, num_restarts=0)]
@@ -61,7 +62,7 @@ class Pair:
 @asynccontextmanager
 async def connected(text: str = "Hello, world", **limits: Any) -> AsyncIterator[Pair]:
     pair = await Pair(EngineDouble(spell(text)), **limits).open()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         yield pair
     pair.link.lose("over")
     pair.connection.abort()

@@ -15,7 +15,7 @@ from eventlm.control.request import (
     TokenIdError,
 )
 
-from .conftest import INVALID, RunningServer, assert_error, assert_serves
+from .conftest import INVALID, PATIENCE_SECONDS, RunningServer, assert_error, assert_serves
 
 
 def test_unknown_model(server: RunningServer) -> None:
@@ -106,7 +106,7 @@ def test_who_is_refused_by_a_drain_is_told_so(server: RunningServer) -> None:
 
 
 def client_of(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=10)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
