@@ -10,7 +10,7 @@ import pytest
 from eventlm.control.admin import Abort, Drain, FlushCache, Pause, ReadStatus, Resume, SwapPolicy
 from eventlm.control.request import EngineUnavailableError
 
-from .conftest import INVALID, RunningServer, assert_error, capture_logs
+from .conftest import INVALID, RunningServer, assert_error, capture_logs, wait_until
 from .test_api_keys import TWO_KEYS, bearer, write
 
 OPS = bearer("sk-ops")
@@ -32,6 +32,8 @@ def test_actions(guarded: RunningServer) -> None:
     for path, action in ACTIONS:
         with capture_logs() as logs:
             reply = guarded.request("POST", path, headers=OPS)
+            # The request's own line comes behind the reply.
+            wait_until(lambda logs=logs: any(line["event"] == "request" for line in logs))
         assert reply.status == 200
         assert reply.json()["policies"] == ["fcfs", "edf"]
         assert guarded.engine.actions.pop() == action
@@ -40,6 +42,7 @@ def test_actions(guarded: RunningServer) -> None:
         assert line.get("request") == getattr(action, "request", None)
     with capture_logs() as logs:
         assert guarded.request("GET", "/admin/status", headers=OPS).json()["state"] == "ready"
+        wait_until(lambda: bool(logs))
     assert guarded.engine.actions.pop() == ReadStatus()
     assert [line["event"] for line in logs] == ["request"]
 

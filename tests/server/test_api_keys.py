@@ -203,5 +203,6 @@ def test_the_log_names_the_key_but_never_shows_it(start_server: Callable[..., Ru
     with capture_logs() as logs:
         server.post("/v1/completions", {"model": "test", "prompt": "x"}, bearer("sk-alice"))
         server.post("/v1/completions", {"model": "test", "prompt": "x"}, bearer("sk-wrong"))
+        wait_until(lambda: len(logs) == 2)
     assert [(line["status"], line.get("key")) for line in logs] == [(200, "alice"), (401, None)]
     assert "sk-" not in repr(logs)

@@ -43,6 +43,7 @@ def test_a_request_that_never_got_to_the_engine(server: RunningServer) -> None:
         server.chat()
         server.chat(temperature=9)
         server.request("GET", "/v1/models")
+        wait_until(lambda: len(logs) == 3)
     assert [("seq" in line, "output_tokens" in line) for line in logs] == [(True, True), (False, False), (False, False)]
     assert len({line["request_id"] for line in logs}) == 3
 
