@@ -93,6 +93,10 @@ class EngineDouble:
         self.script_end: FinishReason | None = "eos"
         self.submit_error: EventLMError | None = None
         self.submit_seconds = 0.0
+        #: Groups that have come, whether they were taken or not.
+        self.num_groups = 0
+        #: Once all requests together have said so many tokens, they wait until it is more.
+        self.most_said = math.inf
         self.limiter = RateLimiter()
         self.actions: list[AdminAction] = []
         self.submitted = asyncio.Event()
@@ -127,6 +131,7 @@ class EngineDouble:
         submission: Submission | None = None,
         on_output: OnOutput | None = None,
     ) -> list[RequestHandle]:
+        self.num_groups += 1
         await asyncio.sleep(self.submit_seconds)
         if self.submit_error is not None:
             raise self.submit_error
@@ -240,6 +245,8 @@ class EngineDouble:
         self._put_prompt_logprobs(request, put, index)
         for step in [] if is_scored else self._steps(request, index):
             await asyncio.sleep(self.step_seconds)
+            while self.num_said >= self.most_said and not end.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
             if end.done():
                 break
             token_ids = step[: request.params.max_tokens - num_tokens]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import math
 import socket
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -19,7 +19,16 @@ from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.http_server import HttpServer, run_server
 
-from .conftest import INVALID, Reply, RunningServer, assert_error, assert_serves, capture_logs, wait_until
+from .conftest import (
+    INVALID,
+    PATIENCE_SECONDS,
+    Reply,
+    RunningServer,
+    assert_error,
+    assert_serves,
+    capture_logs,
+    wait_until,
+)
 from .engine_double import EngineDouble, spell
 
 
@@ -30,6 +39,7 @@ def chat_bytes(**fields: Any) -> bytes:
 
 
 def endless(server: RunningServer) -> None:
+    server.engine.max_model_len = 1_000_000
     server.engine.script_end = None
     server.engine.step_seconds = 0.005
 
@@ -43,7 +53,7 @@ def test_a_client_that_leaves_is_cancelled_at_once(server: RunningServer, stream
     wait_until(lambda: bool(server.engine.requests))
     with capture_logs() as logs:
         connection.close()
-        wait_until(lambda: server.engine.cancelled == [(0, "client")], seconds=1)
+        wait_until(lambda: server.engine.cancelled == [(0, "client")])
         wait_until(lambda: bool(logs))
     # How much of the prompt was cached is told at the end, for which nobody has waited.
     assert (logs[0]["status"], "cached_tokens" in logs[0]) == (499, False)
@@ -55,7 +65,7 @@ def test_a_client_that_leaves_while_it_is_submitted(server: RunningServer) -> No
     endless(server)
     server.engine.submit_seconds = 0.1
     connection = server.raw(chat_bytes())
-    time.sleep(0.03)
+    wait_until(lambda: server.engine.num_groups == 1)
     connection.close()
     wait_until(lambda: server.engine.cancelled == [(0, "client")])
 
@@ -135,6 +145,7 @@ def test_the_log_has_no_content(server: RunningServer) -> None:
     with capture_logs() as logs:
         server.chat(messages=[{"role": "user", "content": "canary"}], stop="canary", user="canary")
         server.post("/v1/completions", b'{"model": "canary", "prompt": "canary"}', {"Authorization": "Bearer canary"})
+        wait_until(lambda: len(logs) == 2)
     assert [(line["event"], line["status"]) for line in logs] == [("request", 200), ("request", 404)]
     assert all(line["request_id"] and line["duration_ms"] >= 0 for line in logs)
     assert "canary" not in repr(logs)
@@ -144,6 +155,7 @@ def test_polls_of_the_health_are_logged_for_debugging(server: RunningServer) -> 
     with capture_logs() as logs:
         server.request("GET", "/health")
         server.request("GET", "/version")
+        wait_until(lambda: len(logs) == 2)
     assert [(line["path"], line["log_level"]) for line in logs] == [("/health", "debug"), ("/version", "info")]
 
 
@@ -176,9 +188,9 @@ def in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_drain_lets_requests_end_and_refuses_new_ones(server: RunningServer) -> None:
-    server.engine.step_seconds = 0.02
+    server.engine.most_said = 5
     thread, results = in_background(lambda: server.chat(stream=True))
-    wait_until(lambda: bool(server.engine.requests))
+    wait_until(lambda: server.engine.num_said == 5)
     draining = asyncio.run_coroutine_threadsafe(server._server.drain(asyncio.Event()), server.loop)
     wait_until(lambda: server.context.draining)
     refused = server.chat()
@@ -186,8 +198,9 @@ def test_drain_lets_requests_end_and_refuses_new_ones(server: RunningServer) -> 
     assert int(refused.headers["retry-after"]) >= 1
     assert server.request("GET", "/health").status == 503
     assert not draining.done()
-    draining.result(5)
-    thread.join(5)
+    server.engine.most_said = math.inf
+    draining.result(PATIENCE_SECONDS)
+    thread.join(PATIENCE_SECONDS)
     events = results[0].events()
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
     assert not server.engine.cancelled
@@ -201,7 +214,7 @@ def test_drain_waits_until_a_reply_has_left(server: RunningServer) -> None:
     server._server._servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_SECONDS)
     connection.connect((server.host, server.port))
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -213,7 +226,7 @@ def test_drain_waits_until_a_reply_has_left(server: RunningServer) -> None:
     assert not draining.done()
     while not received.endswith(b"}"):
         received += connection.recv(65536)
-    draining.result(5)
+    draining.result(PATIENCE_SECONDS)
     assert received.count(b"x") > 500_000
     connection.close()
 
@@ -222,12 +235,12 @@ def test_drain_waits_until_a_reply_has_left(server: RunningServer) -> None:
 def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None:
     server = start_server(drain_seconds=0)
     endless(server)
-    thread, results = in_background(lambda: server.chat(stream=stream, max_tokens=200))
-    wait_until(lambda: bool(server.engine.requests))
-    time.sleep(0.02)
+    thread, results = in_background(lambda: server.chat(stream=stream))
+    # By then the first of it has been sent.
+    wait_until(lambda: server.engine.num_said > 20)
     with capture_logs() as logs:
         server.call(server._server.drain(asyncio.Event()))
-        thread.join(5)
+        thread.join(PATIENCE_SECONDS)
         wait_until(lambda: bool(logs))
     assert server.engine.cancelled[0] == (0, "shutdown")
     [line] = logs
@@ -274,10 +287,10 @@ async def test_stopping(in_haste: bool) -> None:
         cut.set()
     reply = await reader.read(65536)
     assert reply.startswith(b"HTTP/1.1 503 " if in_haste else b"HTTP/1.1 200 OK")
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, PATIENCE_SECONDS)
     assert draining == [1]
     with pytest.raises(OSError):
-        socket.create_connection(address, timeout=1)
+        socket.create_connection(address, timeout=PATIENCE_SECONDS)
     writer.close()
 
 
@@ -316,7 +329,7 @@ async def test_it_listens_while_it_loads() -> None:
     await ready.wait()
     assert (await health()).startswith(b"HTTP/1.1 200 ")
     stop.set()
-    await asyncio.wait_for(serving, 5)
+    await asyncio.wait_for(serving, PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -343,5 +356,5 @@ async def test_loading_that_fails_or_is_given_up(fails: bool) -> None:
         with pytest.raises(EngineUnavailableError, match="no worker"):
             await serving
     else:
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, PATIENCE_SECONDS)
         assert ended == ["load"]
