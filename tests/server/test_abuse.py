@@ -12,7 +12,7 @@ import pytest
 
 from tests.attacks import ATTACKS, CLOSED, HUNG, LEFT, Target, cancel_burst, run_attack
 
-from .conftest import RunningServer, assert_serves, wait_until
+from .conftest import PATIENCE_SECONDS, RunningServer, assert_serves, wait_until
 
 NUM_CLIENTS = 36
 #: What a client may be told. A 500 is none of it.
@@ -25,11 +25,11 @@ def target(start_server: Callable[..., RunningServer]) -> tuple[RunningServer, T
         header_timeout_seconds=1, body_timeout_seconds=1, idle_timeout_seconds=1, write_timeout_seconds=1
     )
     server.engine.step_seconds = 0.01
-    return server, Target(server.host, server.port, "test", max_tokens=200, patience_seconds=20.0)
+    return server, Target(server.host, server.port, "test", max_tokens=200, patience_seconds=PATIENCE_SECONDS)
 
 
 def assert_nothing_is_left(server: RunningServer) -> None:
-    wait_until(lambda: server._server.num_connections == 0, seconds=20)
+    wait_until(lambda: server._server.num_connections == 0)
     wait_until(lambda: server.context.num_running == 0)
     assert not server.context._live
     server.engine.script_end = "eos"
@@ -47,9 +47,11 @@ def test_attacks(target: tuple[RunningServer, Target], name: str) -> None:
     assert_nothing_is_left(server)
 
 
-def test_a_burst_of_cancels(target: tuple[RunningServer, Target]) -> None:
-    server, where = target
+def test_a_burst_of_cancels(server: RunningServer) -> None:
+    server.engine.step_seconds = 0.01
     server.engine.script_end = None
+    server.engine.max_model_len = 1_000_000
+    where = Target(server.host, server.port, "test", max_tokens=900_000, patience_seconds=PATIENCE_SECONDS)
     found = asyncio.run(cancel_burst(where, 100))
     assert found == {"200": 100}
     wait_until(lambda: len(server.engine.cancelled) == 100)

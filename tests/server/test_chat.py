@@ -229,8 +229,9 @@ def test_template_variables_and_errors(server: RunningServer) -> None:
 def test_an_error_inside_a_stream(server: RunningServer, error: EventLMError, status: str) -> None:
     server.engine.script_end = None
     server.engine.step_seconds = 0.005
+    server.engine.max_model_len = 1_000_000
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    stream = client.chat.completions.create(model="test", messages=MESSAGES, stream=True, max_tokens=200)
+    stream = client.chat.completions.create(model="test", messages=MESSAGES, stream=True)
     chunks = iter(stream)
     assert next(chunks).choices[0].delta.role == "assistant"
     server.loop.call_soon_threadsafe(server.engine.fail, error)

@@ -13,7 +13,7 @@ import pytest
 
 from eventlm.server.connection import Connection
 
-from .conftest import RunningServer, assert_serves, capture_logs, wait_until
+from .conftest import PATIENCE_SECONDS, RunningServer, assert_serves, capture_logs, wait_until
 
 Start = Callable[..., RunningServer]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -47,6 +47,8 @@ def test_one_connection_too_many(start_server: Start) -> None:
     first.close()
     wait_until(lambda: server.request("GET", "/health").status == 200)
     second.close()
+    # There is room again once the server has seen that they are closed.
+    wait_until(lambda: server._server.num_connections == 0)
     assert_serves(server)
 
 
@@ -115,7 +117,7 @@ def test_a_large_body_that_is_thrown_away_is_not_taken_for_a_slow_head(start_ser
     connection.settimeout(1.3)
     with pytest.raises(TimeoutError):
         connection.recv(65536)
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_SECONDS)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert b" 200 " in connection.recv(65536)
 
@@ -195,7 +197,7 @@ def test_a_reply_that_nobody_reads(start_server: Start) -> None:
     with contextlib.suppress(TimeoutError, ConnectionError):
         for _ in range(2000):
             connection.sendall(request)
-    wait_until(lambda: server._server.num_connections == 0, seconds=20)
+    wait_until(lambda: server._server.num_connections == 0)
     connection.close()
     assert_serves(server)
 

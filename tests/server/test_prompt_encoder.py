@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,13 @@ async def test_the_loop_runs_on_while_a_large_prompt_is_encoded(tmp_path: Path) 
     text = "".join(CORPUS) * 40
     assert len(text) > 50 * INLINE_CHARACTERS
     encoding = asyncio.create_task(encoder.encode(text, add_special_tokens=False))
-    started = last = time.perf_counter()
-    longest = 0.0
+    num_turns = 0
     while not encoding.done():
         await asyncio.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
+        num_turns += 1
     encoder.close()
     assert len(encoding.result()) > 50_000
-    assert longest < (last - started) / 2
+    assert num_turns > 5
 
 
 def test_bad_words_with_and_without_a_space(tmp_path: Path) -> None:
