@@ -8,12 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 if ctypes.util.find_library("cuda") is None:
     # Before anything imports Triton: kernels for GPUs run in its interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
 
 from eventlm.models.pull import cache_folder
+
+# The same examples on every machine, however slow it is: a test that fails is one that its change has broken. Others
+# are drawn with --hypothesis-seed.
+settings.register_profile("eventlm", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("eventlm")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -251,7 +251,7 @@ def _covered(items: list[Event | Lagged], from_seq: int, kinds: tuple[type[Event
     return next_s
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     actions=st.lists(st.one_of(st.integers(1, 9), st.just("read"), st.just("turn")), max_size=60),
     published_before=st.integers(0, 80),

@@ -266,7 +266,7 @@ parameters = st.dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.fixed_dictionaries(
         {

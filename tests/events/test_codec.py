@@ -60,7 +60,7 @@ def structs(struct: type[Any]) -> st.SearchStrategy[Any]:
 EVENTS = st.sampled_from([*FACTS, *DECISIONS, *MARKERS]).flatmap(structs)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(EVENTS)
 def test_an_event_comes_back_as_it_went(event: Event) -> None:
     body = encode_body(event)
@@ -70,7 +70,7 @@ def test_an_event_comes_back_as_it_went(event: Event) -> None:
     assert encode_body(back) == body
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EVENTS, TEXT)
 def test_a_line_is_one_json_object_that_ends_in_its_hash(event: Event, previous_h: str) -> None:
     body = encode_body(event)
