@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SECONDS = 20
+SECONDS = 60
 
 
 class SlowDisk:

@@ -80,7 +80,9 @@ class Run:
 
         self.recorder.start_segment(len(self.events), lines(), lambda: self.left.append(number))
 
-    def end(self) -> None:
+    def end(self, *, patience_seconds: float = SECONDS) -> None:
+        """What is being written is waited for in real time, of which a busy machine may need much."""
+        self.recorder._lag_seconds = patience_seconds
         self.recorder.settle()
         if self.recorder.problem:
             self.start_segment()
@@ -301,12 +303,11 @@ def test_where_no_file_can_be_made_the_stamped_lines_are_a_gap(tmp_path: Path, d
 
 def test_an_end_waits_for_a_disk_that_hangs_no_longer_than_anybody(tmp_path: Path, disk: SlowDisk) -> None:
     run = Run(tmp_path)
-    run.recorder._lag_seconds = 0.01
     disk.hang()
     run.note()
     assert disk.hangs.wait(SECONDS)
     run.note()
-    run.end()
+    run.end(patience_seconds=0.01)
     assert run.all_left()
     assert run.recorder._thread.is_alive()
     disk.answer()

@@ -123,10 +123,28 @@ def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk
 # --- the engine
 
 
-def lagging(folder: Path, *, lag_ms: int = 50) -> InferenceEngine:
+def lagging(folder: Path) -> InferenceEngine:
+    """It waits for a disk that works as long as tests wait for anything."""
     setup = fake_setup(record=folder)
-    record = structs.replace(setup.config.record, record_lag="gap", record_lag_ms=lag_ms)
+    record = structs.replace(setup.config.record, record_lag="gap", record_lag_ms=1000 * SECONDS)
     return InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)))
+
+
+def recorder_of(engine: InferenceEngine) -> ThreadedRecorder:
+    assert engine._run is not None
+    assert isinstance(engine._run.recorder, ThreadedRecorder)
+    return engine._run.recorder
+
+
+def hang(disk: SlowDisk, engine: InferenceEngine) -> None:
+    """From the next write on. Nobody waits for that one for long."""
+    recorder = recorder_of(engine)
+    recorder.settle()
+    if recorder._timer is not None:
+        recorder._timer.cancel()
+        recorder._timer = None
+    recorder._lag_seconds = 0.05
+    disk.hang()
 
 
 def is_writing(engine: InferenceEngine) -> bool:
@@ -140,11 +158,12 @@ async def test_streams_go_on_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path
     await engine.start()
     try:
         await generate(engine, request(4))
-        disk.hang()
+        hang(disk, engine)
         during = await generate(engine, request(30), request(30, seed=6))
         assert [reader.tokens for reader in during] == [[expected_tokens(seed, 0, 30)] for seed in (5, 6)]
         assert not is_writing(engine)
         late, gaps = engine.bus.subscribe(from_seq=0), engine.bus.subscribe(kinds=(Gap,))
+        recorder_of(engine)._lag_seconds = SECONDS
         disk.answer()
         await asyncio.wait_for(anext(gaps), SECONDS)
         assert is_writing(engine)
@@ -167,7 +186,7 @@ async def test_streams_go_on_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path
 async def test_an_engine_stops_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path) -> None:
     engine = lagging(tmp_path)
     await engine.start()
-    disk.hang()
+    hang(disk, engine)
     await generate(engine, request(4))
     await asyncio.wait_for(engine.stop(), SECONDS)
     assert engine.state == "dead"
@@ -187,7 +206,7 @@ async def test_a_core_that_breaks_behind_a_gap_kills_the_engine(
     await engine.start()
     try:
         monkeypatch.setattr(engine._require_driver().core, "snapshot", broken)
-        disk.hang()
+        hang(disk, engine)
         await generate(engine, request(30))
         disk.answer()
         await asyncio.wait_for(was_asked.wait(), SECONDS)
