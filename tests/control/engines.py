@@ -25,6 +25,7 @@ from eventlm.events.codec import decode_body
 from eventlm.replay.verify import VerifyResult, verify
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import fake_token
+from tests.serving import PATIENCE_SECONDS
 
 BLOCK_SIZE = 16
 #: Steps short enough for tests and long enough to be caught in the middle.
@@ -100,11 +101,11 @@ class Reader:
         """Wait until the first sequence has so many tokens."""
         while len(self.tokens[0]) < num_tokens:
             self.progress.clear()
-            await asyncio.wait_for(self.progress.wait(), 20)
+            await asyncio.wait_for(self.progress.wait(), PATIENCE_SECONDS)
 
     async def done(self) -> Reader:
         """Wait for the end, or raise what ended it."""
-        return await asyncio.wait_for(self.task, 20)
+        return await asyncio.wait_for(self.task, PATIENCE_SECONDS)
 
     @property
     def reasons(self) -> list[str]:

@@ -226,8 +226,11 @@ def test_a_policy_is_installed_once() -> None:
         fake_setup(extra_policy=["efd"])
 
 
-async def test_a_burst_is_counted_before_anybody_is_admitted() -> None:
+async def test_a_burst_is_counted_before_anybody_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as engine:
+        # No time goes by in which what was taken comes back.
+        now_ns = engine.now_ns()
+        monkeypatch.setattr(engine, "now_ns", lambda: now_ns)
         limits = {"requests_per_minute": 5, "tokens_per_minute": 1000}
         results = await asyncio.gather(
             *(
@@ -278,7 +281,7 @@ async def test_tokens_are_corrected_by_what_was_produced() -> None:
 async def test_who_is_refused_by_the_queue_pays_nothing() -> None:
     async with running(fake=SLOW, max_queue_len=1, max_num_seqs=1) as engine:
         limits = {"requests_per_minute": 3, "concurrent_requests": 3}
-        first = await submit(engine, request(20), submission(**limits))
+        first = await submit(engine, request(400), submission(**limits))
         await first.until_tokens(1)
         second = await submit(engine, request(5), submission(**limits))
         for _ in range(9):

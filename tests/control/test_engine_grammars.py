@@ -18,6 +18,7 @@ from eventlm.events import GrammarReady, Launched, WorkerLost
 from eventlm.sampler_params import SamplerParams
 from eventlm.server.grammar import choice_grammar, json_schema_grammar, lark_grammar
 from tests.control.engines import FAKE, Reader, generate, recorded, request, running, verified
+from tests.serving import PATIENCE_SECONDS
 
 EOS = 257
 SCHEMA = {
@@ -98,7 +99,7 @@ async def test_others_are_served_while_a_grammar_is_built(tmp_path: Path, monkey
         [waiting] = [Reader(handle) for handle in await engine.submit([asking()])]
         [other] = await generate(engine, request(8))
         assert other.reasons == ["length"]
-        answer = await asyncio.wait_for(held.get(), 20)
+        answer = await asyncio.wait_for(held.get(), PATIENCE_SECONDS)
         assert waiting.tokens == [[]]
         built(*answer)
         assert (await waiting.done()).reasons[0] in ("grammar", "eos")

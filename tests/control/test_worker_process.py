@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import stat
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from eventlm.control import worker_process
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.events.codec import encode_body
@@ -31,6 +31,7 @@ from eventlm.worker.protocol import (
     WorkerSetup,
 )
 from tests.control.engines import FAKE, is_running
+from tests.serving import PATIENCE_SECONDS
 from tests.worker.launches import launched, new_sequence, payload
 
 SETUP = WorkerSetup(
@@ -59,9 +60,18 @@ async def spawned(**changes: Any) -> AsyncIterator[WorkerProcess]:
 
 async def next_word(worker: WorkerProcess) -> FromWorker | None:
     """The next message that is no heartbeat."""
-    while isinstance(message := await worker.receive(20), Heartbeat):
+    while isinstance(message := await worker.receive(PATIENCE_SECONDS), Heartbeat):
         pass
     return message
+
+
+async def time_out(worker: WorkerProcess, timeout_seconds: float) -> None:
+    """Take heartbeats until there is nothing for so long."""
+    while True:
+        try:
+            await worker.receive(timeout_seconds)
+        except TimeoutError:
+            return
 
 
 def contents(folder: Path) -> list[Path]:
@@ -80,7 +90,8 @@ def send_steps(worker: WorkerProcess, count: int) -> None:
         worker.send_step(encode_body(launched(step, decodes=[(1, 0, 3, step)])), payload())
 
 
-async def test_a_worker_gets_ready_takes_steps_in_order_and_leaves_when_asked() -> None:
+async def test_a_worker_gets_ready_takes_steps_in_order_and_leaves_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "LEAVE_SECONDS", PATIENCE_SECONDS)
     async with spawned() as worker:
         ready = await next_word(worker)
         assert isinstance(ready, WorkerReady)
@@ -89,27 +100,27 @@ async def test_a_worker_gets_ready_takes_steps_in_order_and_leaves_when_asked() 
         send_steps(worker, 5)
         results = [await next_word(worker) for _ in range(5)]
         assert [result.step for result in results if isinstance(result, StepResult)] == [0, 1, 2, 3, 4]
-        started = time.monotonic()
         await worker.stop()
-        assert time.monotonic() - started < 2
         assert not is_running(worker.pid)
+        # Nobody had to kill it.
+        assert worker.ending == "died (exit code 0)"
 
 
 async def test_calls_that_time_out_lose_no_message() -> None:
     async with spawned(fake=FAKE | {"base_ns": 5_000_000}) as worker:
         await next_word(worker)
+        # The first of them comes to a call that has timed out before.
+        await time_out(worker, 0.001)
         send_steps(worker, 30)
-        steps, num_timeouts = [], 0
+        steps = []
         while len(steps) < 30:
             try:
                 message = await worker.receive(0.001)
             except TimeoutError:
-                num_timeouts += 1
-            else:
-                assert message is not None
-                steps += [message.step] if isinstance(message, StepResult) else []
+                continue
+            assert message is not None
+            steps += [message.step] if isinstance(message, StepResult) else []
         assert steps == list(range(30))
-        assert num_timeouts
 
 
 async def test_a_message_that_comes_while_the_loop_is_blocked_outlives_the_timeout() -> None:
@@ -133,7 +144,7 @@ async def test_a_cancelled_call_loses_no_message() -> None:
         send_steps(worker, 20)
         steps: list[int] = []
         while len(steps) < 20:
-            call = asyncio.create_task(worker.receive(5))
+            call = asyncio.create_task(worker.receive(PATIENCE_SECONDS))
             await asyncio.sleep(0.001 if len(steps) % 2 else 0)
             call.cancel()
             [message] = await asyncio.gather(call, return_exceptions=True)
@@ -141,7 +152,9 @@ async def test_a_cancelled_call_loses_no_message() -> None:
         assert steps == list(range(20))
 
 
-async def test_the_last_words_of_a_dead_worker_are_read() -> None:
+async def test_the_last_words_of_a_dead_worker_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than any thread of this process may have to wait for its turn.
+    monkeypatch.setattr(worker_process, "LAST_WORDS_SECONDS", 2.0)
     async with spawned() as worker:
         await next_word(worker)
         worker.send_step(encode_body(launched(0, decodes=[(9, 0, 3, 0)])), payload())
@@ -152,25 +165,19 @@ async def test_the_last_words_of_a_dead_worker_are_read() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_a_killed_worker_is_noticed_at_once(number: int) -> None:
+async def test_a_killed_worker_is_noticed_before_any_timeout(number: int) -> None:
     async with spawned() as worker:
         await next_word(worker)
         os.kill(worker.pid, number)
-        started = time.monotonic()
         assert await next_word(worker) is None
-        assert time.monotonic() - started < 2
 
 
 async def test_a_stopped_worker_says_nothing_and_can_be_killed() -> None:
     async with spawned(heartbeat_ns=20_000_000) as worker:
         await next_word(worker)
         os.kill(worker.pid, signal.SIGSTOP)
-        num_heard = 0
-        with contextlib.suppress(TimeoutError):
-            while num_heard < 100:
-                await worker.receive(0.3)
-                num_heard += 1
-        assert num_heard < 100
+        # What it had said before that may still be on its way.
+        await time_out(worker, 0.3)
         await worker.kill()
         await worker.kill()
         assert not is_running(worker.pid)
@@ -178,20 +185,24 @@ async def test_a_stopped_worker_says_nothing_and_can_be_killed() -> None:
 
 async def test_a_process_that_dies_before_it_listens_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    async with asyncio.timeout(10):
-        async with spawned() as worker:
-            assert await worker.receive(5) is None
+    async with spawned() as worker:
+        assert await worker.receive(PATIENCE_SECONDS) is None
 
 
-async def test_the_loop_runs_on_while_a_worker_starts() -> None:
+async def test_the_loop_runs_on_while_a_worker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, python = tmp_path / "gate", tmp_path / "python"
+    os.mkfifo(gate)
+    python.write_text(f'#!/bin/sh\nread -r line < {gate}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
     async with spawned() as worker:
         ready = asyncio.create_task(next_word(worker))
-        longest, last = 0.0, time.monotonic()
-        while not ready.done():
+        for _ in range(100):
             await asyncio.sleep(0.001)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        assert isinstance(ready.result(), WorkerReady)
-        assert longest < 0.1
+        assert not ready.done()
+        # The worker cannot begin before this.
+        await asyncio.to_thread(gate.write_text, "open\n")
+        assert isinstance(await ready, WorkerReady)
 
 
 async def test_what_keeps_a_process_from_being_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
