@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from eventlm.kernels import host_memory
 from eventlm.worker.page_toucher import PageToucher
+from tests.serving import PATIENCE_SECONDS, wait_until
 
 #: Blocks of 256 KiB in each of six parts: eight are touched at once.
 SHAPE = (3, 2, 100, 4, 16, 2048)
@@ -32,13 +31,6 @@ def resident(kv: Tensor) -> np.ndarray:
     pages = (words >> 63).astype(bool).reshape(kv.shape[0] * 2, kv.shape[2], -1)
     # The first and the last page may be a neighbour's too.
     return pages[:, :, 1:-1].all(axis=2)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not is_true() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert is_true()
 
 
 @pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="the system does not show its pages")
@@ -83,20 +75,20 @@ def test_nothing_is_touched_from_two_threads_and_nobody_waits_for_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     toucher = PageToucher(host_memory.zeros(SHAPE, torch.bfloat16))
-    may_go, callers = threading.Event(), []
+    may_go, callers, returned = threading.Event(), [], []
 
     def madvise(*_: int) -> int:
         callers.append(threading.current_thread().name)
-        assert may_go.wait(10)
+        assert may_go.wait(PATIENCE_SECONDS)
+        returned.append(True)
         return 0
 
     monkeypatch.setattr(toucher, "_madvise", madvise)
     toucher.begin()
-    start = time.monotonic()
+    wait_until(lambda: callers)
     assert all(toucher.touch_some() for _ in range(500))
-    assert time.monotonic() - start < 0.5
     toucher.stay_ahead_of(90)
-    assert callers == ["page-toucher"]
+    assert (callers, returned) == (["page-toucher"], [])
     may_go.set()
     wait_until(lambda: not toucher.touch_some())
     # All that there is, each part once.
