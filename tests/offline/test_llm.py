@@ -23,10 +23,12 @@ from eventlm.errors import CheckpointError, UsageError
 from eventlm.events import Arrived, Cancelled
 from eventlm.offline.errors import InvalidInputError
 from tests.control.engines import expected_tokens, is_running
-from tests.serving import fake_text, verified
+from tests.serving import PATIENCE_SECONDS, fake_text, verified
 
 #: Short steps: what the fake worker says does not depend on how long it takes.
 FAKE = {"base_ns": 200_000, "prefill_token_ns": 0, "decode_ns": 0, "context_token_ns": 0}
+#: A call of many such steps is under way for long enough to have something done to it.
+SLOW = FAKE | {"base_ns": 20_000_000}
 quiet = functools.partial(LLM.generate, use_tqdm=False)
 
 
@@ -307,7 +309,7 @@ def interrupt() -> None:
 
 
 def test_an_interrupted_call_is_cancelled_and_the_llm_goes_on(tmp_path: Path) -> None:
-    with LLM("fake", fake=FAKE, record=tmp_path) as llm:
+    with LLM("fake", fake=SLOW, record=tmp_path) as llm:
         params = [seeded(max_tokens=1), seeded(max_tokens=8000)]
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b"], params, use_tqdm=interrupted_by(interrupt))
@@ -328,7 +330,7 @@ def test_after_the_shutdown() -> None:
 
 
 def test_a_shutdown_ends_calls_of_other_threads() -> None:
-    llm = LLM("fake", fake=FAKE)
+    llm = LLM("fake", fake=SLOW)
     done: list[BaseException | None] = []
     at_work = threading.Event()
 
@@ -343,21 +345,22 @@ def test_a_shutdown_ends_calls_of_other_threads() -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert at_work.wait(20)
+    assert at_work.wait(PATIENCE_SECONDS)
     llm.shutdown()
-    thread.join(20)
+    thread.join(PATIENCE_SECONDS)
     assert [str(error) for error in done] == ["this LLM was shut down while it worked"]
 
 
 @pytest.mark.parametrize("max_restarts", [0, 5])
 def test_a_worker_that_is_killed(max_restarts: int) -> None:
-    with LLM("fake", fake=FAKE, max_restarts=max_restarts) as llm:
+    with LLM("fake", fake=SLOW, max_restarts=max_restarts) as llm:
         [pid] = llm._composition.engine.worker_pids
         bar = interrupted_by(lambda: os.kill(pid, signal.SIGKILL) if is_running(pid) else None)
-        params = [seeded(max_tokens=1), seeded(max_tokens=400)]
+        params = [seeded(max_tokens=1), seeded(max_tokens=200 if max_restarts else 8000)]
         if max_restarts:
             outputs = llm.generate(["a", "b"], params, use_tqdm=bar)
-            assert outputs[1].outputs[0].token_ids == expected_tokens(5, 0, 400)
+            assert outputs[1].outputs[0].token_ids == expected_tokens(5, 0, 200)
+            assert llm._composition.engine.worker_pids != [pid]
             return
         for _ in range(2):
             with pytest.raises(EngineUnavailableError, match=r"no worker is left|the engine is dead"):
