@@ -112,11 +112,19 @@ async def test_waiting_for_a_place_counts() -> None:
     assert second.ttft_ns == second.token_times_ns[0] > first.end_ns
 
 
-async def test_duration_ends_a_closed_loop() -> None:
-    result = await run(streaming(*WHOLE), requests(), max_concurrency=2, duration_ns=50 * MS)
-    assert result.records
+async def test_duration_ends_a_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time goes by from one request to the next, and at no other moment."""
+    now_ns = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal now_ns
+        now_ns += 10 * MS
+        return await streaming(*WHOLE)(request)
+
+    monkeypatch.setattr(Load, "_now_ns", lambda self: now_ns)
+    result = await run(handle, requests(), max_concurrency=1, duration_ns=45 * MS)
+    assert [record.sent_ns for record in result.records] == [0, 10 * MS, 20 * MS, 30 * MS, 40 * MS]
     assert all(record.is_success for record in result.records)
-    assert all(record.sent_ns <= 51 * MS for record in result.records[:-1])
 
 
 async def test_duration_ends_an_open_loop() -> None:

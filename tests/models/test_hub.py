@@ -145,12 +145,14 @@ def test_what_may_not_be_fetched_is_not_asked_for(hub: HubServer, cache: Path) -
 
 
 def test_without_a_network_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    assert f"http://127.0.0.1:{port} cannot be reached (" in error_of("acme/tiny")
-    snapshot = make_cached(cache, {name: FILES[name] for name in WANTED})
-    assert pull_repo("acme/tiny") == snapshot
+    with socket.socket() as nobody:
+        # It is taken, so nobody else listens there, and neither does this.
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+        assert f"http://127.0.0.1:{port} cannot be reached (" in error_of("acme/tiny")
+        snapshot = make_cached(cache, {name: FILES[name] for name in WANTED})
+        assert pull_repo("acme/tiny") == snapshot
 
 
 def test_a_cache_that_cannot_be_written(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
