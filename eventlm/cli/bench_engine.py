@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
-from eventlm.cli.engine_command import compose_and_warn, run_in_loop
+from eventlm.cli.engine_command import compose_and_warn, run_in_loop, start_engine
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.errors import UsageError
@@ -140,7 +140,7 @@ async def _measure(
 
 async def _started(composed: Composition, stop: asyncio.Event) -> bool:
     """Start the engine; False if `stop` comes first."""
-    start = asyncio.ensure_future(composed.engine.start())
+    start = asyncio.ensure_future(start_engine(composed.engine))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
     is_started = start.done()

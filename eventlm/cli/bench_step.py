@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
-from eventlm.cli.engine_command import print_warnings, run_in_loop
+from eventlm.cli.engine_command import print_warnings, run_in_loop, start_engine
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.config.structs import AUTO
@@ -166,7 +166,7 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
 
     # Before the worker has its threads.
     machine = await probe(worker_setups(engine.setup)[0].threads)
-    await engine.start()
+    await start_engine(engine)
     # Once more: now it is known how many KV blocks there are.
     check_cases(engine, cases, arguments.steps)
     host = engine.worker_host

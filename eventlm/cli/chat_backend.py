@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
+from eventlm.cli.engine_command import start_engine
 from eventlm.client.openai_client import OpenAIClient, StreamDelta, Usage
 from eventlm.compose.composition import Composition
 from eventlm.control.request import EngineRequest, Submission
@@ -88,7 +89,7 @@ class LocalBackend:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._engine.start()
+            await start_engine(self._engine)
         except BaseException:
             await self.__aexit__()
             raise

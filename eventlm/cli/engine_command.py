@@ -6,10 +6,12 @@ import sys
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.progress import start_progress
 from eventlm.config import Config
 
 if TYPE_CHECKING:
     from eventlm.compose.composition import Composition
+    from eventlm.control.engine import InferenceEngine
 
 
 def run_in_loop(config: Config, work: Coroutine[Any, Any, int]) -> int:
@@ -30,6 +32,12 @@ def compose_and_warn(config: Config) -> Composition:
     composed = compose(config)
     print_warnings(composed.warnings)
     return composed
+
+
+async def start_engine(engine: InferenceEngine) -> None:
+    """Start an engine, and show meanwhile what its workers do. Raises what its `start` raises."""
+    with start_progress(engine.setup.core.num_replicas) as on_progress:
+        await engine.start(on_progress)
 
 
 def print_warnings(warnings: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
-from eventlm.cli.engine_command import compose_and_warn, run_in_loop
+from eventlm.cli.engine_command import compose_and_warn, run_in_loop, start_engine
 from eventlm.cli.parser import Parser
 from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, flag_error, request_fields
 from eventlm.config import Config
@@ -162,7 +162,7 @@ async def _complete(composed: Composition, group: list[EngineRequest], prompts: 
     from eventlm.server.errors import from_finish_reason
     from eventlm.server.generation import submit
 
-    await composed.engine.start()
+    await start_engine(composed.engine)
     generation = await submit(composed.engine, composed.tokenizer, group)
     printer = _Printer(prompts, composed.tokenizer, group)
     async with aclosing(generation.outputs()) as outputs:

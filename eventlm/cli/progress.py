@@ -6,10 +6,16 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eventlm.control.replicas import OnStartProgress
+    from eventlm.worker.protocol import StartProgress
 
 #: A smaller file is read before a bar could be seen.
 MIN_BYTES = 8 * 1024 * 1024
+#: Of a phase of a start: one that can be counted, one that cannot.
+_COUNTED, _NOT_COUNTED = "{desc}: {percentage:3.0f}%|{bar}|", "{desc} …"
 
 
 @contextlib.contextmanager
@@ -41,6 +47,24 @@ def count_progress(description: str, unit: str, *, is_long: bool = True) -> Iter
 
     with tqdm(desc=description, unit=f" {unit}s", file=sys.stderr, leave=False) as bar:
         yield _advance(bar)
+
+
+@contextlib.contextmanager
+def start_progress(num_replicas: int) -> Iterator[OnStartProgress | None]:
+    """Yield a callback for what workers do until they are ready, or None where no bar is shown."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc="starting", bar_format=_NOT_COUNTED, file=sys.stderr, leave=False) as bar:
+
+        def on_progress(replica: int, progress: StartProgress) -> None:
+            bar.bar_format = _COUNTED if progress.total else _NOT_COUNTED
+            bar.total, bar.n = progress.total, progress.done
+            bar.set_description_str(f"replica {replica}: {progress.phase}" if num_replicas > 1 else progress.phase)
+
+        yield on_progress
 
 
 def _advance(bar: Any) -> Callable[[int, int], None]:

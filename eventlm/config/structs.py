@@ -264,7 +264,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int, Meta(ge=1, description="silence after which a worker or a front end counts as lost and is killed")
     ] = 20
     step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
-    start_timeout_seconds: Annotated[int, Meta(ge=1, description="longest start of a worker")] = 600
+    start_timeout_seconds: Annotated[
+        int, Meta(ge=1, description="how long a worker that starts may show no progress before it counts as hung")
+    ] = 600
     profile_ops: Annotated[
         bool,
         Meta(description="measure each operation of every step in the worker; `eventlm trace stats` sums them up"),

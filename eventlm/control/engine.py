@@ -29,7 +29,7 @@ from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.control.predictor_source import PredictorSource
 from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
-from eventlm.control.replicas import Replicas
+from eventlm.control.replicas import OnStartProgress, Replicas
 from eventlm.control.reply_status import ReplyStatus, reply_status
 from eventlm.control.request import (
     AT_SHUTDOWN,
@@ -152,8 +152,8 @@ class InferenceEngine:
         """As `metrics`, for those to whom it may be far away."""
         return self.metrics()
 
-    async def start(self) -> None:
-        """Start the workers, fit the predictor, open the log. Raises what `Replicas.start` does."""
+    async def start(self, on_progress: OnStartProgress | None = None) -> None:
+        """Start the workers, fit the predictor, open the log. Tells and raises what `Replicas.start` does."""
         self._loop = asyncio.get_running_loop()
         run = make_run_id()
         folder = self.setup.config.record.folder
@@ -161,7 +161,7 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(folder)
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
-            self.setup, first = await self._replicas.start(must_measure=predictor.must_measure)
+            self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
             ship = self._replicas.ship
             parts = RunParts(ship, self._guarded, self.grammars, self._metrics, self._rows, self._scheduling_time)
             if self.state != "loading":

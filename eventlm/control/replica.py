@@ -16,6 +16,7 @@ from msgspec import structs
 from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.request import EngineUnavailableError
+from eventlm.control.start_phases import OnProgress, StartPhases
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import CheckpointError
 from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
@@ -89,10 +90,13 @@ class ReplicaController:
         """Process id of the present worker, 0 if there is none."""
         return self._worker.pid if self._worker is not None else 0
 
-    async def start(self, *, warm_up: bool) -> WorkerReady:
-        """Bring the first worker up. Raises CheckpointError or EngineUnavailableError if it cannot start."""
+    async def start(self, *, warm_up: bool, on_progress: OnProgress | None = None) -> WorkerReady:
+        """Bring the first worker up; `on_progress` is told how that goes.
+
+        Raises CheckpointError or EngineUnavailableError if it cannot start.
+        """
         setup = structs.replace(self._setup, warm_up=warm_up)
-        starting = asyncio.create_task(self._spawn(setup), name=f"start of replica {self.index}")
+        starting = asyncio.create_task(self._spawn(setup, on_progress), name=f"start of replica {self.index}")
         self._task = starting
         try:
             return await starting
@@ -138,15 +142,17 @@ class ReplicaController:
             await self._worker.stop()
             self._worker = None
 
-    async def _spawn(self, setup: WorkerSetup) -> WorkerReady:
+    async def _spawn(self, setup: WorkerSetup, on_progress: OnProgress | None = None) -> WorkerReady:
         worker = self._worker = WorkerProcess(setup)
+        phases = StartPhases(setup, on_progress)
         try:
             await worker.start()
-            message = await worker.answer(self._config.start_timeout_seconds)
+            message = await worker.answer(self._config.start_timeout_seconds, phases.note)
         except BaseException:
             await self._discard()
             raise
         if isinstance(message, WorkerReady):
+            phases.end()
             self._num_silent_polls = self._num_idle_beats = 0
             for warning in message.warnings:
                 log.warning(warning, replica=self.index)
@@ -158,7 +164,10 @@ class ReplicaController:
                 raise CheckpointError(message.message)
             self._log_crash(message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
-        raise EngineUnavailableError(f"worker {self.index} {ending} while it started; see above for its last words")
+        phase = f" ({phases.phase})" if phases.phase else ""
+        raise EngineUnavailableError(
+            f"worker {self.index} {ending} while it started{phase}; see above for its last words"
+        )
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None

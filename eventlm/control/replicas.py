@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from eventlm.control.replica import Engine, ReplicaController
 from eventlm.control.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
-from eventlm.worker.protocol import PrepareGrammar, StepPayload, WorkerReady
+from eventlm.worker.protocol import PrepareGrammar, StartProgress, StepPayload, WorkerReady
+
+#: Called with the number of a replica and what its worker does.
+OnStartProgress = Callable[[int, StartProgress], None]
 
 log = structlog.get_logger("eventlm.replica")
 
@@ -31,13 +35,22 @@ class Replicas:
         """Process ids of the workers; 0 where there is none at the moment."""
         return [replica.worker_pid for replica in self._all]
 
-    async def start(self, *, must_measure: bool) -> tuple[EngineSetup, WorkerReady]:
+    async def start(
+        self, *, must_measure: bool, on_progress: OnStartProgress | None = None
+    ) -> tuple[EngineSetup, WorkerReady]:
         """Bring all first workers up; the setup for the KV blocks that these have, and what the first one says.
+        `on_progress` is told meanwhile what each of them does.
 
         Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
         """
         # All are alike: if anybody must measure, the first does.
-        starts = [replica.start(warm_up=must_measure and replica.index == 0) for replica in self._all]
+        starts = [
+            replica.start(
+                warm_up=must_measure and replica.index == 0,
+                on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
+            )
+            for replica in self._all
+        ]
         ready = await asyncio.gather(*starts)
         planned, self._setup = self._setup, with_blocks(self._setup, [worker.num_blocks for worker in ready])
         core, longest = self._setup.core, planned.core.max_model_len

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from eventlm.worker.protocol import (
     Heartbeat,
     PrepareGrammar,
     Shutdown,
+    StartProgress,
     StepPayload,
     WorkerSetup,
     decode_from_worker,
@@ -133,13 +135,21 @@ class WorkerProcess:
             return None
         return found
 
-    async def answer(self, timeout_seconds: float) -> FromWorker | None:
-        """The worker's next message besides that it lives; None if it dies, or says nothing in time."""
+    async def answer(
+        self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None
+    ) -> FromWorker | None:
+        """The worker's next message besides that it lives and how its start goes; None if it dies, or says nothing in
+        time. Its start has as much time again whenever it goes on.
+        """
         deadline = time.monotonic() + timeout_seconds
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 message = await self.receive(left)
-                if not isinstance(message, Heartbeat):
+                if isinstance(message, StartProgress):
+                    deadline = time.monotonic() + timeout_seconds
+                    if on_progress is not None:
+                        on_progress(message)
+                elif not isinstance(message, Heartbeat):
                     return message
         return None
 

@@ -21,6 +21,7 @@ from eventlm.models.cpu_kernels import native_shape
 from eventlm.models.decoder import Decoder, DecoderLayer, Linear
 from eventlm.models.rope import angles
 from eventlm.models.weight_reader import read_pieces
+from eventlm.types import OnProgress
 
 #: What a CpuDecoder calls the last but one word of a tensor's name.
 _NATIVE_PARTS = {
@@ -47,9 +48,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def load_decoder(
-    folder: str | Path, *, dtype: str = "auto", quantization: str = "none", device: str = "cpu"
+    folder: str | Path,
+    *,
+    dtype: str = "auto",
+    quantization: str = "none",
+    device: str = "cpu",
+    on_progress: OnProgress | None = None,
 ) -> Decoder:
-    """The decoder of the checkpoint in `folder`, ready to run.
+    """The decoder of the checkpoint in `folder`, ready to run. `on_progress` is told the bytes that were read.
 
     Raises CheckpointError naming the file and the tensor where one is missing, unexpected, cut short, or of
     another shape than config.json says.
@@ -61,7 +67,7 @@ def load_decoder(
     if quantization == "int8":
         decoder.to_int8()
     targets, scales = dict(_targets(decoder)), dict(_scales(decoder))
-    for name, first_row, values in read_pieces(files):
+    for name, first_row, values in read_pieces(files, on_progress):
         rows = slice(first_row, first_row + len(values))
         if name in scales:
             targets[name][rows], scales[name][rows] = quantize_rows(values)
@@ -71,11 +77,17 @@ def load_decoder(
 
 
 def load_cpu_decoder(
-    folder: str | Path, build: str, *, quantization: str = "none", max_positions: int, num_threads: int
+    folder: str | Path,
+    build: str,
+    *,
+    quantization: str = "none",
+    max_positions: int,
+    num_threads: int,
+    on_progress: OnProgress | None = None,
 ) -> CpuDecoder:
     """The decoder of the checkpoint in `folder`, its weights packed for a build of `eventlm.kernels.cpu`.
 
-    Raises CheckpointError like `load_decoder`.
+    Raises CheckpointError, and tells `on_progress`, like `load_decoder`.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -90,7 +102,7 @@ def load_cpu_decoder(
             is_int8=quantization == "int8",
             num_threads=num_threads,
         )
-        for name, first_row, values in read_pieces(files):
+        for name, first_row, values in read_pieces(files, on_progress):
             part, layer = _native_name(name)
             decoder.load(part, layer, values, first_row)
     except MemoryError as error:

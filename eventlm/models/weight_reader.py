@@ -20,6 +20,7 @@ from torch import Tensor
 from eventlm.errors import CheckpointError
 from eventlm.models.checkpoint_weights import WeightFile
 from eventlm.models.safetensors_header import FileStamp
+from eventlm.types import OnProgress
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 #: A piece has as many rows as fit into so much, a multiple of those that are packed together.
@@ -50,17 +51,19 @@ class _Part(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_pieces(files: Sequence[WeightFile]) -> Iterator[Piece]:
-    """All tensors of the files, in the order in which they lie there.
+def read_pieces(files: Sequence[WeightFile], on_progress: OnProgress | None = None) -> Iterator[Piece]:
+    """All tensors of the files, in the order in which they lie there. `on_progress` is told the bytes of those that
+    were used.
 
     Raises CheckpointError if a file cannot be read, or is no longer the one that was checked.
     """
+    parts_of_files = [_parts(file) for file in files]
+    num_bytes, total_bytes = 0, sum(part.num_bytes for parts in parts_of_files for part in parts)
     with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
-        for file in files:
-            if not file.tensors:
+        for file, parts in zip(files, parts_of_files, strict=True):
+            if not parts:
                 continue
             with _opened(file) as descriptor:
-                parts = _parts(file)
                 buffers = [torch.empty(max(part.num_bytes for part in parts), dtype=torch.uint8) for _ in range(2)]
                 reading = reader.submit(_read, file.path, descriptor, parts[0], buffers[0])
                 for number, part in enumerate(parts):
@@ -70,6 +73,9 @@ def read_pieces(files: Sequence[WeightFile]) -> Iterator[Piece]:
                         reading = reader.submit(_read, file.path, descriptor, parts[number + 1], after)
                     values = buffers[number % 2][: part.num_bytes].view(part.dtype).view(part.shape)
                     yield Piece(part.name, part.first_row, values)
+                    num_bytes += part.num_bytes
+                    if on_progress is not None:
+                        on_progress(num_bytes, total_bytes)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.decoder import no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import RopeTable
+from eventlm.types import OnProgress
 from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
 from eventlm.worker.op_timer import OpTimer
@@ -71,21 +72,24 @@ def make_cache(setup: WorkerSetup, config: DecoderConfig) -> CacheEngine:
     )
 
 
-def make_forward(setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine) -> Forward:
+def make_forward(
+    setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine, on_progress: OnProgress | None = None
+) -> Forward:
     """The one that `setup.cpu_kernels` names; `auto`: the fastest that can run this model on this machine.
 
-    Raises CheckpointError, and UsageError if the one that it names cannot.
+    `on_progress` is told the bytes of the weights. Raises CheckpointError, and UsageError if the one that it names
+    cannot.
     """
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     build, reason = choose_forward(
         setup.cpu_kernels, config, model=setup.model, dtype=dtype, block_size=setup.block_size
     )
     if build:
-        return CpuForward(setup, config, cache, build)
+        return CpuForward(setup, config, cache, build, on_progress)
     if reason and dtype == "bfloat16":
         # The engine puts what a worker says into its log.
         print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
-    return TorchForward(setup, config, cache)
+    return TorchForward(setup, config, cache, on_progress)
 
 
 def step_token_ids(rows: Seq[Row]) -> list[int]:
@@ -102,7 +106,14 @@ def step_token_ids(rows: Seq[Row]) -> list[int]:
 class CpuForward:
     """`eventlm.kernels.cpu`, in bfloat16."""
 
-    def __init__(self, setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine, build: str) -> None:
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        config: DecoderConfig,
+        cache: CacheEngine,
+        build: str,
+        on_progress: OnProgress | None,
+    ) -> None:
         self.cache = cache
         self.host = {"attention_backend": backend_name(build), "kernel_library": library_hash(build)}
         self.vocab_size = config.vocab_size
@@ -113,6 +124,7 @@ class CpuForward:
             quantization=setup.quantization,
             max_positions=setup.max_model_len,
             num_threads=num_threads,
+            on_progress=on_progress,
         )
         if setup.processors:
             self._decoder.pin(setup.processors)
@@ -149,14 +161,20 @@ class TorchForward:
     draw: Draw | None = None
     draw_next: DrawNext | None = None
 
-    def __init__(self, setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine) -> None:
+    def __init__(
+        self, setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine, on_progress: OnProgress | None
+    ) -> None:
         self.cache = cache
         dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
         self.vocab_size = config.vocab_size
         self._block_size = setup.block_size
         self._device = torch.device("cpu")
         self._decoder = load_decoder(
-            setup.model, dtype=setup.dtype, quantization=setup.quantization, device=self._device.type
+            setup.model,
+            dtype=setup.dtype,
+            quantization=setup.quantization,
+            device=self._device.type,
+            on_progress=on_progress,
         )
         self.weight_bytes = self._decoder.weight_bytes()
         self._rope = RopeTable(config, setup.max_model_len, dtype=dtype, device=self._device)

@@ -24,6 +24,7 @@ from eventlm.worker.row_extras import row_extras
 from eventlm.worker.runners import ExecutedStep
 from eventlm.worker.sampler import Sampler
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
+from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
 class ModelRunner:
@@ -32,7 +33,8 @@ class ModelRunner:
     Raises CacheMemoryError, CheckpointError if the model cannot be loaded, and UsageError as `make_forward`.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, report: StartReport | None = None) -> None:
+        report = report or StartReport()
         if setup.threads > 0:
             torch.set_num_threads(setup.threads)
         self.setup = setup
@@ -43,7 +45,8 @@ class ModelRunner:
         self._pages = PageToucher(self.cache.kv)
         # Beside the reading of the weights; the first request must not wait for it.
         self._pages.begin()
-        self._forward = make_forward(setup, self.config, self.cache)
+        report.begin(READING_WEIGHTS)
+        self._forward = make_forward(setup, self.config, self.cache, report.progress)
         self._pages.wait()
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
         self._sampler = Sampler(

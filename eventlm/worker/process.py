@@ -34,6 +34,7 @@ from eventlm.worker.protocol import (
     Heartbeat,
     PrepareGrammar,
     Shutdown,
+    StartProgress,
     StepPayload,
     StepResult,
     WorkerDesync,
@@ -45,6 +46,7 @@ from eventlm.worker.protocol import (
 )
 from eventlm.worker.runners import Runner, StepUnderWay, make_runner
 from eventlm.worker.sequence_table import DesyncError
+from eventlm.worker.start_report import StartReport
 
 #: How often a worker that waits for its setup looks whether the engine is alive; from then on each heartbeat does.
 PARENT_POLL_MS = 500
@@ -156,8 +158,11 @@ class Worker:
             return False
 
     def _load(self, setup: WorkerSetup) -> Runner | None:
+        def tell(phase: str, done: int, total: int) -> None:
+            self._send(StartProgress(epoch=setup.epoch, phase=phase, done=done, total=total))
+
         try:
-            runner = make_runner(setup)
+            runner = make_runner(setup, StartReport(tell))
             samples = runner.warm_up() if setup.warm_up else []
             fingerprint, host = runner.describe()
         except EventLMError as error:

@@ -1,9 +1,10 @@
 """What travels between the engine and a worker process, as msgpack over ZMQ. No pickle, no code.
 
-The engine talks first (`WorkerSetup`), the worker answers `WorkerReady`, then the engine sends steps. A step is two
-frames: the launch event's line body, byte for byte as in the log, and a `StepPayload` with what the log does not
-hold. The worker answers each step with a `StepResult`, in order, or once with `WorkerDesync` or `WorkerFailed`. Between
-the steps the engine sends grammars (`PrepareGrammar`), each answered with `GrammarBuilt` as soon as that is known.
+The engine talks first (`WorkerSetup`), the worker says what it does (`StartProgress`) until it answers `WorkerReady`,
+then the engine sends steps. A step is two frames: the launch event's line body, byte for byte as in the log, and a
+`StepPayload` with what the log does not hold. The worker answers each step with a `StepResult`, in order, or once with
+`WorkerDesync` or `WorkerFailed`. Between the steps the engine sends grammars (`PrepareGrammar`), each answered with
+`GrammarBuilt` as soon as that is known.
 """
 
 from __future__ import annotations
@@ -118,6 +119,18 @@ class StepSample(Struct, frozen=True, kw_only=True):
     duration_ns: int
 
 
+class StartProgress(Struct, frozen=True, kw_only=True, tag="start"):
+    """What a worker does before it is ready, in words; each is a sign that it goes on.
+
+    done: so much of `total`, in bytes of weights, or kernels; 0 of 0 where nothing is counted.
+    """
+
+    epoch: int
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
 class WorkerReady(Struct, frozen=True, kw_only=True, tag="ready"):
     """The worker holds the model and takes steps.
 
@@ -208,7 +221,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
 
 
 ToWorker = Union[WorkerSetup, StepPayload, PrepareGrammar, Shutdown]  # noqa: UP007
-FromWorker = Union[WorkerReady, StepResult, GrammarBuilt, WorkerDesync, WorkerFailed, Heartbeat]  # noqa: UP007
+FromWorker = Union[  # noqa: UP007
+    StartProgress, WorkerReady, StepResult, GrammarBuilt, WorkerDesync, WorkerFailed, Heartbeat
+]
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from eventlm.events import Launched
 from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
+from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, StartReport
 
 if TYPE_CHECKING:
     # Torch takes a second to import, and the fake model needs none.
@@ -153,18 +154,20 @@ class FakeModel:
 class CheckpointModel:
     """A checkpoint on a torch device. Imports torch, which takes a second."""
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, report: StartReport) -> None:
+        self._report = report
+        report.begin(LOADING_LIBRARIES)
         from eventlm.models.config import model_fingerprint
 
         self._runner: ModelRunner | GpuRunner
         if setup.device == "cpu":
             from eventlm.worker.model_runner import ModelRunner
 
-            self._runner = ModelRunner(setup)
+            self._runner = ModelRunner(setup, report)
         else:
             from eventlm.worker.gpu.runner import GpuRunner
 
-            self._runner = GpuRunner(setup)
+            self._runner = GpuRunner(setup, report)
         self.num_blocks = self._runner.num_blocks
         self.warnings = self._runner.warnings
         self._fingerprint = model_fingerprint(setup.model)
@@ -181,6 +184,7 @@ class CheckpointModel:
         """Time real steps."""
         from eventlm.worker.warm_up import warm_up
 
+        self._report.begin(MEASURING_STEPS)
         return warm_up(self._runner)
 
     def work_ahead(self) -> bool:
@@ -210,6 +214,6 @@ def fake_samples(parameters: FakeParameters) -> list[StepSample]:
     ]
 
 
-def make_runner(setup: WorkerSetup) -> Runner:
+def make_runner(setup: WorkerSetup, report: StartReport) -> Runner:
     """Of the model that is asked for. Raises EventLMError if it cannot be loaded."""
-    return FakeModel(setup) if setup.model == FAKE_MODEL else CheckpointModel(setup)
+    return FakeModel(setup) if setup.model == FAKE_MODEL else CheckpointModel(setup, report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from eventlm.control.setup import EngineSetup
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import UsageError
 from eventlm.events import Header
-from eventlm.worker.protocol import FromWorker, WorkerReady, WorkerSetup
+from eventlm.worker.protocol import FromWorker, StartProgress, WorkerReady, WorkerSetup
 from tests.control.engines import Reader, fake_setup, generate, recorded, request, running_children, verified
 
 
@@ -35,8 +36,10 @@ class ProfilingWorker(WorkerProcess):
         self.setups.append(setup)
         super().__init__(structs.replace(setup, num_blocks=setup.num_blocks or self.room[setup.replica]))
 
-    async def answer(self, timeout_seconds: float) -> FromWorker | None:
-        message = await super().answer(timeout_seconds)
+    async def answer(
+        self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None
+    ) -> FromWorker | None:
+        message = await super().answer(timeout_seconds, on_progress)
         if isinstance(message, WorkerReady):
             warnings = [f"slow in epoch {self.setup.epoch}"]
             return structs.replace(message, num_blocks=self.setup.num_blocks, warnings=warnings)

@@ -212,7 +212,7 @@ class ScriptedWorker:
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
         return self._words.pop(0) if self._words else None
 
-    async def answer(self, timeout_seconds: float) -> FromWorker | None:
+    async def answer(self, timeout_seconds: float, on_progress: object) -> FromWorker | None:
         return await self.receive(timeout_seconds)
 
     async def kill(self) -> None:

@@ -24,6 +24,7 @@ from eventlm.events.codec import encode_body
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
+    StartProgress,
     StepResult,
     WorkerDesync,
     WorkerFailed,
@@ -59,8 +60,8 @@ async def spawned(**changes: Any) -> AsyncIterator[WorkerProcess]:
 
 
 async def next_word(worker: WorkerProcess) -> FromWorker | None:
-    """The next message that is no heartbeat."""
-    while isinstance(message := await worker.receive(PATIENCE_SECONDS), Heartbeat):
+    """The next message that is neither a heartbeat nor of a start under way."""
+    while isinstance(message := await worker.receive(PATIENCE_SECONDS), Heartbeat | StartProgress):
         pass
     return message
 

@@ -43,13 +43,18 @@ def test_pieces_make_up_what_was_saved(tmp_path: Path, monkeypatch: pytest.Monke
     ]
     found = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
     sizes = []
-    for name, first_row, values in read_pieces(files):
+    told: list[tuple[int, int]] = []
+    for name, first_row, values in read_pieces(files, lambda *bytes_read: told.append(bytes_read)):
         assert first_row % 32 == 0
         found[name][first_row : first_row + len(values)] = values
         sizes.append((name, len(values)))
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
     assert [rows for name, rows in sizes if name == "bfloat16"] == [32, 32, 32, 5]
     assert ("vector", 4000) in sizes
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    assert len(told) == len(sizes)
+    assert told == sorted(told)
+    assert told[-1] == (num_bytes, num_bytes)
 
 
 def cut(path: Path) -> None:

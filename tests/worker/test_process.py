@@ -22,6 +22,7 @@ from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
     Shutdown,
+    StartProgress,
     StepPayload,
     StepResult,
     WorkerDesync,
@@ -32,6 +33,8 @@ from eventlm.worker.protocol import (
     encode,
 )
 from eventlm.worker.runners import fake_samples
+from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, READING_WEIGHTS
+from tests.checkpoints import make_checkpoint
 from tests.serving import PATIENCE_SECONDS
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -80,8 +83,8 @@ class Peer:
         return message
 
     def word(self) -> FromWorker:
-        """The next message that is no heartbeat."""
-        while isinstance(message := self.hear(), Heartbeat):
+        """The next message that is neither a heartbeat nor of a start under way."""
+        while isinstance(message := self.hear(), Heartbeat | StartProgress):
             pass
         return message
 
@@ -147,6 +150,20 @@ def test_what_a_step_gives_beside_its_tokens(start: Callable[..., Peer]) -> None
     assert beside.prompt_logprobs is not None
     assert len(beside.prompt_logprobs.logprobs) == 2
     assert result.ops == {"base": 1_000_000, "prefill": 0, "decode": 0, "context": 0}
+
+
+def test_what_it_does_at_its_start_is_told(start: Callable[..., Peer], tmp_path: Path) -> None:
+    peer = start()
+    peer.set_up(model=str(make_checkpoint(tmp_path)), threads=1)
+    told: list[StartProgress] = []
+    while isinstance(message := peer.hear(), Heartbeat | StartProgress):
+        told += [message] if isinstance(message, StartProgress) else []
+    assert isinstance(message, WorkerReady)
+    assert {progress.epoch for progress in told} == {3}
+    phases = list(dict.fromkeys(progress.phase for progress in told))
+    assert phases == [LOADING_LIBRARIES, READING_WEIGHTS, MEASURING_STEPS]
+    *_, last = (progress for progress in told if progress.phase == READING_WEIGHTS)
+    assert last.done == last.total > 0
 
 
 def test_it_measures_only_when_told(start: Callable[..., Peer]) -> None:

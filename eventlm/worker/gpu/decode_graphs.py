@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from eventlm.types import OnProgress
+
 #: Puts a batch of so many rows, all of them padding, where `Compute` reads it.
 StagePadding = Callable[[int], None]
 #: Computes a padded batch of so many rows from what lies in the staging buffer, into the same memory each time.
@@ -22,7 +24,12 @@ class DecodeGraphs:
     """A graph for each of the `buckets`; on a device without graphs what they would do is done each time."""
 
     def __init__(
-        self, buckets: Sequence[int], stage_padding: StagePadding, compute: Compute, device: torch.device
+        self,
+        buckets: Sequence[int],
+        stage_padding: StagePadding,
+        compute: Compute,
+        device: torch.device,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self._stage_padding, self._compute = stage_padding, compute
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -31,13 +38,13 @@ class DecodeGraphs:
         self.num_bytes = 0
         if device.type == "cuda":
             before = _free_bytes(device)
-            self._capture(buckets)
+            self._capture(buckets, on_progress)
             self.num_bytes = max(before - _free_bytes(device), 0)
 
-    def _capture(self, buckets: Sequence[int]) -> None:
+    def _capture(self, buckets: Sequence[int], on_progress: OnProgress | None) -> None:
         """The largest first: what it takes is enough for the others."""
         pool = None
-        for bucket in sorted(buckets, reverse=True):
+        for number, bucket in enumerate(sorted(buckets, reverse=True), 1):
             self._stage_padding(bucket)
             for _ in range(_NUM_WARM_UPS):
                 self._compute(bucket)
@@ -46,6 +53,8 @@ class DecodeGraphs:
                 self._outputs[bucket] = self._compute(bucket)
             pool = pool or graph.pool()
             self._graphs[bucket] = graph
+            if on_progress is not None:
+                on_progress(number, len(buckets))
 
     def __call__(self, bucket: int) -> Tensor:
         """What `compute` gives, without its launches where there is a graph."""

@@ -17,7 +17,7 @@ from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
 from eventlm.models.loader import load_decoder, torch_dtype
-from eventlm.types import ceil_div
+from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.gpu.attention import AttentionRows, Geometry, choose_backend
 from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
@@ -34,10 +34,12 @@ _SLOTS_PER_SEQUENCE = 2
 class GpuForward:
     """Raises CheckpointError, and UsageError for an attention backend that cannot be had.
 
-    `resize_cache` has to follow before a step.
+    `on_progress` is told the bytes of the weights. `resize_cache` has to follow before a step.
     """
 
-    def __init__(self, setup: WorkerSetup, config: DecoderConfig, device: torch.device) -> None:
+    def __init__(
+        self, setup: WorkerSetup, config: DecoderConfig, device: torch.device, on_progress: OnProgress
+    ) -> None:
         self._setup, self._device = setup, device
         dtype_name = resolve_dtype(config, setup.dtype, setup.quantization)
         dtype = torch_dtype(dtype_name)
@@ -58,7 +60,7 @@ class GpuForward:
         choice = choose_backend(setup.attention_backend, geometry)
         self.host = {"attention_backend": choice.name, "attention_backend_reason": choice.reason}
         self._attention = choice.backend(geometry)
-        decoder = load_decoder(setup.model, dtype=setup.dtype, device=str(device))
+        decoder = load_decoder(setup.model, dtype=setup.dtype, device=str(device), on_progress=on_progress)
         self._decoder = GpuDecoder(
             decoder,
             max_positions=setup.max_model_len,
@@ -85,13 +87,18 @@ class GpuForward:
         self._graphs = None
         self.cache.resize(num_blocks)
 
+    @property
+    def can_capture(self) -> bool:
+        """Whether there will be graphs, and not only what stands for them on a device without."""
+        return self._device.type == "cuda" and self._attention.can_be_captured
+
     @torch.inference_mode()
-    def capture(self, buckets: list[int]) -> int:
+    def capture(self, buckets: list[int], on_progress: OnProgress | None = None) -> int:
         """Capture the graphs of these sizes in place of those before; what they take of the memory in bytes."""
         self._graphs = None
         if not self._attention.can_be_captured:
             return 0
-        self._graphs = DecodeGraphs(buckets, self._stage_padding, self._decode, self._device)
+        self._graphs = DecodeGraphs(buckets, self._stage_padding, self._decode, self._device, on_progress)
         return self._graphs.num_bytes
 
     def _stage_padding(self, num_rows: int) -> None:

@@ -11,6 +11,13 @@ from eventlm.models.config import kv_bytes_per_token
 from eventlm.types import ceil_div
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu.warm_kernels import warm_kernels
+from eventlm.worker.start_report import (
+    CAPTURING_GRAPHS,
+    COMPILING_KERNELS,
+    MEASURING_MEMORY,
+    TORCH_COMPILE,
+    StartReport,
+)
 from eventlm.worker.warm_up import Shape, measure
 
 if TYPE_CHECKING:
@@ -63,7 +70,7 @@ def num_blocks_beside(measured: Measured, *, share_ppm: int, block_bytes: int, n
     )
 
 
-def size_cache(runner: GpuRunner) -> GpuMemory:
+def size_cache(runner: GpuRunner, report: StartReport) -> GpuMemory:
     """Give a runner its KV cache and its graphs. The cache is as asked for, else takes what a profiling run leaves."""
     setup, forward = runner.setup, runner.forward
     weights = _taken(runner.device)
@@ -71,9 +78,11 @@ def size_cache(runner: GpuRunner) -> GpuMemory:
     block_bytes = setup.block_size * kv_bytes_per_token(runner.config, forward.kv_dtype)
     if setup.torch_compile:
         # Before anything else runs, or what it compiles would not count.
+        report.begin(TORCH_COMPILE)
         runner.open_table(1)
         runner.warnings.append(forward.compile_gain())
     if not num_blocks:
+        report.begin(MEASURING_MEMORY)
         measured = _measure(runner)
         num_blocks = num_blocks_beside(
             measured,
@@ -83,8 +92,11 @@ def size_cache(runner: GpuRunner) -> GpuMemory:
         )
     runner.open_table(num_blocks)
     if runner.device.type == "cuda":
-        warm_kernels(runner)
-    graphs = forward.capture(setup.graph_buckets)
+        report.begin(COMPILING_KERNELS)
+        warm_kernels(runner, report.progress)
+    if setup.graph_buckets and forward.can_capture:
+        report.begin(CAPTURING_GRAPHS)
+    graphs = forward.capture(setup.graph_buckets, report.progress)
     activations = measured.activations if measured is not None else 0
     return GpuMemory(num_blocks, weights, activations, graphs, num_blocks * block_bytes)
 

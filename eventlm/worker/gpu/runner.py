@@ -34,6 +34,7 @@ from eventlm.worker.protocol import StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.row_extras import row_extras
 from eventlm.worker.sampling_table import SampledRows
 from eventlm.worker.sequence_table import DesyncError, Sequence, SequenceTable, end_of
+from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
 class GpuRunner:
@@ -43,12 +44,14 @@ class GpuRunner:
     step does, where the GPU fails, is full, or a kernel does not compile for it.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, report: StartReport | None = None) -> None:
         self.setup = setup
+        report = report or StartReport()
+        report.begin(READING_WEIGHTS)
         self.device = open_device(setup.device)
         self.config = read_config(setup.model)
         with clear_errors(self.device):
-            self.forward = GpuForward(setup, self.config, self.device)
+            self.forward = GpuForward(setup, self.config, self.device, report.progress)
         self._sampler = GpuSampler(self.config.vocab_size, self.device)
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
         self._grammars = GrammarTable(
@@ -68,7 +71,7 @@ class GpuRunner:
                 torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")
                 for _ in range(setup.max_steps_in_flight + 1)
             ]
-            self._memory = size_cache(self)
+            self._memory = size_cache(self, report)
         self.num_blocks = self._memory.num_blocks
 
     def open_table(self, num_blocks: int) -> None:

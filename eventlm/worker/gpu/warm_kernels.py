@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
-from eventlm.types import ceil_div
+from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.protocol import NewSequence, StepPayload
 
 if TYPE_CHECKING:
@@ -27,11 +27,13 @@ _PARAMS = (
 _PROMPT_TOKENS = 2
 
 
-def warm_kernels(runner: GpuRunner) -> None:
+def warm_kernels(runner: GpuRunner, on_progress: OnProgress | None = None) -> None:
     """Run steps of all kinds: decodes beside a prompt, as many as make their kernels differ, drawn in all ways."""
-    for params in _PARAMS:
-        for num_decodes in _counts(runner.setup.max_num_seqs):
-            _run(runner, num_decodes, params)
+    kinds = [(num_decodes, params) for params in _PARAMS for num_decodes in _counts(runner.setup.max_num_seqs)]
+    for number, (num_decodes, params) in enumerate(kinds, 1):
+        _run(runner, num_decodes, params)
+        if on_progress is not None:
+            on_progress(number, len(kinds))
 
 
 def _counts(max_num_seqs: int) -> Iterator[int]:

@@ -57,8 +57,10 @@ class MadeUpGpu:
 @pytest.mark.parametrize("kept", [0, 300])
 def test_graphs_cost_what_they_take_whatever_the_allocator_keeps(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     gpu = MadeUpGpu(monkeypatch, kept)
-    graphs = DecodeGraphs([1, 4, 2], lambda bucket: None, gpu.compute, CUDA)
+    told: list[tuple[int, int]] = []
+    graphs = DecodeGraphs([1, 4, 2], lambda bucket: None, gpu.compute, CUDA, lambda *counts: told.append(counts))
     assert graphs.num_bytes == 50 + 7 + 7
+    assert told == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_each_is_captured_behind_runs_over_padding_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from msgspec import structs
+
+from eventlm.models.config import kv_bytes_per_token, read_config
+from eventlm.types import OnProgress
 from eventlm.worker.cache_engine import CacheMemoryError
-from eventlm.worker.gpu.memory import Measured, num_blocks_beside
+from eventlm.worker.gpu import memory
+from eventlm.worker.gpu.memory import Measured, num_blocks_beside, size_cache
+from eventlm.worker.gpu.runner import GpuRunner
+from eventlm.worker.start_report import (
+    CAPTURING_GRAPHS,
+    COMPILING_KERNELS,
+    MEASURING_MEMORY,
+    READING_WEIGHTS,
+    TORCH_COMPILE,
+    StartReport,
+)
+from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 
 GIB = 1 << 30
 BLOCK = 1 << 20
@@ -38,3 +56,63 @@ def test_a_model_that_does_not_fit_is_told_so_with_the_figures() -> None:
 def test_what_others_take_is_named() -> None:
     with pytest.raises(CacheMemoryError, match="30,720 MiB are taken by other programs"):
         blocks(taken=49 * GIB, free=GIB, needed=5)
+
+
+class Phases:
+    """Those that a start has told, and the last count of each."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, tuple[int, int]] = {}
+        self.report = StartReport(self._note)
+
+    def _note(self, phase: str, done: int, total: int) -> None:
+        self.counts[phase] = (done, total)
+
+
+class MadeUpForward:
+    """Of a GPU: it compiles and captures nothing."""
+
+    kv_dtype = "float32"
+
+    def __init__(self, *, can_capture: bool) -> None:
+        self.can_capture = can_capture
+
+    def compile_gain(self) -> str:
+        return "much"
+
+    def capture(self, buckets: list[int], on_progress: OnProgress) -> int:
+        if self.can_capture:
+            on_progress(len(buckets), len(buckets))
+        return 0
+
+
+def test_the_interpreter_s_start_has_only_weights_to_read(tmp_path: Path) -> None:
+    setup = gpu_runner(small_checkpoint(tmp_path)).setup
+    assert setup.graph_buckets
+    phases = Phases()
+    GpuRunner(setup, phases.report)
+    assert list(phases.counts) == [READING_WEIGHTS]
+    done, total = phases.counts[READING_WEIGHTS]
+    assert done == total > 0
+
+
+@pytest.mark.parametrize("can_capture", [True, False])
+def test_a_gpu_s_start_tells_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_capture: bool) -> None:
+    runner = gpu_runner(small_checkpoint(tmp_path), graph_buckets=[1, 2])
+    block_bytes = 16 * kv_bytes_per_token(read_config(tmp_path), "float32")
+    made_up: Any = SimpleNamespace(
+        setup=structs.replace(runner.setup, num_blocks=0, torch_compile=True),
+        forward=MadeUpForward(can_capture=can_capture),
+        device=SimpleNamespace(type="cuda"),
+        config=runner.config,
+        warnings=[],
+        open_table=lambda num_blocks: None,
+    )
+    monkeypatch.setattr(memory, "_taken", lambda device: 0)
+    monkeypatch.setattr(memory, "_measure", lambda runner: Measured(50 * block_bytes, 40 * block_bytes, 0, 0, 0))
+    monkeypatch.setattr(memory, "warm_kernels", lambda runner, on_progress: on_progress(7, 7))
+    phases = Phases()
+    assert size_cache(made_up, phases.report).num_blocks == 40
+    expected = {TORCH_COMPILE: (0, 0), MEASURING_MEMORY: (0, 0), COMPILING_KERNELS: (7, 7)}
+    assert phases.counts == expected | ({CAPTURING_GRAPHS: (2, 2)} if can_capture else {})
+    assert list(phases.counts)[:3] == list(expected)

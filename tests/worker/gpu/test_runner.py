@@ -134,7 +134,9 @@ def test_the_end_of_sequence_token_ends(plain: Path, runner: GpuRunner) -> None:
 
 def test_kernels_are_warmed_by_steps_that_leave_nothing_behind(plain: Path) -> None:
     runner = gpu_runner(plain, max_num_seqs=3, max_num_batched_tokens=16, max_model_len=32)
-    warm_kernels(runner)
+    told: list[tuple[int, int]] = []
+    warm_kernels(runner, lambda *counts: told.append(counts))
+    assert told == [(number, 9) for number in range(1, 10)]
     driven = Driven(runner, [Asked(prompt_of(5), 3, GREEDY)])
     assert driven.outputs[0] == greedy(plain, prompt_of(5), 3)
 
