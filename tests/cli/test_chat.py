@@ -130,7 +130,9 @@ def test_a_parameter_that_the_model_cannot_take(tmp_path: Path) -> None:
 
 
 def test_input_that_is_not_utf8(tmp_path: Path) -> None:
-    done = subprocess.run(command("chat", *FAKE), cwd=tmp_path, input=b"ab\xff\n", capture_output=True, timeout=60)
+    done = subprocess.run(
+        command("chat", *FAKE), cwd=tmp_path, input=b"ab\xff\n", capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 2
     assert b"standard input is not valid UTF-8: invalid start byte" in done.stderr
 
@@ -175,6 +177,15 @@ class Terminal:
     def type(self, text: str) -> None:
         self.process.send(text)
 
+    def await_prompt(self) -> None:
+        """Wait until it reads keys: before that Ctrl-C is none of them but an interrupt, which ends the chat."""
+        # With this a line editor begins that has taken the terminal over.
+        self.process.expect_exact("\x1b[?2004h")
+
+    def type_at_prompt(self, text: str) -> None:
+        self.await_prompt()
+        self.type(text)
+
     def leave(self) -> int:
         self.process.expect(pexpect.EOF)
         self.process.close()
@@ -193,21 +204,21 @@ def open_terminals() -> Iterator[list[Terminal]]:
 def test_a_person_at_a_terminal(tmp_path: Path, open_terminals: list[Terminal]) -> None:
     terminal = Terminal(tmp_path, *FAKE)
     open_terminals.append(terminal)
-    terminal.type("Hello\r")
+    terminal.type_at_prompt("Hello\r")
     terminal.see(ANSWER)
     terminal.see(" tokens/s, first after ")
     terminal.see(" of 8,192")
-    terminal.type("\x1b[200~pasted\nlines\x1b[201~ and\\\rmore\r")
+    terminal.type_at_prompt("\x1b[200~pasted\nlines\x1b[201~ and\\\rmore\r")
     terminal.see(" of 8,192")
-    terminal.type("/his\t\r")
+    terminal.type_at_prompt("/his\t\r")
     terminal.see("user: Hello")
     terminal.see("user: pasted\r\nlines and\r\nmore\r\n")
-    terminal.type("half a line\x03")  # Ctrl-C empties the line
+    terminal.type_at_prompt("half a line\x03")  # Ctrl-C empties the line
     terminal.type("/set temperature 0.5\r")
     terminal.see("temperature = 0.5")
-    terminal.type("\x03")
+    terminal.type_at_prompt("\x03")
     terminal.see("Ctrl-C again, or Ctrl-D, leaves")
-    terminal.type("\x03")
+    terminal.type_at_prompt("\x03")
     assert terminal.leave() == 0
 
     history = tmp_path / "state" / "eventlm" / "chat_history"
@@ -217,9 +228,9 @@ def test_a_person_at_a_terminal(tmp_path: Path, open_terminals: list[Terminal]) 
 
     again = Terminal(tmp_path, *FAKE, "--no-history")
     open_terminals.append(again)
-    again.type("not kept\r")
+    again.type_at_prompt("not kept\r")
     again.see(" of 8,192")
-    again.type("\x04")
+    again.type_at_prompt("\x04")
     assert again.leave() == 0
     assert "not kept" not in history.read_text()
 
@@ -227,15 +238,16 @@ def test_a_person_at_a_terminal(tmp_path: Path, open_terminals: list[Terminal]) 
 def test_ctrl_c_stops_an_answer_and_keeps_what_came(tmp_path: Path, open_terminals: list[Terminal]) -> None:
     terminal = Terminal(tmp_path, *ENDLESS, "--set", "seed=5")
     open_terminals.append(terminal)
-    terminal.type("Hello\r")
+    terminal.type_at_prompt("Hello\r")
     terminal.see(fake_text(5, 12)[:10])
     terminal.type("\x03")
     terminal.type("typed ahead")
     terminal.see("· stopped")
+    terminal.await_prompt()
     terminal.see("typed ahead")
     terminal.type("\x03/history\r")
     terminal.see("assistant: " + fake_text(5, 12)[:5])
-    terminal.type("/undo\r")
+    terminal.type_at_prompt("/undo\r")
     terminal.see("taken back: Hello")
-    terminal.type("/quit\r")
+    terminal.type_at_prompt("/quit\r")
     assert terminal.leave() == 0
