@@ -138,6 +138,11 @@ class Server:
         body = json.dumps({"model": self.model, "prompt": "hi", "max_tokens": 8, **fields}).encode()
         return self.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
 
+    def figure(self, name: str) -> float:
+        """Sum of the samples of /metrics that have this name and labels."""
+        lines = self.request("GET", "/metrics").data.decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
+
     def is_healthy(self) -> bool:
         return self.request("GET", "/health").status == 200
 

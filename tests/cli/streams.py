@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
@@ -51,3 +53,17 @@ async def until_all_have(streams: list[Stream], num_characters: int) -> None:
     """Wait until every client has seen so much text."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.gather(*(stream.wait_for_text(num_characters) for stream in streams))
+
+
+@asynccontextmanager
+async def going_on(*streams: Stream) -> AsyncIterator[None]:
+    """Within it streams go on that are too long to end, and all of which have begun; then their clients leave."""
+    running = [asyncio.create_task(stream.run()) for stream in streams]
+    try:
+        await until_all_have(list(streams), 1)
+        yield
+        assert not any(task.done() for task in running), [stream.error for stream in streams]
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -19,7 +19,8 @@ FAST = ("--no-ceiling", "--input-len", "16", "--output-len", "8")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("server"), "--model", "fake").wait_ready()
+    # So slow that no client is busy with it, of which it would warn.
+    running = Server(tmp_path_factory.mktemp("server"), "--model", "fake", "--fake", "base_ns=20000000").wait_ready()
     yield running
     running.close()
 
@@ -105,7 +106,7 @@ def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
     try:
         load = ("--max-concurrency", "2", "--duration", "600", *FAST, "--output", "results")
         process = start("serve", "--url", server.url, *load, cwd=tmp_path)
-        wait_until(lambda: server.trace.read_bytes().count(b'"t":"finish"') >= 5)
+        wait_until(lambda: server.trace.read_bytes().count(b'"t":"finish"') >= 8)
         server.stop(number=signal.SIGKILL)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     finally:

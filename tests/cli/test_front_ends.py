@@ -104,7 +104,7 @@ async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(s
     server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2", "--validate-every", "1")
     async with server.async_client() as client:
         streams = [
-            Stream(client, model="fake", prompt=f"prompt {seed}", seed=seed, max_tokens=80) for seed in range(16)
+            Stream(client, model="fake", prompt=f"prompt {seed}", seed=seed, max_tokens=250) for seed in range(16)
         ]
         running = [asyncio.create_task(stream.run()) for stream in streams]
         await until_all_have(streams, 3)
@@ -143,7 +143,7 @@ async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(s
 
 
 def expected_text(stream: Stream) -> str:
-    return expected({"seed": stream.seed, "max_tokens": 80, "stop": None}, 0)[0]
+    return expected({"seed": stream.seed, "max_tokens": 250, "stop": None}, 0)[0]
 
 
 async def test_sigterm_lets_streams_of_all_front_ends_end_and_a_second_signal_ends_them(
@@ -152,7 +152,7 @@ async def test_sigterm_lets_streams_of_all_front_ends_end_and_a_second_signal_en
     server = start_server("--model", "fake", "--fake", SLOW, "--api-servers", "2", "--drain-seconds", "600")
     async with server.async_client() as client:
         streams = [
-            Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=8000 if seed % 2 else 60)
+            Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=8000 if seed % 2 else 250)
             for seed in range(16)
         ]
         running = [asyncio.create_task(stream.run()) for stream in streams]

@@ -156,7 +156,11 @@ def test_mistakes_are_one_line(run_here: RunHere, arguments: list[str], message:
 
 def test_input_that_is_not_utf8(tmp_path: Path) -> None:
     done = subprocess.run(
-        command("generate", "--model", "fake", "-"), cwd=tmp_path, input=b"ab\xff", capture_output=True, timeout=60
+        command("generate", "--model", "fake", "-"),
+        cwd=tmp_path,
+        input=b"ab\xff",
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 2
     assert b"standard input is not valid UTF-8: invalid start byte at byte 2" in done.stderr
@@ -216,6 +220,6 @@ def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
             cwd=tmp_path,
             stdout=stdout,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
     assert (done.returncode, done.stderr) == (141, b"")

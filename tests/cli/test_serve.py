@@ -17,7 +17,7 @@ from eventlm.events import Arrived, End, Finished, Launched, Rejected, TextEnded
 from tests.serving import PATIENCE_SECONDS, fake_text, is_running, verified, wait_until
 
 from .conftest import StartServer
-from .streams import Stream, until_all_have
+from .streams import Stream, going_on, until_all_have
 from .test_serve_swarm import expected, random_request
 
 SLOW = "base_ns=20000000"
@@ -54,7 +54,7 @@ async def test_clients_that_leave_free_everything_at_once(start_server: StartSer
     async with server.async_client() as client:
         streams = [
             Stream(
-                client, model="fake", prompt=f"prompt {seed} " * 20, seed=seed, n=1, max_tokens=4000 if seed % 2 else 40
+                client, model="fake", prompt=f"prompt {seed} " * 20, seed=seed, n=1, max_tokens=7900 if seed % 2 else 40
             )
             for seed in range(24)
         ]
@@ -81,9 +81,11 @@ async def test_two_replicas_under_every_router_and_policy(
     start_server: StartServer, router: str, policy: str, batcher: str
 ) -> None:
     flags = ["--router", router, "--policy", policy, "--batcher", batcher]
-    # Room for one sequence, so that no router can leave a replica out.
+    # Room for one sequence, so that of two that go on no router can leave a replica out.
     server = start_server("--model", "fake", "--replicas", "2", "--max-num-seqs", "1", *flags)
     async with server.async_client() as client:
+        async with going_on(*(Stream(client, model="fake", prompt="hi", max_tokens=8000) for _ in range(2))):
+            pass
         streams = [Stream(client, model="fake", prompt="hi", seed=seed, max_tokens=24) for seed in range(16)]
         await asyncio.gather(*(stream.run() for stream in streams))
     assert [stream.text for stream in streams] == [fake_text(seed, 24) for seed in range(16)]
@@ -107,12 +109,12 @@ async def test_a_policy_of_ones_own_in_the_working_directory(
     flags = ["--max-num-seqs", "1", "--policy", "my_policies:ShortestFirst:scale=3"]
     server = start_server("--model", "fake", *flags, files={"my_policies.py": code})
     async with server.async_client() as client:
-        first = Stream(client, model="fake", prompt="x" * 50, max_tokens=200)
-        running = asyncio.create_task(first.run())
-        await until_all_have([first], 1)
-        lengths = [400, 100, 300, 200]
-        streams = [Stream(client, model="fake", prompt="x" * length, max_tokens=4) for length in lengths]
-        await asyncio.gather(running, *(stream.run() for stream in streams))
+        async with going_on(Stream(client, model="fake", prompt="x" * 50, max_tokens=8000)):
+            lengths = [400, 100, 300, 200]
+            streams = [Stream(client, model="fake", prompt="x" * length, max_tokens=4) for length in lengths]
+            waiting = asyncio.gather(*(stream.run() for stream in streams))
+            await asyncio.to_thread(wait_until, lambda: server.figure("vllm:num_requests_waiting") == 4)
+        await waiting
     assert server.stop() == 0
     monkeypatch.syspath_prepend(server.folder)
     trace = verified(server.trace, trust_local_plugins=True)
@@ -146,7 +148,7 @@ async def test_a_killed_worker_costs_nobody_anything(start_server: StartServer) 
 async def test_sigterm_lets_streams_end_and_leaves_an_end(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--fake", SLOW)
     async with server.async_client() as client:
-        stream = Stream(client, model="fake", prompt="hi", seed=1, max_tokens=60)
+        stream = Stream(client, model="fake", prompt="hi", seed=1, max_tokens=200)
         running = asyncio.create_task(stream.run())
         await until_all_have([stream], 2)
         server.process.send_signal(signal.SIGTERM)
@@ -155,8 +157,8 @@ async def test_sigterm_lets_streams_end_and_leaves_an_end(start_server: StartSer
         with pytest.raises(openai.APIError):
             await client.completions.create(model="fake", prompt="late")
         await running
-    assert (stream.error, stream.text) == (None, fake_text(1, 60))
-    assert server.process.wait(120) == 0
+    assert (stream.error, stream.text) == (None, fake_text(1, 200))
+    assert server.process.wait(PATIENCE_SECONDS) == 0
     trace = verified(server.trace)
     assert trace.result.clean_end
     assert isinstance(trace.events[-1], End)
@@ -176,7 +178,7 @@ async def test_a_second_signal_ends_streams_too(start_server: StartServer) -> No
     assert "ended this request" in str(stream.error)
     logged = server.log_event("request")
     assert (logged["status"], logged["outcome"], logged["error_status"]) == (200, "cut", 503)
-    assert server.process.wait(120) == 0
+    assert server.process.wait(PATIENCE_SECONDS) == 0
     assert verified(server.trace).result.clean_end
 
 
@@ -207,11 +209,11 @@ async def test_after_kill_9_every_token_that_a_client_has_seen_is_in_the_trace(s
 async def test_a_full_queue_is_a_429_with_retry_after(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--fake", SLOW, "--max-num-seqs", "1", "--max-queue-len", "2")
     async with server.async_client() as client:
-        first = Stream(client, model="fake", prompt="hi", max_tokens=60)
-        running = asyncio.create_task(first.run())
-        await until_all_have([first], 1)
-        others = [Stream(client, model="fake", prompt="hi", max_tokens=4) for _ in range(8)]
-        await asyncio.gather(running, *(stream.run() for stream in others))
+        async with going_on(Stream(client, model="fake", prompt="hi", max_tokens=8000)):
+            others = [Stream(client, model="fake", prompt="hi", max_tokens=4) for _ in range(8)]
+            waiting = asyncio.gather(*(stream.run() for stream in others))
+            await asyncio.to_thread(wait_until, lambda: sum(stream.error is not None for stream in others) == 6)
+        await waiting
     refused = [stream.error for stream in others if stream.error is not None]
     assert len(refused) == 6
     for error in refused:

@@ -27,7 +27,9 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
             for number in range(NUM_CLIENTS)
         ]
         for number in leavers:
-            streams[number] = Stream(client, model="smollm2", prompt="A long list:", max_tokens=900)
+            streams[number] = Stream(
+                client, model="smollm2", prompt="A long list:", max_tokens=900, extra_body={"ignore_eos": True}
+            )
         running = asyncio.gather(
             *(stream.run(leave_after=4 if number in leavers else None) for number, stream in enumerate(streams))
         )
@@ -37,6 +39,7 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
     assert [stream.error for stream in streams if stream.error is not None] == []
     for number, stream in enumerate(streams):
         assert number in leavers or stream.finish_reason == "length"
+    wait_until(lambda: "worker lost" in server.stderr)
     # Before the server stops, which would end what runs.
     wait_until(lambda: len(verified(server.trace).of(Finished)) == NUM_CLIENTS + 1)
     trace = server.stop_and_verify()

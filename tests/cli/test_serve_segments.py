@@ -16,7 +16,7 @@ from eventlm.cli.main import main
 from eventlm.events import WorkerLost
 from eventlm.replay.report import render
 from eventlm.replay.verify import verify
-from tests.serving import Server, fake_text, verified, wait_until
+from tests.serving import PATIENCE_SECONDS, Server, fake_text, verified, wait_until
 
 from .conftest import StartServer
 
@@ -92,13 +92,13 @@ async def test_a_full_disk_leaves_a_gap_and_the_server_goes_on(
         await _complete(server, range(8 * round_, 8 * round_ + 8), max_tokens=500)
         if "events are lost" in server.stderr:
             break
-    assert "No space left on device; events are lost until it can be" in server.stderr
+    complaint = "No space left on device; events are lost until it can be"
+    await asyncio.to_thread(wait_until, lambda: complaint in server.stderr)
     ballast.unlink()
     folder = small_disk / "runs" / "latest"
-    for _ in range(100):
-        await _complete(server, range(8), max_tokens=100)
-        if list(folder.glob("trace-*.jsonl")):
-            break
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not list(folder.glob("trace-*.jsonl")):
+            await _complete(server, range(8), max_tokens=100)
     assert await asyncio.to_thread(server.stop) == 0, server.stderr
     result = verify(folder, check_invariants=True)
     assert result.divergence is None, render(result)
@@ -132,7 +132,8 @@ async def test_while_the_disk_hangs_the_server_goes_on_if_it_may(start_server: S
     await _complete(server, range(4), max_tokens=100)
     await asyncio.to_thread(subprocess.run, ["fsfreeze", "-f", str(frozen_disk)], check=True)
     await _complete(server, range(4, 12), max_tokens=400)
-    assert "a write took longer than 100 ms; events are lost until the disk answers" in server.stderr
+    complaint = "a write took longer than 100 ms; events are lost until the disk answers"
+    await asyncio.to_thread(wait_until, lambda: complaint in server.stderr)
     await asyncio.to_thread(subprocess.run, ["fsfreeze", "-u", str(frozen_disk)], check=True)
     await asyncio.to_thread(wait_until, lambda: "is written again" in server.stderr)
     await _complete(server, range(4), max_tokens=100)

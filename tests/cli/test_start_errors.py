@@ -161,7 +161,10 @@ def test_a_plugin_that_is_not_there_is_found_before_the_model_is_looked_for(tmp_
 def test_what_is_kept_matters_only_where_something_is_recorded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eventlm", "generate", "hi", "--model", "fake", "--max-tokens", "2"]
     command += ["--record-keep", "1KiB", "--no-record"]
-    assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 0
+    assert (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=PATIENCE_SECONDS, check=False).returncode
+        == 0
+    )
 
 
 def test_a_config_with_a_typo(tmp_path: Path) -> None:
@@ -226,5 +229,7 @@ def test_serving_loads_no_torch(tmp_path: Path) -> None:
         "from eventlm.config.load import load_config\ncompose(load_config(None, {'model': 'fake'}))\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
-    done = subprocess.run([*command()[:1], "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
+    done = subprocess.run(
+        [*command()[:1], "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=os.environ
+    )
     assert done.stdout == "[]\n", done.stderr
