@@ -154,8 +154,8 @@ class ReplicaController:
         if isinstance(message, WorkerReady):
             phases.end()
             self._num_silent_polls = self._num_idle_beats = 0
-            for warning in message.warnings:
-                log.warning(warning, replica=self.index)
+            for note in message.notes:
+                log.info(note, replica=self.index)
             return message
         ending = worker.ending or f"said nothing that can be read in {self._config.start_timeout_seconds} s"
         await self._discard()

@@ -38,8 +38,8 @@ class ModelRunner:
         if setup.threads > 0:
             torch.set_num_threads(setup.threads)
         self.setup = setup
-        #: For the user.
-        self.warnings: list[str] = []
+        #: For the log.
+        self.notes: list[str] = []
         self.config = read_config(setup.model)
         self.cache = make_cache(setup, self.config)
         self._pages = PageToucher(self.cache.kv)

@@ -177,7 +177,7 @@ class Worker:
             epoch=setup.epoch,
             pid=os.getpid(),
             num_blocks=runner.num_blocks,
-            warnings=runner.warnings,
+            notes=runner.notes,
             model_fingerprint=fingerprint,
             host=host,
             samples=samples,

@@ -134,13 +134,13 @@ class StartProgress(Struct, frozen=True, kw_only=True, tag="start"):
 class WorkerReady(Struct, frozen=True, kw_only=True, tag="ready"):
     """The worker holds the model and takes steps.
 
-    num_blocks: KV blocks that it has; 0: as many as it was asked for. warnings: for the user.
+    num_blocks: KV blocks that it has; 0: as many as it was asked for. notes: what the log should have of its start.
     """
 
     epoch: int
     pid: int
     num_blocks: int = 0
-    warnings: list[str] = []
+    notes: list[str] = []
     model_fingerprint: str = ""
     host: dict[str, Any] = {}
     samples: list[StepSample] = []

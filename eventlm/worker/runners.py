@@ -66,8 +66,8 @@ class Runner(Protocol):
         ...
 
     @property
-    def warnings(self) -> list[str]:
-        """What the user should know of its start."""
+    def notes(self) -> list[str]:
+        """What the log should have of its start."""
         ...
 
 
@@ -115,7 +115,7 @@ class FakeModel:
             setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
         )
         self.num_blocks = setup.num_blocks
-        self.warnings: list[str] = []
+        self.notes: list[str] = []
         #: When the device will have done all that it was given.
         self._free_ns = 0
 
@@ -169,7 +169,7 @@ class CheckpointModel:
 
             self._runner = GpuRunner(setup, report)
         self.num_blocks = self._runner.num_blocks
-        self.warnings = self._runner.warnings
+        self.notes = self._runner.notes
         self._fingerprint = model_fingerprint(setup.model)
 
     def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 from msgspec import structs
-from structlog.testing import capture_logs
+from structlog.testing import CapturingLogger, capture_logs
 
 from eventlm.control import replica as replica_module
 from eventlm.control.block_names import PAIRS_PER_BLOCK
@@ -41,8 +41,8 @@ class ProfilingWorker(WorkerProcess):
     ) -> FromWorker | None:
         message = await super().answer(timeout_seconds, on_progress)
         if isinstance(message, WorkerReady):
-            warnings = [f"slow in epoch {self.setup.epoch}"]
-            return structs.replace(message, num_blocks=self.setup.num_blocks, warnings=warnings)
+            notes = [f"measured in epoch {self.setup.epoch}"]
+            return structs.replace(message, num_blocks=self.setup.num_blocks, notes=notes)
         return message
 
 
@@ -78,12 +78,22 @@ async def test_a_run_goes_by_the_fewest_blocks(tmp_path: Path) -> None:
     assert header.core == core
     assert header.block_table_size == PAIRS_PER_BLOCK * 30
     assert [setup.num_blocks for setup in ProfilingWorker.setups] == [0, 0]
-    warnings = [line["event"] for line in logs if line["log_level"] == "warning"]
-    assert warnings == [
-        *["slow in epoch 1"] * 2,
-        "the context is cut from 512 to 464 tokens, which 30 KV blocks hold; raise --gpu-memory-utilization for more",
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == [
+        "the context is cut from 512 to 464 tokens, which 30 KV blocks hold; raise --gpu-memory-utilization for more"
     ]
     verified(engine)
+
+
+async def test_what_a_worker_says_of_its_start_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(replica_module, "log", log)
+    engine = InferenceEngine(unsized(fake_setup(replicas=2)))
+    try:
+        await engine.start()
+    finally:
+        await engine.stop()
+    said = sorted((call.method_name, *call.args, call.kwargs["replica"]) for call in log.calls)
+    assert said == [("info", "measured in epoch 1", 0), ("info", "measured in epoch 1", 1)]
 
 
 async def test_a_worker_that_comes_later_is_told_the_number() -> None:

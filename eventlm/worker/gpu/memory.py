@@ -80,7 +80,7 @@ def size_cache(runner: GpuRunner, report: StartReport) -> GpuMemory:
         # Before anything else runs, or what it compiles would not count.
         report.begin(TORCH_COMPILE)
         runner.open_table(1)
-        runner.warnings.append(forward.compile_gain())
+        runner.notes.append(forward.compile_gain())
     if not num_blocks:
         report.begin(MEASURING_MEMORY)
         measured = _measure(runner)

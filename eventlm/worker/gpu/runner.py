@@ -64,8 +64,8 @@ class GpuRunner:
         #: When the last of the others ended.
         self._ended_ns = 0
         self._turn = 0
-        #: For the user.
-        self.warnings: list[str] = []
+        #: For the log.
+        self.notes: list[str] = []
         with clear_errors(self.device):
             self._host_tokens = [
                 torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")

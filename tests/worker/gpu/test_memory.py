@@ -105,7 +105,7 @@ def test_a_gpu_s_start_tells_its_phases(tmp_path: Path, monkeypatch: pytest.Monk
         forward=MadeUpForward(can_capture=can_capture),
         device=SimpleNamespace(type="cuda"),
         config=runner.config,
-        warnings=[],
+        notes=[],
         open_table=lambda num_blocks: None,
     )
     monkeypatch.setattr(memory, "_taken", lambda device: 0)
@@ -113,6 +113,7 @@ def test_a_gpu_s_start_tells_its_phases(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(memory, "warm_kernels", lambda runner, on_progress: on_progress(7, 7))
     phases = Phases()
     assert size_cache(made_up, phases.report).num_blocks == 40
+    assert made_up.notes == ["much"]
     expected = {TORCH_COMPILE: (0, 0), MEASURING_MEMORY: (0, 0), COMPILING_KERNELS: (7, 7)}
     assert phases.counts == expected | ({CAPTURING_GRAPHS: (2, 2)} if can_capture else {})
     assert list(phases.counts)[:3] == list(expected)

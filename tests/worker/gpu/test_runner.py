@@ -197,5 +197,5 @@ def test_compiled_parts_give_the_same_tokens_and_their_gain_is_told(
     assert len(graphs) <= 4
     assert re.fullmatch(
         r"torch.compile took [\d.]+ s; a step of 2 decodes takes [\d.]+ ms with it and [\d.]+ ms without",
-        runner.warnings[0],
+        runner.notes[0],
     )
