@@ -9,7 +9,7 @@ from typing import NamedTuple
 from eventlm.compose.cache_sizes import block_bytes, mebibytes, num_blocks_needed, weights_bytes
 from eventlm.compose.free_memory import free_bytes, total_bytes
 from eventlm.compose.gpu_memory import check_cache_fits, check_sequence_fits
-from eventlm.compose.gpus import Gpu
+from eventlm.compose.gpus import INTERPRETER, Gpu
 from eventlm.config import Config
 from eventlm.config.sizes import memory_bytes
 from eventlm.errors import UsageError
@@ -96,12 +96,18 @@ def plan_cache(
 
 
 def _plan_on_gpus(config: Config, folder: Path, decoder: DecoderConfig, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:
-    """Blocks of each replica, 0 if nobody said how many, and warnings."""
+    """Blocks of each replica, 0 if nobody said how many and the workers can measure, and warnings."""
     warnings = check_sequence_fits(config, folder, decoder, gpus)
     cache, size = config.cache, block_bytes(config, decoder)
     given, num_blocks = f"--num-blocks {cache.num_blocks}", cache.num_blocks
     if not num_blocks:
         if cache.kv_memory == "auto":
+            if gpus[0].name == INTERPRETER:
+                raise UsageError(
+                    "--device cuda with TRITON_INTERPRET=1 computes on the processor, in a GPU's place: there is no "
+                    "GPU memory to measure for the KV cache; say how large it shall be, with --num-blocks or "
+                    "--kv-memory, or unset TRITON_INTERPRET to compute on a GPU"
+                )
             return 0, warnings
         given, num_blocks = f"--kv-memory {cache.kv_memory}", memory_bytes(cache.kv_memory) // size
     weights = weights_bytes(config, decoder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.compose.cache_plan import check_kv_memory, plan_cache
-from eventlm.compose.gpus import Gpu
+from eventlm.compose.gpus import INTERPRETER, Gpu
 from eventlm.errors import UsageError
 from tests.compose.test_cache_plan import BLOCK_BYTES, WEIGHT_BYTES, checkpoint, config_with
 
@@ -24,6 +24,16 @@ def a_gpu(total: int = 1 << 30, free: int | None = None, number: int = 0) -> Gpu
 def test_the_workers_find_out_how_much_there_is_room_for(checkpoint: Path) -> None:
     assert plan_cache(config_with(), checkpoint, [a_gpu()]) == (0, 512, [])
     assert plan_cache(config_with(max_model_len=300), checkpoint, [a_gpu()]) == (0, 300, [])
+
+
+def test_the_interpreter_has_no_memory_to_measure(checkpoint: Path) -> None:
+    gpu = a_gpu()._replace(name=INTERPRETER)
+    with pytest.raises(UsageError) as raised:
+        plan_cache(config_with(), checkpoint, [gpu])
+    for words in ("--device cuda", "TRITON_INTERPRET=1", "--num-blocks", "--kv-memory"):
+        assert words in str(raised.value)
+    assert plan_cache(config_with(num_blocks=100), checkpoint, [gpu]).num_blocks == 100
+    assert plan_cache(config_with(kv_memory=f"{50 * BLOCK_BYTES}B"), checkpoint, [gpu]).num_blocks == 50
 
 
 def test_what_is_asked_for_is_taken(checkpoint: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from eventlm import LLM, SamplingParams
 from eventlm.cli.main import main
-from eventlm.errors import CheckpointError
+from eventlm.errors import UsageError
 from tests.checkpoints import make_checkpoint
 
 PROMPTS = ["Hello world, who are you? I am a log of events.", "The quick brown"]
@@ -48,5 +48,5 @@ def test_a_run_gives_what_a_processor_gives_and_can_be_proven(
 
 
 def test_the_cache_of_no_gpu_cannot_be_sized_by_a_run(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="give num_blocks"):
+    with pytest.raises(UsageError, match=r"no GPU memory to measure for the KV cache; .* with num_blocks or kv_memory"):
         LLM(str(folder), device="cuda")

@@ -104,8 +104,6 @@ def size_cache(runner: GpuRunner, report: StartReport) -> GpuMemory:
 def _measure(runner: GpuRunner) -> Measured:
     """Run the largest step, and capture the two largest graphs on trial."""
     setup, device = runner.setup, runner.device
-    if device.type != "cuda":
-        raise CacheMemoryError("only a GPU has its memory profiled; give --num-blocks")
     num_rows = min(setup.max_num_seqs, setup.max_num_batched_tokens)
     num_tokens = min(setup.max_num_batched_tokens // num_rows, setup.max_model_len)
     before = _taken(device)
