@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,10 @@ from eventlm.models.pull import cache_folder
 # are drawn with --hypothesis-seed.
 settings.register_profile("eventlm", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("eventlm")
+
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would every program that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

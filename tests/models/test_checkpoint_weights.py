@@ -140,4 +140,4 @@ def test_nothing_heavy_is_imported() -> None:
     program = (
         "import sys, eventlm.models.checkpoint_weights; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -40,4 +40,4 @@ def test_what_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_heavy_is_imported() -> None:
     """The control plane asks."""
     program = "import sys, eventlm.models.cpu_kernels; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+#: Compiling takes a minute where nothing else is done, and many where much is.
+pytestmark = pytest.mark.timeout(1500)
+
 #: Compute capabilities of A100 and of H100 and H200.
 CAPABILITIES = (80, 90)
 
@@ -17,7 +20,7 @@ CAPABILITIES = (80, 90)
 def test_everything_compiles(capability: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.kernels.gpu.fake_driver", str(capability)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     launches = [json.loads(line) for line in done.stdout.splitlines()]
     assert launches

@@ -13,6 +13,9 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 
+#: Compiling takes a minute where nothing else is done, and many where much is.
+pytestmark = pytest.mark.timeout(1500)
+
 EXPECTED = {
     "_decode_attention",
     "_prefill_attention",
@@ -39,7 +42,7 @@ def test_everything_that_a_worker_launches_compiles(
     folder = make_checkpoint(tmp_path, num_layers=1, **model)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.worker.gpu.compile_worker", str(folder), str(capability), kv_cache_dtype]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["kernel"] for kernel in kernels} >= EXPECTED
