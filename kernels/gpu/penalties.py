@@ -42,7 +42,12 @@ def apply_penalties(logits_SV: Tensor, rows_R: Tensor, penalties_R3: Tensor, ids
     )
 
 
-@triton.jit
+# How many ids there are differs from step to step, and so do strides and alignment of what is packed with them: one
+# code for all.
+@triton.jit(
+    do_not_specialize=["rows_stride", "penalties_stride", "ids_stride", "counts_stride", "num_ids"],
+    do_not_specialize_on_alignment=["rows", "penalties", "ids", "counts"],
+)
 def _apply_penalties(
     logits,
     logits_stride,

@@ -27,6 +27,8 @@ def test_everything_compiles(capability: int) -> None:
     assert not [launch for launch in launches if launch["error"]]
     # A launch that reaches no kernel would say nothing.
     assert not [launch["launch"] for launch in launches if not launch["kernels"]]
+    # One for each dtype, or requests would wait for another.
+    assert [len(launch["kernels"]) for launch in launches if launch["launch"].startswith("penalties: ")] == [1, 1]
     spilling = {
         launch["launch"]: kernel for launch in launches for kernel in launch["kernels"] if kernel["spilled"] > 64
     }
