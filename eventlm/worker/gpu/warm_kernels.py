@@ -29,20 +29,24 @@ _PROMPT_TOKENS = 2
 
 def warm_kernels(runner: GpuRunner, on_progress: OnProgress | None = None) -> None:
     """Run steps of all kinds: decodes beside a prompt, as many as make their kernels differ, drawn in all ways."""
-    kinds = [(num_decodes, params) for params in _PARAMS for num_decodes in _counts(runner.setup.max_num_seqs)]
+    setup = runner.setup
+    most = min(setup.max_num_seqs - 1, setup.max_num_batched_tokens - _PROMPT_TOKENS)
+    kinds = [(num_decodes, params) for params in _PARAMS for num_decodes in _counts(most)]
     for number, (num_decodes, params) in enumerate(kinds, 1):
         _run(runner, num_decodes, params)
         if on_progress is not None:
             on_progress(number, len(kinds))
 
 
-def _counts(max_num_seqs: int) -> Iterator[int]:
-    """Numbers of decodes: none, and powers of two; one sequence is a prompt."""
+def _counts(most: int) -> Iterator[int]:
+    """Numbers of decodes beside a prompt: none, powers of two, and the most; at all others kernels are as at these."""
     yield 0
     count = 1
-    while count < max_num_seqs:
+    while count < most:
         yield count
         count *= 2
+    if most > 0:
+        yield most
 
 
 def _run(runner: GpuRunner, num_decodes: int, params: SamplerParams) -> None:
