@@ -111,7 +111,7 @@ def _measure(runner: GpuRunner) -> Measured:
     torch.cuda.reset_peak_memory_stats(device)
     measure(runner, Shape(num_rows, num_tokens, 0))
     activations = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-    graphs = _graph_bytes(runner)
+    graphs = graph_bytes(runner)
     # What was on trial goes before the rest is counted.
     runner.forward.resize_cache(0)
     gc.collect()
@@ -120,12 +120,14 @@ def _measure(runner: GpuRunner) -> Measured:
     return Measured(total, free, before + CONTEXT_BYTES, activations, graphs)
 
 
-def _graph_bytes(runner: GpuRunner) -> int:
+def graph_bytes(runner: GpuRunner) -> int:
     """All graphs, by those of the two largest: the others have their memory in the largest one's."""
     largest = sorted(runner.setup.graph_buckets)[-2:]
     if not largest:
         return 0
-    one, two = runner.forward.capture(largest[1:]), runner.forward.capture(largest)
+    # The first capture has the libraries take what they keep for it: that is no graph's, and is seen in what is free.
+    runner.forward.capture(largest)
+    one, two = runner.forward.capture(largest[-1:]), runner.forward.capture(largest)
     each = max(two - one, _LEAST_GRAPH_BYTES)
     return one + (len(runner.setup.graph_buckets) - 1) * each
 

@@ -13,7 +13,7 @@ from eventlm.models.config import kv_bytes_per_token, read_config
 from eventlm.types import OnProgress
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu import memory
-from eventlm.worker.gpu.memory import Measured, num_blocks_beside, size_cache
+from eventlm.worker.gpu.memory import Measured, graph_bytes, num_blocks_beside, size_cache
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.start_report import (
     CAPTURING_GRAPHS,
@@ -25,7 +25,7 @@ from eventlm.worker.start_report import (
 )
 from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 BLOCK = 1 << 20
 
 
@@ -117,3 +117,26 @@ def test_a_gpu_s_start_tells_its_phases(tmp_path: Path, monkeypatch: pytest.Monk
     expected = {TORCH_COMPILE: (0, 0), MEASURING_MEMORY: (0, 0), COMPILING_KERNELS: (7, 7)}
     assert phases.counts == expected | ({CAPTURING_GRAPHS: (2, 2)} if can_capture else {})
     assert list(phases.counts)[:3] == list(expected)
+
+
+class Captures:
+    """What captures take where the first of all has a library take 64 MiB: 40 of a largest graph, 3 more of each."""
+
+    def __init__(self) -> None:
+        self._library = 64 * MIB
+
+    def capture(self, buckets: list[int]) -> int:
+        library, self._library = self._library, 0
+        return library + 40 * MIB + 3 * MIB * (len(buckets) - 1)
+
+
+def test_graphs_are_counted_without_what_libraries_keep() -> None:
+    for buckets in ([1, 2, 4, 8], [1, 2], [1]):
+        setup, forward = SimpleNamespace(graph_buckets=buckets), Captures()
+        runner: Any = SimpleNamespace(setup=setup, forward=forward)
+        assert graph_bytes(runner) == forward.capture(buckets)
+
+
+def test_without_graphs_none_are_counted() -> None:
+    runner: Any = SimpleNamespace(setup=SimpleNamespace(graph_buckets=[]))
+    assert graph_bytes(runner) == 0
