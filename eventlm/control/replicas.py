@@ -43,16 +43,11 @@ class Replicas:
 
         Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
         """
-        # All are alike: if anybody must measure, the first does.
-        starts = [
-            replica.start(
-                warm_up=must_measure and replica.index == 0,
-                on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
-            )
-            for replica in self._all
-        ]
-        ready = await asyncio.gather(*starts)
-        planned, self._setup = self._setup, with_blocks(self._setup, [worker.num_blocks for worker in ready])
+        groups = self._groups()
+        started = await asyncio.gather(*(self._start_in_turns(group, must_measure, on_progress) for group in groups))
+        ready = dict(pair for group in started for pair in group)
+        num_blocks = [worker.num_blocks for worker in ready.values()]
+        planned, self._setup = self._setup, with_blocks(self._setup, num_blocks)
         core, longest = self._setup.core, planned.core.max_model_len
         if core.max_model_len < longest:
             log.warning(
@@ -60,6 +55,29 @@ class Replicas:
                 "hold; raise --gpu-memory-utilization for more"
             )
         return self._setup, ready[0]
+
+    def _groups(self) -> list[list[ReplicaController]]:
+        """Those that must not start at a time: on one GPU, where each finds out what it takes of the memory, and what
+        another one takes meanwhile would seem to be its own.
+        """
+        num_devices = len(self._setup.devices) if not self._setup.core.num_blocks else 0
+        return [self._all[first::num_devices] for first in range(num_devices)] or [[each] for each in self._all]
+
+    async def _start_in_turns(
+        self, replicas: list[ReplicaController], must_measure: bool, on_progress: OnStartProgress | None
+    ) -> list[tuple[int, WorkerReady]]:
+        """With their indices. None is begun behind one that cannot start."""
+        return [
+            (
+                replica.index,
+                await replica.start(
+                    # All are alike: if anybody must measure, the first does.
+                    warm_up=must_measure and replica.index == 0,
+                    on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
+                ),
+            )
+            for replica in replicas
+        ]
 
     def run(self) -> None:
         """The run has begun: listen to the workers."""
