@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eventlm._version import __version__
@@ -23,6 +24,8 @@ from eventlm.wording import counted
 if TYPE_CHECKING:
     from eventlm.control.engine import InferenceEngine
 
+#: Of what a worker says of its machinery, in the log line of a server that is ready.
+_MACHINERY = ("gpu", "attention_backend", "threads")
 _TRY = """\
 curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
   -d {body}"""
@@ -206,7 +209,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     hint = _hint(url, model, setup.config.server)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
-    kv_memory, gpu = _kv_memory(engine), engine.worker_host.get("gpu", "")
+    kv_memory, host = _kv_memory(engine), engine.worker_host
     if not _is_read_by_a_person(setup.config):
         import structlog
 
@@ -217,7 +220,10 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             model=model,
             max_model_len=engine.max_model_len,
             **({"kv_memory": kv_memory} if kv_memory else {}),
-            **({"gpu": gpu} if gpu else {}),
+            num_blocks=setup.core.num_blocks,
+            # Replicas are on several GPUs, each with its number.
+            device=host["device"].partition(":")[0],
+            **{name: host[name] for name in _MACHINERY if name in host},
             replicas=setup.core.num_replicas,
             api_servers=setup.config.server.api_servers,
             record=record,
@@ -229,18 +235,27 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
-    processes = f"replicas {setup.core.num_replicas}" + (f" on {gpu}" if gpu else "")
+    processes = f"replicas {setup.core.num_replicas}{_machinery(host)}"
     processes += f", front ends {num_front_ends}" if num_front_ends else ""
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
         f"eventlm {__version__} serves {model} on {url}",
         f"{processes}, {chosen}, context {engine.max_model_len} tokens"
-        + (f", KV cache {kv_memory} each" if kv_memory else ""),
+        + (f", KV cache {kv_memory} in {counted(setup.core.num_blocks, 'block')} each" if kv_memory else ""),
         f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
         "try it:",
         *hint.splitlines(),
     ]
     print("\n".join(lines), file=sys.stderr)
+
+
+def _machinery(host: Mapping[str, Any]) -> str:
+    """What computes a replica, for a person; empty of the fake model."""
+    if "attention_backend" not in host:
+        return ""
+    if "gpu" in host:
+        return f" on {host['gpu']} with attention backend {host['attention_backend']}"
+    return f" on the processor with {counted(host['threads'], 'thread')} each, backend {host['attention_backend']}"
 
 
 def _kv_memory(engine: InferenceEngine) -> str:

@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from eventlm.cli.serve import _announce_end, _hint
+from eventlm.cli.serve import _announce_end, _hint, _machinery
+from eventlm.compose.cache_plan import FAKE_NUM_BLOCKS
 from eventlm.config import Config, ServerConfig
+from eventlm.worker.protocol import TORCH_BACKEND
+from tests.checkpoints import make_checkpoint
 from tests.serving import wait_until
 
 from .conftest import StartServer
@@ -47,12 +52,42 @@ def test_the_ready_line_has_the_specs_and_a_command_that_works(start_server: Sta
     server = start_server("--model", "fake", "--max-model-len", "128", *flags)
     ready = server.log_event("ready")
     assert (ready["policy"], ready["router"]) == ("edf:multiplier=2,min_deadline_ms=300", "pull")
+    # Nothing computes the fake model.
+    assert (ready["num_blocks"], ready["device"]) == (FAKE_NUM_BLOCKS, "none")
+    assert {"gpu", "attention_backend", "threads"}.isdisjoint(ready)
     url, *headers, flag, body = curl_arguments(ready["hint"])
     assert (url, flag) == (f"{server.url}/v1/chat/completions", "-d")
     assert headers == ["-H", "content-type: application/json"]
     assert json.loads(body)["temperature"] == 0
     reply = server.request("POST", "/v1/chat/completions", body.encode(), {"Content-Type": "application/json"})
     assert reply.events()[-1] == "[DONE]"
+
+
+def test_the_ready_line_has_what_computes_the_model(start_server: StartServer, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    flags = ["--device", "cpu", "--cpu-kernels", "torch", "--threads", "1", "--num-blocks", "40"]
+    server = start_server(str(folder), *flags)
+    ready = server.log_event("ready")
+    found = [ready[name] for name in ("device", "attention_backend", "threads", "num_blocks")]
+    assert found == ["cpu", TORCH_BACKEND, 1, 40]
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ({"device": "none"}, ""),
+        (
+            {"device": "cpu", "attention_backend": "cpu_avx512", "threads": 4},
+            " on the processor with 4 threads each, backend cpu_avx512",
+        ),
+        (
+            {"device": "cuda:0", "gpu": "NVIDIA A10", "attention_backend": "triton"},
+            " on NVIDIA A10 with attention backend triton",
+        ),
+    ],
+)
+def test_a_person_is_told_what_computes_the_model(host: dict[str, Any], said: str) -> None:
+    assert _machinery(host) == said
 
 
 def test_in_a_log_of_text_the_command_stands_by_itself(start_server: StartServer) -> None:
