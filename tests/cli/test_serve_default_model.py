@@ -23,7 +23,7 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
         answer = await client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=24)
         assert "Paris" in (answer.choices[0].message.content or "")
         streams = [
-            Stream(client, model="smollm2", prompt=f"Item {number}:", max_tokens=16, extra_body={"ignore_eos": True})
+            Stream(client, model="smollm2", prompt=f"Item {number}:", max_tokens=10, extra_body={"ignore_eos": True})
             for number in range(NUM_CLIENTS)
         ]
         for number in leavers:
@@ -41,7 +41,7 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
         assert number in leavers or stream.finish_reason == "length"
     wait_until(lambda: "worker lost" in server.stderr)
     # Before the server stops, which would end what runs.
-    wait_until(lambda: len(verified(server.trace).of(Finished)) == NUM_CLIENTS + 1)
+    wait_until(lambda: len(verified(server.trace, check_invariants=False).of(Finished)) == NUM_CLIENTS + 1)
     trace = server.stop_and_verify()
     assert len(trace.of(Arrived)) == NUM_CLIENTS + 1
     assert len(trace.of(WorkerLost)) == 1
