@@ -9,6 +9,11 @@
 #include <type_traits>
 
 #include "matrix.h"
+#if defined(__AVX512F__)
+#include "panel_wide.h"
+#else
+#include "panel_narrow.h"
+#endif
 #include "rows.h"
 #include "team.h"
 #include "tiles.h"
@@ -19,71 +24,6 @@ namespace eventlm {
 // Rows that go over the panels of a unit together: what is put of a row follows its panels in their order, and rows of
 // two blocks are never mixed.
 constexpr int kBlockRows = 64;
-
-#if defined(__AVX512F__)
-constexpr int kRowsAtOnce = 8;
-#else
-constexpr int kRowsAtOnce = 3;
-#endif
-
-// Sums of products of bf16, as instructions give them.
-struct Floats {
-  using Sums = f32x16;
-  // From how many rows on tiles are faster than vectors.
-  static constexpr int kTilesFromRows = 4;
-
-  static EVENTLM_INLINE Sums dot(Sums sums, u32x16 columns, u32x16 inputs) { return dot_pairs(sums, columns, inputs); }
-};
-
-// The same of integers, exact.
-struct Integers {
-  using Sums = i32x16;
-  static constexpr int kTilesFromRows = 3;
-
-  static EVENTLM_INLINE Sums dot(Sums sums, u32x16 columns, u32x16 inputs) { return dot_quads(sums, inputs, columns); }
-};
-
-// What a pass of rows over a panel asks memory for meanwhile.
-struct PanelAhead {
-  const char* bytes;
-  std::size_t step;  // for each two lines that are multiplied
-};
-
-// NUM_ROWS rows of one tile times NUM_PANELS panels that lie one after the other; put(row, panel, left half, right
-// half) takes the sums.
-template <class Numbers, int NUM_ROWS, int NUM_PANELS, class Put>
-EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, Put&& put,
-                                  PanelAhead ahead) {
-  typename Numbers::Sums sums[NUM_ROWS][2 * NUM_PANELS] = {};
-  const std::uint32_t* weights = matrix.panel(panel);
-  const std::uint32_t* inputs = rows.row(row);
-  const std::size_t panel_words = matrix.panel_words();
-  for (std::size_t group = 0; group < rows.num_groups; group++) {
-    for (int pair = 0; pair < kLanes; pair++, weights += kPanel) {
-      u32x16 columns[2 * NUM_PANELS];
-#pragma GCC unroll 8
-      for (int half = 0; half < 2 * NUM_PANELS; half++) {
-        columns[half] = load<u32x16>(weights + half / 2 * panel_words + half % 2 * kLanes);
-      }
-      if constexpr (NUM_PANELS == 1) {
-        __builtin_prefetch(ahead.bytes, 0, 2);
-        __builtin_prefetch(ahead.bytes + kLineBytes, 0, 2);
-        ahead.bytes += ahead.step;
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < NUM_ROWS; r++) {
-        const u32x16 input = u32x16{} + inputs[r * kLanes + pair];
-#pragma GCC unroll 8
-        for (int half = 0; half < 2 * NUM_PANELS; half++)
-          sums[r][half] = Numbers::dot(sums[r][half], columns[half], input);
-      }
-    }
-    inputs += kTileRows * kLanes;
-  }
-  for (int r = 0; r < NUM_ROWS; r++) {
-    for (int p = 0; p < NUM_PANELS; p++) put(row + r, panel + p, sums[r][2 * p], sums[r][2 * p + 1]);
-  }
-}
 
 // Up to kRowsAtOnce rows, the number as a template's argument so that the sums are registers.
 template <class Numbers, int NUM_ROWS, class Put>

@@ -1,7 +1,7 @@
 // A weight matrix [out, in] in bf16 or int8, packed once for the instructions that multiply by it.
 //
 // A panel is 32 output columns: [in / 2][32] words of two bf16, the even input low, or [in / 4][32] words of four int8
-// and a `PanelEnd`. So 64 bytes are what `dot_pairs` or `dot_quads` takes and what a row of an AMX tile is; a panel is
+// and a `PanelEnd`. So 64 bytes are what an instruction of AVX-512 takes and what a row of an AMX tile is; a panel is
 // one stream of memory. The input is padded with zeros to 64 bytes, the output to a whole panel.
 #pragma once
 
@@ -17,6 +17,12 @@
 namespace eventlm {
 
 constexpr int kPanel = 32;
+
+// What a pass of rows over a panel asks memory for meanwhile.
+struct PanelAhead {
+  const char* bytes;
+  std::size_t step;  // for each two lines that are multiplied
+};
 
 // Where a source row lies among the packed columns.
 enum class Columns {

@@ -16,7 +16,7 @@
 namespace eventlm {
 
 constexpr float kInt8Max = 127.0f;
-// What is added to inputs: one factor of `dot_quads` is unsigned.
+// What is added to inputs: one factor of the products is unsigned.
 constexpr int kInputOffset = 128;
 // Numbers that are rotated together.
 constexpr int kBlock = 64;

@@ -134,31 +134,6 @@ EVENTLM_INLINE i32x16 dot_int16_pairs(i32x16 sum, u32x16 a, u32x16 b) {
 #endif
 }
 
-// `sum + a.0 * b.0 + a.1 * b.1 + a.2 * b.2 + a.3 * b.3`, exactly, where each 32-bit lane of a holds four unsigned bytes
-// and each of b four signed ones.
-EVENTLM_INLINE i32x16 dot_quads(i32x16 sum, u32x16 a, u32x16 b) {
-#if defined(__AVX512VNNI__)
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-  // Widened, for the instructions that multiply bytes add two products in 16 bits. GCC takes shifts of such long
-  // vectors apart.
-  __m256i x[2], y[2], sums[2];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  std::memcpy(sums, &sum, sizeof sum);
-  for (int half = 0; half < 2; half++) {
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(y[half], 8), 8), odd = _mm256_srai_epi16(y[half], 8);
-    const __m256i evens = _mm256_madd_epi16(_mm256_and_si256(x[half], _mm256_set1_epi16(0xff)), even);
-    const __m256i odds = _mm256_madd_epi16(_mm256_srli_epi16(x[half], 8), odd);
-    sums[half] = _mm256_add_epi32(sums[half], _mm256_add_epi32(evens, odds));
-  }
-  return load<i32x16>(sums);
-#else
-  sum = dot_int16_pairs(sum, a & 0x00ff00ffu, (u32x16)((i16x32)(b << 8) >> 8));
-  return dot_int16_pairs(sum, (a >> 8) & 0x00ff00ffu, (u32x16)((i16x32)b >> 8));
-#endif
-}
-
 // To the nearest integer, ties to even, on all processors alike.
 EVENTLM_INLINE i32x16 to_int(f32x16 value) {
 #if defined(__AVX512F__)
