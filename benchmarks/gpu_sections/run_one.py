@@ -20,6 +20,8 @@ from msgspec import Struct, structs
 from benchmarks.gpu_sections.row import Context, Part, Parts, Row, SectionError, Skip
 
 DEVICE_LOST = 3
+#: How torch and Triton tell that a kernel has failed; whichever calls CUDA next says it. Every call fails from then on.
+_OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")
 
 
 class Began(Struct, frozen=True, tag_field="t", tag="began"):
@@ -62,8 +64,7 @@ def _run_part(context: Context, name: str, part: Part, output: BinaryIO) -> bool
     except Exception as error:
         traceback.print_exc()
         _write(output, Found(Row(what=name, outcome="failed", note=in_one_line(error))))
-        # Behind such an error every call fails.
-        return "CUDA error" not in str(error)
+        return not any(name in str(error) for name in _OF_THE_DEVICE)
     return True
 
 

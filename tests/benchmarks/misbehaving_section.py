@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.gpu_sections.row import Context, Parts, Row, SectionError, Skip, check, speed
 
@@ -17,7 +18,8 @@ def parts(context: Context) -> Parts:
         "error": _error,
         "section error": _section_error,
         "skip": _skip,
-        "lost": _lose_device,
+        "lost": partial(_lose_device, "CUDA error: an illegal memory access was encountered"),
+        "lost by Triton": partial(_lose_device, "Triton Error [CUDA]: an illegal memory access was encountered"),
         "second": _well,
         "crash": _crash,
         "hang": _hang,
@@ -25,7 +27,11 @@ def parts(context: Context) -> Parts:
     }
 
 
+_is_lost = False
+
+
 def _well() -> Iterator[Row]:
+    assert not _is_lost
     yield speed("well", 1, "GB/s", limit=2, limit_name="peer", target=0.9)
 
 
@@ -44,9 +50,12 @@ def _skip() -> Iterator[Row]:
     raise Skip("no tool")
 
 
-def _lose_device() -> Iterator[Row]:
+def _lose_device(message: str) -> Iterator[Row]:
+    """What comes behind it in the same process fails, too."""
     yield from ()
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    global _is_lost
+    _is_lost = True
+    raise RuntimeError(message)
 
 
 def _crash() -> Iterator[Row]:

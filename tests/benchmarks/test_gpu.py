@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, gpu_report
-from benchmarks.gpu_sections import SECTIONS, Section
+from benchmarks.gpu_sections import SECTIONS, Section, sanitizer
 from benchmarks.gpu_sections.process import Limits, run_section
 from benchmarks.gpu_sections.row import Context, Row, check, cost, speed
 
@@ -40,6 +40,7 @@ def test_whatever_a_part_does_the_others_go_on(tmp_path: Path) -> None:
         ("section error", "failed", "no ground"),
         ("skip", "skipped", "no tool"),
         ("lost", "failed", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("lost by Triton", "failed", "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered"),
         ("well", "missed", ""),
         ("crash", "failed", "the process died (killed by SIGSEGV)"),
         ("hang", "failed", "not done after 8 s"),
@@ -48,7 +49,9 @@ def test_whatever_a_part_does_the_others_go_on(tmp_path: Path) -> None:
 
 
 def test_in_a_smoke_run_only_what_is_wrong_counts(tmp_path: Path) -> None:
-    rows = find(tmp_path, smoke=True, skip=["error", "section error", "skip", "lost", "crash", "hang"])
+    rows = find(
+        tmp_path, smoke=True, skip=["error", "section error", "skip", "lost", "lost by Triton", "crash", "hang"]
+    )
     assert [(row.what, row.outcome) for row in rows] == [
         ("well", "measured"),
         ("well", "measured"),
@@ -143,3 +146,11 @@ def check_section(report: gpu_report.Report, name: str) -> None:
     rows = [row for row in report.rows if row.section == name]
     assert rows
     assert [row for row in rows if row.outcome == "failed"] == []
+
+
+def test_the_sanitizer_is_found_in_a_toolkit_off_the_path(tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / sanitizer.TOOL
+    tool.parent.mkdir()
+    tool.touch(mode=0o755)
+    assert sanitizer.find_tool({"PATH": "/nowhere", "CUDA_HOME": str(tmp_path)}) == str(tool)
+    assert sanitizer.find_tool({"PATH": str(tool.parent)}) == str(tool)
