@@ -22,8 +22,11 @@ constexpr int kContextAtOnce = 64;
 #if defined(__AVX512F__)
 constexpr int kSubBlocksTogether = 4, kValueVectors = 4;
 #else
-constexpr int kSubBlocksTogether = 1, kValueVectors = 1;
+constexpr int kSubBlocksTogether = 1, kValueVectors = kLanes / kNative;
 #endif
+constexpr int kSubBlockVectors = kSubBlock / kNative;
+// Of a head's elements, those whose values are summed at once.
+constexpr int kWideValues = kValueVectors * kNative;
 
 // Where the keys and values of some tokens are, by sub-block.
 template <class Format>
@@ -56,7 +59,7 @@ class PartAhead {
         lines_(kSubBlock * head_dim * static_cast<int>(sizeof(typename Format::Pair)) / 2 /
                static_cast<int>(kLineBytes)) {
     const int num_groups = before.num_sub_blocks / kSubBlocksTogether + before.num_sub_blocks % kSubBlocksTogether;
-    const int num_chunks = head_dim / kLanes / kValueVectors + head_dim / kLanes % kValueVectors;
+    const int num_chunks = head_dim / kWideValues + head_dim % kWideValues / kLanes;
     const int num_times = num_groups * head_dim / 2 + num_chunks * ((before.count + 1) / 2);
     at_once_ = (2 * part.num_sub_blocks * lines_ + num_times - 1) / num_times;
   }
@@ -143,29 +146,33 @@ EVENTLM_INLINE void for_rows(int num_rows, Work&& work) {
 template <class Format, int NUM_ROWS, int NUM_SUB_BLOCKS>
 EVENTLM_INLINE void score_rows(const typename Format::Pair* const* keys, PartAhead<Format>& ahead, int num_pairs,
                                const QueryRows& queries, int row, float* scores) {
-  typename Format::Sum sums[NUM_ROWS][NUM_SUB_BLOCKS] = {};
+  constexpr int kVectors = NUM_SUB_BLOCKS * kSubBlockVectors;
+  typename Format::Sum sums[NUM_ROWS][kVectors] = {};
   const std::uint32_t* words = queries.words + row * num_pairs;
   for (int pair = 0; pair < num_pairs; pair++) {
-    u32x16 key[NUM_SUB_BLOCKS];
+    u32xn key[kVectors];
 #pragma GCC unroll 4
-    for (int s = 0; s < NUM_SUB_BLOCKS; s++) key[s] = Format::pairs(keys[s] + pair * kSubBlock);
+    for (int v = 0; v < kVectors; v++) {
+      key[v] = Format::pairs(keys[v / kSubBlockVectors] + pair * kSubBlock + v % kSubBlockVectors * kNative);
+    }
     if (row == 0) ahead.ask();
 #pragma GCC unroll 8
     for (int r = 0; r < NUM_ROWS; r++) {
-      const u32x16 query = u32x16{} + words[r * num_pairs + pair];
+      const u32xn query = in_all_lanes(words[r * num_pairs + pair]);
 #pragma GCC unroll 4
-      for (int s = 0; s < NUM_SUB_BLOCKS; s++) sums[r][s] = Format::dot(sums[r][s], key[s], query);
+      for (int v = 0; v < kVectors; v++) sums[r][v] = Format::dot(sums[r][v], key[v], query);
     }
   }
   for (int r = 0; r < NUM_ROWS; r++) {
-    for (int s = 0; s < NUM_SUB_BLOCKS; s++) {
-      f32x16 score;
+    for (int v = 0; v < kVectors; v++) {
+      f32xn score;
       if constexpr (Format::kIsScaled) {
-        score = to_floats(sums[r][s]) * queries.factors[row + r] * load<f32x16>(scales_of(keys[s]));
+        const float* scales = scales_of(keys[v / kSubBlockVectors]) + v % kSubBlockVectors * kNative;
+        score = to_floats(sums[r][v]) * queries.factors[row + r] * load<f32xn>(scales);
       } else {
-        score = sums[r][s];
+        score = sums[r][v];
       }
-      store(scores + (row + r) * kContextAtOnce + s * kSubBlock, score);
+      store(scores + (row + r) * kContextAtOnce + v * kNative, score);
     }
   }
 }
@@ -233,7 +240,7 @@ EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int vi
   }
 }
 
-// output[row][16 x NUM_VECTORS] = output * scale + weights x values of these token pairs.
+// output[row][kNative x NUM_VECTORS] = output * scale + weights x values of these token pairs.
 template <class Format, int NUM_ROWS, int NUM_VECTORS>
 EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, PartAhead<Format>& ahead, int num_pairs,
                                bool last_is_half, const WeightRows& weights, int row, float* output, int stride) {
@@ -242,28 +249,30 @@ EVENTLM_INLINE void add_values(const typename Format::Pair* const* values, PartA
   if constexpr (!Format::kIsScaled) {
     for (int r = 0; r < NUM_ROWS; r++) {
       for (int v = 0; v < NUM_VECTORS; v++)
-        sums[r][v] = load<f32x16>(output + r * stride + v * kLanes) * weights.scales[row + r];
+        sums[r][v] = load<f32xn>(output + r * stride + v * kNative) * weights.scales[row + r];
     }
   }
   const std::uint32_t* words = weights.words + row * kContextAtOnce / 2;
   for (int pair = 0; pair < num_pairs; pair++) {
-    u32x16 both[NUM_VECTORS];
+    u32xn both[NUM_VECTORS];
+#pragma GCC unroll 4
     for (int v = 0; v < NUM_VECTORS; v++) {
-      both[v] = Format::pairs(values[pair] + v * kLanes);
+      both[v] = Format::pairs(values[pair] + v * kNative);
       if (last_is_half && pair == num_pairs - 1) both[v] &= 0xffffu;
     }
     if (row == 0) ahead.ask();
 #pragma GCC unroll 8
     for (int r = 0; r < NUM_ROWS; r++) {
-      const u32x16 weight = u32x16{} + words[r * (kContextAtOnce / 2) + pair];
+      const u32xn weight = in_all_lanes(words[r * (kContextAtOnce / 2) + pair]);
+#pragma GCC unroll 4
       for (int v = 0; v < NUM_VECTORS; v++) sums[r][v] = Format::dot(sums[r][v], both[v], weight);
     }
   }
   for (int r = 0; r < NUM_ROWS; r++) {
     for (int v = 0; v < NUM_VECTORS; v++) {
-      float* to = output + r * stride + v * kLanes;
+      float* to = output + r * stride + v * kNative;
       if constexpr (Format::kIsScaled) {
-        store(to, load<f32x16>(to) * weights.scales[row + r] + to_floats(sums[r][v]) * weights.factors[row + r]);
+        store(to, load<f32xn>(to) * weights.scales[row + r] + to_floats(sums[r][v]) * weights.factors[row + r]);
       } else {
         store(to, sums[r][v]);
       }
@@ -290,14 +299,14 @@ void add_part(const ContextPart<Format>& part, PartAhead<Format>& ahead, int hea
   auto advance = [&](int by) {
     for (int pair = 0; pair < num_pairs; pair++) values[pair] += by;
   };
-  constexpr int kWide = kValueVectors * kLanes;
   int d = 0;
-  for (; d + kWide <= head_dim; d += kWide, advance(kWide)) {
+  for (; d + kWideValues <= head_dim; d += kWideValues, advance(kWideValues)) {
     add_all_values<Format, kValueVectors>(values, ahead, num_pairs, last_is_half, weights, num_rows, output + d,
                                           head_dim);
   }
   for (; d < head_dim; d += kLanes, advance(kLanes)) {
-    add_all_values<Format, 1>(values, ahead, num_pairs, last_is_half, weights, num_rows, output + d, head_dim);
+    add_all_values<Format, kLanes / kNative>(values, ahead, num_pairs, last_is_half, weights, num_rows, output + d,
+                                             head_dim);
   }
 }
 

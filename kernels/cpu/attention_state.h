@@ -98,6 +98,4 @@ struct Int16Unit {
   }
 };
 
-EVENTLM_INLINE f32x16 to_floats(f32x16 sums) { return sums; }
-
 }  // namespace eventlm

@@ -21,30 +21,35 @@ constexpr int kMaxHeadDim = 256;
 
 enum class KVFormat : std::int32_t { bf16, int8, fp8 };
 
+// Elements of one byte in 16 bits each.
+EVENTLM_INLINE i16xn widened(const std::uint16_t* pairs) { return __builtin_convertvector(load<i8xn>(pairs), i16xn); }
+
 struct Bf16 {
   using Pair = std::uint32_t;
-  using Sum = f32x16;
+  using Sum = f32xn;
   static constexpr bool kIsScaled = false;
 
-  static u32x16 pairs(const Pair* from) { return load<u32x16>(from); }
-  static Sum dot(Sum sum, u32x16 a, u32x16 b) { return dot_pairs(sum, a, b); }
+  static u32xn pairs(const Pair* from) { return load<u32xn>(from); }
+  static Sum dot(Sum sum, u32xn a, u32xn b) { return dot_pairs(sum, a, b); }
 };
 
 // Symmetric, -127 to 127. Its products are those of integers: with queries and weights of 16 bits.
 struct Int8 {
   using Pair = std::uint16_t;
-  using Sum = i32x16;
+  using Sum = i32xn;
   static constexpr bool kIsScaled = true;
   static constexpr float kMost = kInt8Max;
 
-  static u32x16 pairs(const Pair* from) { return (u32x16) __builtin_convertvector(load<i8x32>(from), i16x32); }
-  static Sum dot(Sum sum, u32x16 a, u32x16 b) { return dot_int16_pairs(sum, a, b); }
+  static u32xn pairs(const Pair* from) { return (u32xn)widened(from); }
+  static Sum dot(Sum sum, u32xn a, u32xn b) { return dot_int16_pairs(sum, a, b); }
+#if defined(__AMX_BF16__)
   // The even and the odd elements of 16 pairs.
   static void floats(const Pair* from, f32x16& even, f32x16& odd) {
     const u32x16 wide = pairs(from);
     even = __builtin_convertvector((i32x16)(wide << 16) >> 16, f32x16);
     odd = __builtin_convertvector((i32x16)wide >> 16, f32x16);
   }
+#endif
   // values: between -kMost and kMost.
   static i32x16 narrow(f32x16 values) { return __builtin_convertvector((values + kRounding) - kRounding, i32x16); }
 
@@ -56,23 +61,22 @@ struct Int8 {
 // is at most 448, so those are less than 1/28,000 of the largest.
 struct Fp8 {
   using Pair = std::uint16_t;
-  using Sum = f32x16;
+  using Sum = f32xn;
   static constexpr bool kIsScaled = true;
   static constexpr float kMost = 448.0f;
   // What a product's other side is multiplied by, and its sum again: the elements' exponents stay as they are, which
   // makes them 2^-120 of themselves in bf16.
   static constexpr float kShift = 0x1p60f;
 
-  static u32x16 pairs(const Pair* from) {
-    const i16x32 wide = __builtin_convertvector(load<i8x32>(from), i16x32);
-    return (u32x16)wide << 4 & 0x87f087f0u;
-  }
-  static Sum dot(Sum sum, u32x16 a, u32x16 b) { return dot_pairs(sum, a, b); }
+  static u32xn pairs(const Pair* from) { return (u32xn)widened(from) << 4 & 0x87f087f0u; }
+  static Sum dot(Sum sum, u32xn a, u32xn b) { return dot_pairs(sum, a, b); }
+#if defined(__AMX_BF16__)
   static void floats(const Pair* from, f32x16& even, f32x16& odd) {
     const u32x16 wide = pairs(from);
     even = (f32x16)(wide << 16) * kShift * kShift;
     odd = (f32x16)(wide & 0xffff0000u) * kShift * kShift;
   }
+#endif
   static i32x16 narrow(f32x16 values) {
     const u32x16 bits = (u32x16)values, magnitude = bits & 0x7fffffffu;
     const i32x16 rounded = (i32x16)((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120 << 3);

@@ -1,7 +1,7 @@
 // Rows times a panel where registers have eight lanes or four, and there are 16 of them: AVX2, SSE2. (NEON has more.)
 //
-// What is summed must stay in registers, so vectors are of their width here: of longer ones GCC makes memory. Either
-// few rows go over many columns, or four rows over few; a panel is gone over as often as that takes.
+// So that what is summed stays in registers, either few rows go over many columns, or four rows over few; a panel is
+// gone over as often as that takes.
 #pragma once
 
 #include <cstddef>
@@ -13,36 +13,15 @@
 
 namespace eventlm {
 
-#if defined(__AVX2__)
-constexpr int kNarrow = 8;
-#else
-constexpr int kNarrow = 4;
-#endif
-
-typedef float f32xn __attribute__((vector_size(4 * kNarrow)));
-typedef std::uint32_t u32xn __attribute__((vector_size(4 * kNarrow)));
-typedef std::int32_t i32xn __attribute__((vector_size(4 * kNarrow)));
-typedef std::int16_t i16xn __attribute__((vector_size(4 * kNarrow)));
-
 constexpr int kRowsAtOnce = 4;
 // Vectors of columns that are multiplied at once.
 constexpr int vectors_at_once(int num_rows) { return num_rows < kRowsAtOnce ? 4 : 2; }
-constexpr int kPanelVectors = kPanel / kNarrow;
-
-// One word in all lanes. Of what follows the compiler must not make work on the word: a load to all lanes is one
-// instruction, a copy from another register two.
-EVENTLM_INLINE u32xn in_all_lanes(std::uint32_t word) {
-  u32xn words = u32xn{} + word;
-#if defined(__SSE2__)
-  asm("" : "+x"(words));
-#endif
-  return words;
-}
+constexpr int kPanelVectors = kPanel / kNative;
 
 // Products of bf16, of a word's even and odd inputs one after the other; sums as `dot_pairs` has them.
 struct Floats {
   using Sums = f32x16;
-  using Narrow = f32xn;
+  using Native = f32xn;
 
   static EVENTLM_INLINE u32xn even_columns(u32xn words) { return words << 16; }
   static EVENTLM_INLINE u32xn odd_columns(u32xn words) { return words & 0xffff0000u; }
@@ -57,7 +36,7 @@ struct Floats {
 // ones, for instructions that multiply bytes add two products in 16 bits.
 struct Integers {
   using Sums = i32x16;
-  using Narrow = i32xn;
+  using Native = i32xn;
 
   static EVENTLM_INLINE u32xn even_columns(u32xn words) { return (u32xn)((i16xn)((i16xn)words << 8) >> 8); }
   static EVENTLM_INLINE u32xn odd_columns(u32xn words) { return (u32xn)((i16xn)words >> 8); }
@@ -78,14 +57,14 @@ struct Integers {
 // NUM_ROWS rows times NUM_VECTORS vectors of a panel's columns, from `weights` on.
 template <class Numbers, int NUM_ROWS, int NUM_VECTORS>
 EVENTLM_INLINE void multiply_columns(const std::uint32_t* weights, const std::uint32_t* inputs, std::size_t num_groups,
-                                     PanelAhead& ahead, typename Numbers::Narrow (&sums)[NUM_ROWS][NUM_VECTORS]) {
+                                     PanelAhead& ahead, typename Numbers::Native (&sums)[NUM_ROWS][NUM_VECTORS]) {
   for (std::size_t group = 0; group < num_groups; group++, inputs += kTileRows * kLanes) {
     for (int pair = 0; pair < kLanes; pair++, weights += kPanel) {
       __builtin_prefetch(ahead.bytes, 0, 2);
       ahead.bytes += ahead.step;
       u32xn columns[NUM_VECTORS];
 #pragma GCC unroll 8
-      for (int v = 0; v < NUM_VECTORS; v++) columns[v] = Numbers::even_columns(load<u32xn>(weights + v * kNarrow));
+      for (int v = 0; v < NUM_VECTORS; v++) columns[v] = Numbers::even_columns(load<u32xn>(weights + v * kNative));
 #pragma GCC unroll 8
       for (int r = 0; r < NUM_ROWS; r++) {
         const u32xn input = Numbers::even_inputs(in_all_lanes(inputs[r * kLanes + pair]));
@@ -93,7 +72,7 @@ EVENTLM_INLINE void multiply_columns(const std::uint32_t* weights, const std::ui
         for (int v = 0; v < NUM_VECTORS; v++) sums[r][v] = Numbers::add_products(sums[r][v], columns[v], input);
       }
 #pragma GCC unroll 8
-      for (int v = 0; v < NUM_VECTORS; v++) columns[v] = Numbers::odd_columns(load<u32xn>(weights + v * kNarrow));
+      for (int v = 0; v < NUM_VECTORS; v++) columns[v] = Numbers::odd_columns(load<u32xn>(weights + v * kNative));
 #pragma GCC unroll 8
       for (int r = 0; r < NUM_ROWS; r++) {
         const u32xn input = Numbers::odd_inputs(in_all_lanes(inputs[r * kLanes + pair]));
@@ -111,11 +90,11 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
   static_assert(NUM_PANELS == 1);
   constexpr int kVectors = vectors_at_once(NUM_ROWS);
   ahead.step = ahead.step * kVectors / kPanelVectors;
-  typename Numbers::Narrow all[NUM_ROWS][kPanelVectors];
+  typename Numbers::Native all[NUM_ROWS][kPanelVectors];
 #pragma GCC unroll 1
   for (int first = 0; first < kPanelVectors; first += kVectors) {
-    typename Numbers::Narrow sums[NUM_ROWS][kVectors] = {};
-    multiply_columns<Numbers>(matrix.panel(panel) + first * kNarrow, rows.row(row), rows.num_groups, ahead, sums);
+    typename Numbers::Native sums[NUM_ROWS][kVectors] = {};
+    multiply_columns<Numbers>(matrix.panel(panel) + first * kNative, rows.row(row), rows.num_groups, ahead, sums);
     for (int r = 0; r < NUM_ROWS; r++) {
       for (int v = 0; v < kVectors; v++) all[r][first + v] = sums[r][v];
     }

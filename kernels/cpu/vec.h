@@ -25,10 +25,24 @@ typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
 typedef std::int32_t i32x16 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
 typedef std::int16_t i16x16 __attribute__((vector_size(32)));
-typedef std::int16_t i16x32 __attribute__((vector_size(64)));
 typedef std::int8_t i8x16 __attribute__((vector_size(16)));
-typedef std::int8_t i8x32 __attribute__((vector_size(32)));
 typedef std::uint8_t u8x16 __attribute__((vector_size(16)));
+
+// As many lanes as a register has. Where it has fewer than sixteen, GCC takes many operations on longer vectors apart
+// into single numbers, so inner loops are written in these.
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX2__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+typedef float f32xn __attribute__((vector_size(4 * kNative)));
+typedef std::uint32_t u32xn __attribute__((vector_size(4 * kNative)));
+typedef std::int32_t i32xn __attribute__((vector_size(4 * kNative)));
+typedef std::int16_t i16xn __attribute__((vector_size(4 * kNative)));
+typedef std::int8_t i8xn __attribute__((vector_size(2 * kNative)));
+typedef std::uint16_t u16xn __attribute__((vector_size(2 * kNative)));
 
 template <class T>
 EVENTLM_INLINE T load(const void* from) {
@@ -56,6 +70,27 @@ struct LineAllocator {
 template <class T>
 using Aligned = std::vector<T, LineAllocator<T>>;
 
+// What `operation` makes of vectors, register by register. To and From: of sixteen numbers of 32 bits.
+template <class To, class Operation, class... From>
+EVENTLM_INLINE To natively(Operation&& operation, const From&... from) {
+  To to;
+  for (int lane = 0; lane < kLanes; lane += kNative) {
+    const auto part = operation(load<f32xn>(reinterpret_cast<const float*>(&from) + lane)...);
+    store(reinterpret_cast<float*>(&to) + lane, part);
+  }
+  return to;
+}
+
+// One word in all lanes. Of what follows the compiler must not make work on the word: a load to all lanes is one
+// instruction, a copy from another register two. (AVX-512 loads as it multiplies.)
+EVENTLM_INLINE u32xn in_all_lanes(std::uint32_t word) {
+  u32xn words = u32xn{} + word;
+#if defined(__SSE2__) && !defined(__AVX512F__)
+  asm("" : "+x"(words));
+#endif
+  return words;
+}
+
 EVENTLM_INLINE f32x16 splat(float value) { return f32x16{} + value; }
 
 EVENTLM_INLINE float to_float(bf16 value) {
@@ -74,13 +109,21 @@ EVENTLM_INLINE bf16 to_bf16(float value) {
 }
 
 EVENTLM_INLINE f32x16 load_bf16(const bf16* from) {
-  return (f32x16)(__builtin_convertvector(load<u16x16>(from), u32x16) << 16);
+  f32x16 values;
+  for (int lane = 0; lane < kLanes; lane += kNative) {
+    store(reinterpret_cast<float*>(&values) + lane, __builtin_convertvector(load<u16xn>(from + lane), u32xn) << 16);
+  }
+  return values;
 }
 
 EVENTLM_INLINE u32x16 bf16_bits(f32x16 value) {
-  const u32x16 bits = (u32x16)value;
-  const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (value == value) ? rounded : (bits >> 16) | 0x40;
+  return natively<u32x16>(
+      [](f32xn part) {
+        const u32xn bits = (u32xn)part;
+        const u32xn rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        return (part == part) ? rounded : (bits >> 16) | 0x40;
+      },
+      value);
 }
 
 EVENTLM_INLINE void store_bf16(bf16* to, f32x16 value) {
@@ -103,34 +146,26 @@ EVENTLM_INLINE u32x16 bf16_pairs(f32x16 even, f32x16 odd) {
 }
 
 // `sum + a.even * b.even + a.odd * b.odd`, where each 32-bit lane of a and b holds two bf16, the even one low.
-EVENTLM_INLINE f32x16 dot_pairs(f32x16 sum, u32x16 a, u32x16 b) {
+EVENTLM_INLINE f32xn dot_pairs(f32xn sum, u32xn a, u32xn b) {
 #if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
+  return (f32xn)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
 #else
-  sum += (f32x16)(a << 16) * (f32x16)(b << 16);
-  return sum + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
+  sum += (f32xn)(a << 16) * (f32xn)(b << 16);
+  return sum + (f32xn)(a & 0xffff0000u) * (f32xn)(b & 0xffff0000u);
 #endif
 }
 
 // The same of 16-bit integers; what overflows 32 bits is lost.
-EVENTLM_INLINE i32x16 dot_int16_pairs(i32x16 sum, u32x16 a, u32x16 b) {
+EVENTLM_INLINE i32xn dot_int16_pairs(i32xn sum, u32xn a, u32xn b) {
 #if defined(__AVX512BW__)
-  return sum + (i32x16)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+  return sum + (i32xn)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  __m256i x[2], y[2];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  for (int half = 0; half < 2; half++) x[half] = _mm256_madd_epi16(x[half], y[half]);
-  return sum + load<i32x16>(x);
+  return sum + (i32xn)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
-  __m128i x[4], y[4];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  for (int quarter = 0; quarter < 4; quarter++) x[quarter] = _mm_madd_epi16(x[quarter], y[quarter]);
-  return sum + load<i32x16>(x);
+  return sum + (i32xn)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-  const i32x16 even = ((i32x16)(a << 16) >> 16) * ((i32x16)(b << 16) >> 16);
-  return sum + even + ((i32x16)a >> 16) * ((i32x16)b >> 16);
+  const i32xn even = ((i32xn)(a << 16) >> 16) * ((i32xn)(b << 16) >> 16);
+  return sum + even + ((i32xn)a >> 16) * ((i32xn)b >> 16);
 #endif
 }
 
@@ -151,11 +186,19 @@ EVENTLM_INLINE i32x16 to_int(f32x16 value) {
 #endif
 }
 
-EVENTLM_INLINE f32x16 to_floats(i32x16 value) { return __builtin_convertvector(value, f32x16); }
+EVENTLM_INLINE f32xn to_floats(f32xn value) { return value; }
+EVENTLM_INLINE f32xn to_floats(i32xn value) { return __builtin_convertvector(value, f32xn); }
+#if !defined(__AVX512F__)
+EVENTLM_INLINE f32x16 to_floats(i32x16 value) {
+  return natively<f32x16>([](f32xn part) { return to_floats((i32xn)part); }, value);
+}
+#endif
 
 EVENTLM_INLINE f32x16 magnitude(f32x16 value) { return (f32x16)((u32x16)value & 0x7fffffffu); }
 
-EVENTLM_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
+EVENTLM_INLINE f32x16 vmax(f32x16 a, f32x16 b) {
+  return natively<f32x16>([](f32xn left, f32xn right) { return left > right ? left : right; }, a, b);
+}
 
 EVENTLM_INLINE float sum_of(f32x16 v) {
 #if defined(__AVX512F__)
@@ -200,21 +243,23 @@ EVENTLM_INLINE bool any_above(f32x16 v, float bound) {
 
 // 2^x to 2 units in the last place; 0 for minus infinity. A NaN stays one: of two that cannot be compared `vmax` gives
 // the second.
-EVENTLM_INLINE f32x16 exp2_of(f32x16 x) {
+EVENTLM_INLINE f32xn exp2_native(f32xn x) {
 #if defined(__AVX512F__)
+  const f32xn least = f32xn{} - 200.0f;
   // So low that the scaling below gives 0, and no infinity is subtracted from another.
-  x = vmax(splat(-200.0f), x);
-  const f32x16 whole = (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
-  const f32x16 rest = x - whole;
+  x = least > x ? least : x;
+  const f32xn whole = (f32xn)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  const f32xn rest = x - whole;
 #else
-  const i32x16 is_zero = x < splat(-126.0f);
-  x = vmax(splat(-126.0f), x);
-  x = x > splat(127.0f) ? splat(127.0f) : x;
+  const f32xn least = f32xn{} - 126.0f, most = f32xn{} + 127.0f;
+  const i32xn is_zero = x < least;
+  x = least > x ? least : x;
+  x = x > most ? most : x;
   // Adding 1.5 * 2^23 rounds to the nearest integer, which then is in the low bits.
-  const f32x16 shifted = x + 12582912.0f;
-  const f32x16 rest = x - (shifted - 12582912.0f);
+  const f32xn shifted = x + 12582912.0f;
+  const f32xn rest = x - (shifted - 12582912.0f);
 #endif
-  f32x16 p = splat(1.5353362e-4f);
+  f32xn p = f32xn{} + 1.5353362e-4f;
   p = p * rest + 1.3398874e-3f;
   p = p * rest + 9.6184373e-3f;
   p = p * rest + 5.5503324e-2f;
@@ -222,12 +267,16 @@ EVENTLM_INLINE f32x16 exp2_of(f32x16 x) {
   p = p * rest + 6.9314720e-1f;
   p = p * rest + 1.0f;
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)whole);
+  return (f32xn)_mm512_scalef_ps((__m512)p, (__m512)whole);
 #else
-  return is_zero ? f32x16{} : (f32x16)((i32x16)p + ((i32x16)shifted << 23));
+  return is_zero ? f32xn{} : (f32xn)((i32xn)p + ((i32xn)shifted << 23));
 #endif
 }
 
-EVENTLM_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp2_of(x * -1.44269504f)); }
+EVENTLM_INLINE f32x16 exp2_of(f32x16 x) { return natively<f32x16>(exp2_native, x); }
+
+EVENTLM_INLINE f32x16 silu(f32x16 x) {
+  return natively<f32x16>([](f32xn part) { return part / (1.0f + exp2_native(part * -1.44269504f)); }, x);
+}
 
 }  // namespace eventlm
