@@ -1,12 +1,13 @@
-"""Whether kernels run in Triton's interpreter, on the CPU, as in tests where there is no GPU, and a mend of it.
+"""Whether kernels run in Triton's interpreter, on the CPU, as in tests where there is no GPU, and mends of it.
 
-Kernels with loops up to what is not a constant import this module for the mend, if for nothing else.
+Kernels with products, or loops up to what is not a constant, import this module for the mends, if for nothing else.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -28,5 +29,25 @@ def _mend_bounds_of_loops() -> None:
     interpreter._patch_lang_tensor = patch
 
 
-if _IS_INTERPRETED and triton.__version__.startswith("3.6."):
-    _mend_bounds_of_loops()
+def _mend_products() -> None:
+    """NumPy's libraries may sum the rows of a tile in different orders: a row in another place has other bits then, as
+    on no GPU. So products are of float64, and rounded behind the sum.
+    """
+    from triton.runtime import interpreter
+
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def mended(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        factors = (a.data, b.data)
+        if d.data.dtype != np.float32 or any(each.dtype not in (np.float16, np.float32) for each in factors):
+            return create_dot(self, a, b, d, *options)
+        product = np.matmul(*factors, dtype=np.float64).astype(np.float32)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = mended
+
+
+if _IS_INTERPRETED:
+    _mend_products()
+    if triton.__version__.startswith("3.6."):
+        _mend_bounds_of_loops()
