@@ -43,14 +43,7 @@ struct Integers {
   static EVENTLM_INLINE u32xn even_inputs(u32xn words) { return words & 0x00ff00ffu; }
   static EVENTLM_INLINE u32xn odd_inputs(u32xn words) { return (words >> 8) & 0x00ff00ffu; }
   static EVENTLM_INLINE i32xn add_products(i32xn sums, u32xn columns, u32xn inputs) {
-#if defined(__AVX2__)
-    return sums + (i32xn)_mm256_madd_epi16((__m256i)columns, (__m256i)inputs);
-#elif defined(__SSE2__)
-    return sums + (i32xn)_mm_madd_epi16((__m128i)columns, (__m128i)inputs);
-#else
-    const i32xn even = ((i32xn)(columns << 16) >> 16) * ((i32xn)(inputs << 16) >> 16);
-    return sums + even + ((i32xn)columns >> 16) * ((i32xn)inputs >> 16);
-#endif
+    return dot_int16_pairs(sums, columns, inputs);
   }
 };
 
