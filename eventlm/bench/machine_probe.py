@@ -2,7 +2,7 @@
 
     python -m eventlm.bench.machine_probe THREADS
 
-prints a `Machine` as JSON. Takes about two seconds, one of them to import torch.
+prints a `Machine` as JSON. Takes two to ten seconds, by the machine.
 """
 
 from __future__ import annotations
