@@ -22,7 +22,7 @@ from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from eventlm.kernels.gpu.silu_mul import silu_mul
 from eventlm.kernels.rms_norm import rms_norm as torch_rms_norm
 from eventlm.kernels.silu_mul import silu_mul as torch_silu_mul
-from eventlm.models.decoder import Decoder, DecoderLayer, Lap, Linear, no_lap
+from eventlm.models.decoder import Decoder, DecoderLayer, Lap, no_lap
 from eventlm.models.rope import angles
 
 
@@ -63,7 +63,14 @@ class GpuDecoder:
         self._eps = config.rms_norm_eps
         self._num_heads, self._head_dim = config.num_heads, config.head_dim
         self._multiply = matmul if is_invariant else linear
-        self._layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        self._first_norm = layers[0].input_layernorm.weight
+        next_norms = [*(layer.input_layernorm.weight for layer in layers[1:]), None]
+        # Looked up once: a module's attributes of a layer take the host 10 us.
+        self._layers = [
+            (attention_weights(layer), tail_weights(layer, next_norm))
+            for layer, next_norm in zip(layers, next_norms, strict=True)
+        ]
         #: None: kernels by hand.
         self.compiled: CompiledTail | None = torch.compile(layer_tail, dynamic=True) if is_compiled else None
         weight = decoder.norm.weight
@@ -78,21 +85,20 @@ class GpuDecoder:
         residual = embedding.new_empty(len(tokens.staged_T), embedding.shape[1])
         embed_tokens(tokens.staged_T, last_tokens, embedding, residual)
         lap("embed")
-        x = rms_norm(residual, self._layers[0].input_layernorm.weight, self._eps)
+        x = rms_norm(residual, self._first_norm, self._eps)
         lap("norm")
-        norms = [layer.input_layernorm.weight for layer in self._layers[1:]]
-        for number, (layer, next_norm) in enumerate(zip(self._layers, [*norms, None], strict=True)):
-            out = self._attention(layer, number, x, tokens, cache, attend, lap)
+        for number, (attention, tail) in enumerate(self._layers):
+            out = self._attention(attention, number, x, tokens, cache, attend, lap)
             if self.compiled is not None:
-                x, residual = self.compiled(tail_weights(layer, next_norm), out, residual, self._eps)
+                x, residual = self.compiled(tail, out, residual, self._eps)
                 lap("compiled")
             else:
-                x = self._tail(layer, out, residual, next_norm, lap)
+                x = self._tail(tail, out, residual, lap)
         return residual
 
     def _attention(
         self,
-        layer: DecoderLayer,
+        weights: AttentionWeights,
         number: int,
         x: Tensor,
         tokens: StepTokens,
@@ -101,8 +107,7 @@ class GpuDecoder:
         lap: Lap,
     ) -> Tensor:
         """The attention of all heads, [T, H * D]."""
-        part = layer.self_attn
-        qkv = self._linear(part.qkv_proj, x)
+        qkv = self._multiply(x, weights.qkv_proj, weights.qkv_bias)
         lap("qkv_proj")
         kv, scales = cache.layer(number)
         qkv_store(
@@ -111,8 +116,8 @@ class GpuDecoder:
             tokens.cache_slots_T,
             self._cos,
             self._sin,
-            part.q_norm.weight if part.q_norm is not None else None,
-            part.k_norm.weight if part.k_norm is not None else None,
+            weights.q_norm,
+            weights.k_norm,
             self._eps,
             kv,
             scales,
@@ -124,25 +129,22 @@ class GpuDecoder:
         lap("attention")
         return out
 
-    def _tail(self, layer: DecoderLayer, out: Tensor, residual: Tensor, next_norm: Tensor | None, lap: Lap) -> Tensor:
+    def _tail(self, weights: TailWeights, out: Tensor, residual: Tensor, lap: Lap) -> Tensor:
         """What follows a layer's attention: the next layer's normed input, and the residual stream in its place."""
-        x = self._linear(layer.self_attn.o_proj, out)
+        x = self._multiply(out, weights.o_proj, weights.o_bias)
         lap("o_proj")
-        add_rms_norm(x, residual, layer.post_attention_layernorm.weight, self._eps)
+        add_rms_norm(x, residual, weights.norm, self._eps)
         lap("norm")
-        inner = silu_mul(self._linear(layer.mlp.gate_up_proj, x))
+        inner = silu_mul(self._multiply(x, weights.gate_up_proj, weights.gate_up_bias))
         lap("gate_up_proj")
-        x = self._linear(layer.mlp.down_proj, inner)
+        x = self._multiply(inner, weights.down_proj, weights.down_bias)
         lap("down_proj")
-        if next_norm is None:
+        if weights.next_norm is None:
             residual.add_(x)
         else:
-            add_rms_norm(x, residual, next_norm, self._eps)
+            add_rms_norm(x, residual, weights.next_norm, self._eps)
         lap("norm")
         return x
-
-    def _linear(self, part: Linear, x: Tensor) -> Tensor:
-        return self._multiply(x, part.weight, part.bias)
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
         """The last norm of what `forward` gave, [S, hidden_size]."""
@@ -155,6 +157,26 @@ class GpuDecoder:
     def weight_bytes(self) -> dict[str, int]:
         """Of the matrices by the operation that multiplies by them, all layers together."""
         return self._decoder.weight_bytes()
+
+
+class AttentionWeights(NamedTuple):
+    """What the part of a layer before its attention multiplies by."""
+
+    qkv_proj: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+def attention_weights(layer: DecoderLayer) -> AttentionWeights:
+    """Of a layer."""
+    part = layer.self_attn
+    return AttentionWeights(
+        part.qkv_proj.weight,
+        part.qkv_proj.bias,
+        part.q_norm.weight if part.q_norm is not None else None,
+        part.k_norm.weight if part.k_norm is not None else None,
+    )
 
 
 class TailWeights(NamedTuple):

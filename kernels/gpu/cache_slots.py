@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import ceil_div
+
 _BLOCK_T = 128
 
 
@@ -18,7 +20,7 @@ def cache_slots(token_slots_T: Tensor, positions_T: Tensor, block_tables: Tensor
     num_tokens = len(token_slots_T)
     slots_T = torch.empty(num_tokens, dtype=torch.int64, device=token_slots_T.device)
     if num_tokens:
-        _cache_slots[(triton.cdiv(num_tokens, _BLOCK_T),)](
+        _cache_slots[(ceil_div(num_tokens, _BLOCK_T),)](
             token_slots_T,
             positions_T,
             block_tables,

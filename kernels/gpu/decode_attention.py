@@ -21,6 +21,7 @@ from torch import Tensor
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.merge_attention import merge_attention
+from eventlm.kernels.gpu.sizes import next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 MAX_SPLITS = 64
@@ -129,8 +130,8 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         NUM_SPLITS=num_splits,
         FP8=kv_scales is not None,
-        BLOCK_G=max(16, triton.next_power_of_2(group)),
-        BLOCK_W=triton.next_power_of_2(width),
+        BLOCK_G=max(16, next_power_of_2(group)),
+        BLOCK_W=next_power_of_2(width),
         **config,
     )
     if is_split:

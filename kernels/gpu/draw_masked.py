@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.draw_tokens import draw_tokens
 from eventlm.kernels.gpu.order import number_of, order_keys, shift_of
+from eventlm.kernels.gpu.sizes import next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -38,7 +39,7 @@ def mask_limits(logits_SV: Tensor, draws_S6: Tensor, limits_S2: Tensor) -> None:
     if not num_rows:
         return
     config = tuned("mask_limits")
-    config = config | {"BLOCK": min(config["BLOCK"], triton.next_power_of_2(vocab_size))}
+    config = config | {"BLOCK": min(config["BLOCK"], next_power_of_2(vocab_size))}
     few_SC = torch.empty((num_rows, config["BLOCK"]), dtype=logits_SV.dtype, device=logits_SV.device)
     _mask_limits[(num_rows,)](
         logits_SV,

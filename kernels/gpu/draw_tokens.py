@@ -16,6 +16,7 @@ from torch import Tensor
 import eventlm.kernels.gpu.interpreter  # noqa: F401 - its mend
 from eventlm.kernels.gpu.noise import negative_gumbel_noise
 from eventlm.kernels.gpu.order import order_keys, shift_of
+from eventlm.kernels.gpu.sizes import ceil_div, next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 #: Columns of `draws_S6`: temperature (float32; 0 is greedy), the two keys of this draw's noise, top_k (0: none), top_p
@@ -39,9 +40,9 @@ def draw_tokens(logits_SV: Tensor, draws_S6: Tensor, out_S: Tensor, *, limits_S2
     if not num_rows:
         return
     config = tuned("draw_tokens")
-    split = triton.next_power_of_2(triton.cdiv(num_rows * vocab_size, _NUM_PROGRAMS))
+    split = next_power_of_2(ceil_div(num_rows * vocab_size, _NUM_PROGRAMS))
     split = min(max(split, config["BLOCK"]), _LARGEST_SPLIT)
-    num_splits = triton.cdiv(vocab_size, split)
+    num_splits = ceil_div(vocab_size, split)
     partial = torch.empty((num_rows, num_splits), dtype=torch.int64, device=logits_SV.device)
     _draw_splits[(num_rows, num_splits)](
         logits_SV,
@@ -55,7 +56,7 @@ def draw_tokens(logits_SV: Tensor, draws_S6: Tensor, out_S: Tensor, *, limits_S2
         SHIFT=shift_of(logits_SV.dtype),
         **config,
     )
-    _draw_rows[(num_rows,)](partial, out_S, num_splits, NUM_SPLITS=triton.next_power_of_2(num_splits), num_warps=1)
+    _draw_rows[(num_rows,)](partial, out_S, num_splits, NUM_SPLITS=next_power_of_2(num_splits), num_warps=1)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import ceil_div
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -17,7 +18,7 @@ def embed_tokens(staged_T: Tensor, last_tokens_S: Tensor, embedding_VH: Tensor, 
     """
     num_tokens, hidden_size = out_TH.shape
     config = tuned("embed_tokens")
-    grid = (num_tokens, triton.cdiv(hidden_size, config["BLOCK"]))
+    grid = (num_tokens, ceil_div(hidden_size, config["BLOCK"]))
     _embed_tokens_kernel[grid](
         staged_T, last_tokens_S, embedding_VH, out_TH, embedding_VH.stride(0), out_TH.stride(0), hidden_size, **config
     )

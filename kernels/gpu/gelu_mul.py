@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import ceil_div
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -21,7 +22,7 @@ def gelu_mul(gate_up_TM: Tensor, approximate: Literal["none", "tanh"], out: Tens
     num_tokens, size = gate_up_TM.shape[0], gate_up_TM.shape[1] // 2
     out = torch.empty((num_tokens, size), dtype=gate_up_TM.dtype, device=gate_up_TM.device) if out is None else out
     config = tuned("gelu_mul")
-    grid = (num_tokens, triton.cdiv(size, config["BLOCK"]))
+    grid = (num_tokens, ceil_div(size, config["BLOCK"]))
     _gelu_mul_kernel[grid](
         gate_up_TM, out, gate_up_TM.stride(0), out.stride(0), size, TANH=approximate == "tanh", **config
     )

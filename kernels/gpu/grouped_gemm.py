@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eventlm.kernels.gpu.interpreter import UPCAST
+from eventlm.kernels.gpu.sizes import ceil_div, next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 #: What is tried when configurations are measured.
@@ -57,10 +58,10 @@ def grouped_gemm(
     out = torch.empty((T, N), dtype=x_TK.dtype, device=x_TK.device) if out_TN is None else out_TN
     if config is None:
         dtype = str(x_TK.dtype).removeprefix("torch.")
-        config = tuned("grouped_gemm", dtype=dtype, rows=triton.cdiv(T, E), N=N, K=K)
+        config = tuned("grouped_gemm", dtype=dtype, rows=ceil_div(T, E), N=N, K=K)
     tiles_m = most_tiles(T, E, max_rows, config["BLOCK_M"])
     if tiles_m:
-        _grouped_gemm_kernel[(tiles_m * triton.cdiv(N, config["BLOCK_N"]),)](
+        _grouped_gemm_kernel[(tiles_m * ceil_div(N, config["BLOCK_N"]),)](
             x_TK,
             weight_ENK,
             offsets_E1,
@@ -73,7 +74,7 @@ def grouped_gemm(
             weight_ENK.stride(1),
             out.stride(0),
             E=E,
-            EXPERTS=triton.next_power_of_2(E),
+            EXPERTS=next_power_of_2(E),
             **config,
         )
     return out

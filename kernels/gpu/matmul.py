@@ -17,6 +17,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.processors import num_processors
+from eventlm.kernels.gpu.sizes import ceil_div
 from eventlm.kernels.gpu.tuned import tuned
 
 #: What is tried when configurations are measured.
@@ -64,7 +65,7 @@ def matmul(
         config = tuned("matmul", dtype=str(x_TK.dtype).removeprefix("torch."), N=N, K=K)
     launch = dict(config)
     programs = num_processors(x_TK.device) * launch.pop("programs")
-    tiles = triton.cdiv(T, config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
+    tiles = ceil_div(T, config["BLOCK_M"]) * ceil_div(N, config["BLOCK_N"])
     if tiles:
         _matmul_kernel[(min(tiles, programs),)](
             x_TK, weight_NK, bias_N, out, T, N, K, x_TK.stride(0), weight_NK.stride(0), out.stride(0), **launch

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -34,8 +35,8 @@ def merge_attention(partial_RHSD: Tensor, lse_RHS: Tensor, out_RHD: Tensor, lse_
         *((0, 0) if lse_RH is None else lse_RH.stride()),
         HEAD_DIM=head_dim,
         WITH_LSE=lse_RH is not None,
-        BLOCK_S=triton.next_power_of_2(num_parts),
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_S=next_power_of_2(num_parts),
+        BLOCK_D=next_power_of_2(head_dim),
         **tuned("merge_attention"),
     )
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import ceil_div
+
 _BLOCK = 256
 
 
@@ -25,7 +27,7 @@ def apply_penalties(logits_SV: Tensor, rows_R: Tensor, penalties_R3: Tensor, ids
     num_rows, num_ids = ids_RN.shape
     if not ids_RN.numel():
         return
-    _apply_penalties[(num_rows, triton.cdiv(num_ids, _BLOCK))](
+    _apply_penalties[(num_rows, ceil_div(num_ids, _BLOCK))](
         logits_SV,
         logits_SV.stride(0),
         rows_R,

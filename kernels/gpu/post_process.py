@@ -15,6 +15,7 @@ from torch import Tensor
 
 import eventlm.kernels.gpu.interpreter  # noqa: F401 - its mend
 from eventlm.kernels.gpu.processors import num_processors
+from eventlm.kernels.gpu.sizes import ceil_div
 from eventlm.kernels.gpu.tuned import tuned
 
 Mode = Literal["compute", "memory"]
@@ -42,7 +43,7 @@ def post_process(values_N: Tensor, *, iterations: int, mode: Mode) -> Tensor:
     out, num_values = torch.empty_like(values_N), values_N.shape[0]
     config = dict(tuned("post_process", mode=mode))
     programs = num_processors(values_N.device) * config.pop("programs", 0)
-    blocks = triton.cdiv(num_values, config["BLOCK"])
+    blocks = ceil_div(num_values, config["BLOCK"])
     if not blocks:
         return out
     if mode == "compute":

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
+from eventlm.kernels.gpu.sizes import next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -95,7 +96,7 @@ def prefill_attention(
         WIDTH=width,
         BLOCK_SIZE=block_size,
         FP8=kv_scales is not None,
-        BLOCK_W=triton.next_power_of_2(width),
+        BLOCK_W=next_power_of_2(width),
         **config,
     )
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eventlm.kernels.gpu.rms_norm import rms_norm_reference
+from eventlm.kernels.gpu.sizes import ceil_div, next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 from eventlm.kernels.kv_quantization import SCALE_BYTES, quantize
 
@@ -43,16 +44,16 @@ def qkv_store(
     head_dim, (_, _, num_kv_heads, block_size, _) = 2 * cos_PD2.shape[1], kv_cache.shape
     config = tuned("qkv_store", head_dim=head_dim)
     # A program takes this many heads of a token, or of its keys and its values.
-    q_block = min(config["HEADS"], triton.next_power_of_2(num_heads))
-    kv_block = min(config["HEADS"], triton.next_power_of_2(num_kv_heads))
-    q_groups = triton.cdiv(num_heads, q_block)
-    _qkv_store_kernel[(len(qkv_TN), q_groups + triton.cdiv(num_kv_heads, kv_block))](
+    q_block = min(config["HEADS"], next_power_of_2(num_heads))
+    kv_block = min(config["HEADS"], next_power_of_2(num_kv_heads))
+    q_groups = ceil_div(num_heads, q_block)
+    _qkv_store_kernel[(len(qkv_TN), q_groups + ceil_div(num_kv_heads, kv_block))](
         *(qkv_TN, positions_T, cache_slots_T, cos_PD2, sin_PD2, q_weight_D, k_weight_D, eps, kv_cache, kv_scales),
         *(qkv_TN.stride(0), *kv_cache.stride()[:4], *(kv_scales.stride()[:3] if kv_scales is not None else (0, 0, 0))),
         H=num_heads,
         K=num_kv_heads,
         D=head_dim,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+        HALF_BLOCK=next_power_of_2(head_dim // 2),
         BLOCK_SIZE=block_size,
         Q_BLOCK=q_block,
         Q_GROUPS=q_groups,

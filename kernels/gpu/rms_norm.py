@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import next_power_of_2
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -52,7 +53,7 @@ def add_rms_norm_reference(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, 
 
 
 def _config(hidden_size: int) -> dict[str, int]:
-    return {"BLOCK": triton.next_power_of_2(hidden_size), **tuned("rms_norm", hidden_size=hidden_size)}
+    return {"BLOCK": next_power_of_2(hidden_size), **tuned("rms_norm", hidden_size=hidden_size)}
 
 
 # The weight is loaded before the sum over the row, so that it arrives meanwhile.

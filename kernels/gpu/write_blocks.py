@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.sizes import ceil_div
 from eventlm.kernels.gpu.tuned import tuned
 
 
@@ -16,7 +17,7 @@ def write_blocks(updates_U3: Tensor, num_updates: int, block_tables: Tensor) -> 
     twice.
     """
     config = tuned("write_blocks")
-    grid = (triton.cdiv(num_updates, config["BLOCK"]),)
+    grid = (ceil_div(num_updates, config["BLOCK"]),)
     _write_blocks_kernel[grid](updates_U3, num_updates, block_tables, block_tables.stride(0), **config)
 
 
