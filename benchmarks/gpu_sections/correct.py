@@ -63,16 +63,18 @@ class Variant(NamedTuple):
     has_few_blocks: bool = False
 
 
+CHUNKS: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_seqs": 16}
 VARIANTS = (
     Variant("float32", "float32", "float32", {}),
-    Variant("float32, Qwen3, without graphs", "float32", "float32", {"cuda_graphs": False}, "qwen3"),
-    Variant("float32, chunked prefill", "float32", "float32", {"max_num_batched_tokens": 32, "max_num_seqs": 16}),
-    Variant("float32, preemption", "float32", "float32", {}, has_few_blocks=True),
-    Variant("bfloat16, Qwen3", "bfloat16", "bfloat16", {}, "qwen3"),
+    Variant("float32, Qwen3, chunks, preemption", "float32", "float32", CHUNKS, "qwen3", has_few_blocks=True),
+    Variant("bfloat16, Qwen3, without graphs", "bfloat16", "bfloat16", {"cuda_graphs": False}, "qwen3"),
     Variant("bfloat16, fp8 KV", "bfloat16", "fp8", {"kv_cache_dtype": "fp8"}),
 )
 #: A smoke run has two of them: preemption takes more steps than are interpreted in reasonable time.
-SMOKE_VARIANTS = (VARIANTS[2], VARIANTS[5]._replace(family="qwen3"))
+SMOKE_VARIANTS = (
+    VARIANTS[1]._replace(name="float32, chunks", family="llama", has_few_blocks=False),
+    VARIANTS[3]._replace(family="qwen3"),
+)
 
 
 def parts(context: Context) -> Parts:

@@ -11,7 +11,7 @@ from benchmarks.gpu_sections.engines import even_workload, generate, start, warm
 from benchmarks.gpu_sections.row import Context, Parts, Row, cost
 
 MOST_COST = 0.01
-NUM_ROUNDS = 7
+NUM_ROUNDS = 5
 #: Of the GPU's memory, for each of the two.
 SHARE = 0.4
 

@@ -9,27 +9,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import Workload, generate, nano_workload, start
+from benchmarks.gpu_sections.engines import Run, Workload, generate, nano_workload, start
 from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
 from eventlm.bus.log_reader import LogReader
 from eventlm.compose.device import devices_of_run
-from eventlm.replay.execute import ExecuteResult, execute
+from eventlm.replay.execute import execute
 from eventlm.replay.execution_workers import WorkerProcesses
 
-MOST_TOKENS = 1_000_000
-#: Of the section's time, for what comes behind the first round; the rest is for starts that take longer.
+WANTED_TOKENS = 1_000_000
+#: Of the section's time, for the run and its execution; the rest is for the control, and for starts that take longer.
 SHARE = 0.7
 #: Of a control each row is a step of its own.
 CONTROL_SEQS, CONTROL_TOKENS = 16, 64
 
 
-class Round(NamedTuple):
-    """A run that was recorded and executed again."""
+class Recorded(NamedTuple):
+    """A run, how many tokens it generated, and how long that took."""
 
+    folder: Path
     num_tokens: int
-    record_seconds: float
-    execute_seconds: float
-    result: ExecuteResult
+    seconds: float
 
 
 def parts(context: Context) -> Parts:
@@ -38,46 +37,41 @@ def parts(context: Context) -> Parts:
 
 
 def _measure(context: Context) -> Iterator[Row]:
-    """One round of the whole workload, and a second one with as many as there is time for."""
+    recorded = _record(context)
     began = time.monotonic()
-    rounds = [_round(context, num_workloads=1)]
-    took = time.monotonic() - began
-    times = int((SHARE * context.seconds - took) / took)
-    most = MOST_TOKENS // rounds[0].num_tokens
-    if times > 0 and not context.smoke:
-        rounds.append(_round(context, num_workloads=min(times, most)))
-    results = [each.result for each in rounds]
-    same = sum(result.num_tokens for result in results)
-    differ = sum(len(result.mismatches) for result in results) + sum(result.exit_code != 0 for result in results)
-    note = f"{same:,} tokens the same"
+    result = execute(recorded.folder, model=str(qwen(context, "0.6B")), make_workers=_workers(recorded.folder))
+    execute_seconds = time.monotonic() - began
+    differ = len(result.mismatches) + (result.exit_code != 0)
+    note = f"{result.num_tokens:,} tokens the same"
     yield check("tokens that differ when executed again", differ, "", at_most=0, note=note)
-    execute_seconds = sum(each.execute_seconds for each in rounds)
-    record_seconds = sum(each.record_seconds for each in rounds)
-    num_tokens = sum(each.num_tokens for each in rounds)
     yield speed(
         "re-execution",
-        num_tokens / execute_seconds,
+        recorded.num_tokens / execute_seconds,
         "tok/s",
-        limit=num_tokens / record_seconds,
+        limit=recorded.num_tokens / recorded.seconds,
         limit_name="recorded",
         note="with the worker's start",
     )
 
 
-def _round(context: Context, *, num_workloads: int) -> Round:
-    """num_workloads: how often the whole workload is given, each time with other prompts."""
+def _record(context: Context) -> Recorded:
+    """The whole workload again and again, each time with other prompts, until there are as many tokens as wanted or
+    another round could not be executed again in time; once in a smoke run.
+    """
     model, whole = qwen(context, "0.6B"), nano_workload(context)
+    began = time.monotonic()
+    runs: list[Run] = []
     with start(context, model, record=Path(context.folder) / "runs", record_tokens=True, record_keep="1TiB") as llm:
-        runs = [
-            generate(llm, Workload([[number, *prompt] for prompt in whole.prompts], whole.output_lens))
-            for number in range(num_workloads)
-        ]
+        while not runs or sum(run.num_tokens for run in runs) < WANTED_TOKENS:
+            prompts = [[len(runs), *prompt] for prompt in whole.prompts]
+            runs.append(generate(llm, Workload(prompts, whole.output_lens)))
+            # The execution starts a worker, too, and computes what has been computed.
+            is_late = 2 * (time.monotonic() - began + runs[-1].seconds) > SHARE * context.seconds
+            if is_late or context.smoke:
+                break
         folder = llm.run_folder
     assert folder is not None
-    began = time.monotonic()
-    result = execute(folder, model=str(model), make_workers=_workers(folder))
-    seconds = sum(run.seconds for run in runs)
-    return Round(sum(run.num_tokens for run in runs), seconds, time.monotonic() - began, result)
+    return Recorded(folder, sum(run.num_tokens for run in runs), sum(run.seconds for run in runs))
 
 
 def _workers(run_folder: Path) -> functools.partial[WorkerProcesses]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 #: Of the device's time.
-WARM_UP_SECONDS, MEASURED_SECONDS = 0.05, 0.25
+WARM_UP_SECONDS, MEASURED_SECONDS = 0.05, 0.15
 LEAST_RUNS, MOST_RUNS = 5, 200
 #: Larger than any device's L2, and so much that filling it takes longer than the host needs to launch what is timed.
 FLUSH_BYTES = 1 << 30
