@@ -1,4 +1,7 @@
-"""Prompts to token ids without stalling the loop: short texts at once, long ones in a thread."""
+"""Prompts to token ids without stalling the loop: short texts at once, long ones in a thread.
+
+A body may have thousands of short ones: whoever has had as much done at once as one long text lets the loop turn.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from eventlm.server.tokenizer import Tokenizer
 
 #: Texts up to this many characters take well under a millisecond.
 INLINE_CHARACTERS = 2048
-#: A message costs as much as a text of so many, whatever is in it.
+#: A message costs as much as a text of so many, whatever is in it, and so does any text.
 CHARACTERS_OF_A_MESSAGE = 64
 
 T = TypeVar("T")
@@ -44,6 +47,8 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        #: What was done at once since somebody has let the loop turn for it.
+        self._inline_characters = 0
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
@@ -101,5 +106,9 @@ class PromptEncoder:
     async def run(self, size: int, work: Callable[[], T]) -> T:
         """Work that costs as much as a text of `size` characters, in a thread if that is long."""
         if size <= INLINE_CHARACTERS:
+            self._inline_characters += max(size, CHARACTERS_OF_A_MESSAGE)
+            if self._inline_characters > INLINE_CHARACTERS:
+                self._inline_characters = 0
+                await asyncio.sleep(0)
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -47,6 +47,24 @@ async def test_the_loop_runs_on_while_a_large_prompt_is_encoded(tmp_path: Path) 
     assert num_turns > 5
 
 
+async def test_the_loop_runs_on_while_many_prompts_are_encoded() -> None:
+    encoder = PromptEncoder(FakeTokenizer())
+    num_texts = 200
+    texts = ["x" * (INLINE_CHARACTERS // 4)] * num_texts
+
+    async def encode_all() -> int:
+        return sum([len(await encoder.encode(text, add_special_tokens=False)) for text in texts])
+
+    encoding = asyncio.create_task(encode_all())
+    num_turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    encoder.close()
+    assert encoding.result() == sum(map(len, texts))
+    assert num_turns >= num_texts // 5
+
+
 def test_bad_words_with_and_without_a_space(tmp_path: Path) -> None:
     tokenizer = CheckpointTokenizer(byte_level(tmp_path))
 
