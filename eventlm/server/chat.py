@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from eventlm.control.request import EngineRequest
 from eventlm.server.chat_messages import chat_messages
 from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
-from eventlm.server.choice_output import ChoiceOutput
+from eventlm.server.choice_output import ChoiceOutput, each_in_turn
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.decoding import decode_request
 from eventlm.server.echo import Echo
@@ -96,14 +96,14 @@ class ChatReplies:
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return self._chunk([], usage)
 
-    def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> ChatCompletion:
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> ChatCompletion:
         [request] = generation.group
         return ChatCompletion(
             id=self.identity.reply_id,
             created=self.identity.created,
             model=self._body.model,
             service_tier=self._body.used_tier,
-            choices=[self._choice(output) for output in choices],
+            choices=await each_in_turn(self._choice, choices),
             usage=generation.usage(),
             prompt_logprobs=prompt_logprobs(self._tokenizer, request, choices[0], self._body.prompt_logprobs),
             prompt_token_ids=self._prompt_ids,

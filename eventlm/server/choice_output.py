@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from eventlm.control.request import FinishedOutput
 from eventlm.sampler_params import TokenLogprobs
+
+T = TypeVar("T")
 
 
 class ChoiceOutput(Struct, frozen=True):
@@ -48,6 +52,16 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
         last.num_tokens,
         last.num_reasoning_tokens,
     )
+
+
+async def each_in_turn(make: Callable[[ChoiceOutput], T], outputs: Sequence[ChoiceOutput]) -> list[T]:
+    """What is made of each output; others have their turn between, for log-probabilities take milliseconds."""
+    made: list[T] = []
+    for output in outputs:
+        if made:
+            await asyncio.sleep(0)
+        made.append(make(output))
+    return made
 
 
 def part_of(logprobs: TokenLogprobs | None, start: int, end: int | None) -> TokenLogprobs | None:

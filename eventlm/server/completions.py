@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from eventlm.control.request import EngineRequest
-from eventlm.server.choice_output import ChoiceOutput
+from eventlm.server.choice_output import ChoiceOutput, each_in_turn
 from eventlm.server.context import CONTEXT, ServerContext, read_body
 from eventlm.server.decoding import decode_request
 from eventlm.server.echo import Echo
@@ -85,8 +85,8 @@ class CompletionReplies:
     def usage(self, usage: Usage) -> Completion:
         return self._chunk([], usage)
 
-    def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Completion:
-        return self._chunk([self._choice(output) for output in choices], generation.usage())
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Completion:
+        return self._chunk(await each_in_turn(self._choice, choices), generation.usage())
 
     def _choice(self, output: ChoiceOutput) -> CompletionChoice:
         assert output.finished is not None

@@ -93,7 +93,7 @@ async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
                 pieces[output.choice].append(output)
     except EventLMError as error:
         raise from_engine_error(error, prompt_param=replies.prompt_param) from error
-    return replies.whole([join_outputs(outputs) for outputs in pieces], generation)
+    return await replies.whole([join_outputs(outputs) for outputs in pieces], generation)
 
 
 def stream_error(failure: EventLMError, prompt_param: str) -> ApiError:

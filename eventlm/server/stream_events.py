@@ -54,7 +54,7 @@ class ReplyFormat(Protocol):
         """The stream's last chunk, if the client asked for it."""
         ...
 
-    def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
         """The reply that is not streamed, of all choices in their order."""
         ...
 

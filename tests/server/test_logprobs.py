@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import openai
 import pytest
+
+from eventlm.control.request import EngineRequest, FinishedOutput
+from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.server.choice_output import ChoiceOutput
+from eventlm.server.completions import CompletionReplies
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.generation import Generation
+from eventlm.server.output_queue import OutputQueue
+from eventlm.server.protocol import CompletionRequest
+from eventlm.server.replies import ReplyIdentity
 
 from .conftest import RunningServer
 from .engine_double import spell
@@ -122,6 +133,24 @@ def test_stop_reason(server: RunningServer, stream: bool) -> None:
     server.engine.script_end = "stop_token"
     for choice in reasons(stop_token_ids=[ord("d")]):
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ord("d"))
+
+
+async def test_the_loop_runs_on_while_a_reply_of_many_choices_is_written() -> None:
+    num_choices = 20
+    tokenizer = FakeTokenizer()
+    group = [EngineRequest(model="test", prompt_token_ids=[97], params=SamplerParams(), n=num_choices)]
+    body = CompletionRequest(model="test", prompt="a", n=num_choices, logprobs=0)
+    replies = CompletionReplies(body, tokenizer, group, ReplyIdentity.draw("cmpl"), [])
+    logprobs = TokenLogprobs(logprobs=[-1.0], ranks=[1], top_ids=[[]], top_logprobs=[[]])
+    end = FinishedOutput(0, "length", 1, 0)
+    outputs = [ChoiceOutput(choice, "b", [98], logprobs, finished=end) for choice in range(num_choices)]
+    writing = asyncio.create_task(replies.whole(outputs, Generation(tokenizer, group, [], OutputQueue())))
+    num_turns = 0
+    while not writing.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    assert [choice.index for choice in writing.result().choices] == list(range(num_choices))
+    assert num_turns >= num_choices
 
 
 def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> None:
