@@ -16,6 +16,7 @@ from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.events import (
     Arrived,
     Cancelled,
+    Desynced,
     Emitted,
     Event,
     Fact,
@@ -144,6 +145,21 @@ def test_a_step_waits_for_its_launch_and_for_the_one_before() -> None:
         assert step.start_ns == max(earliest_ns, before_ns + 50_000 if before_ns >= 0 else 0)
         assert step.ts == step.end_ns + 70_000
         before_ns = step.end_ns
+
+
+@pytest.mark.parametrize(
+    "word", [WorkerUp(replica=0, epoch=2), WorkerLost(replica=0, epoch=2), Desynced(replica=0, epoch=1, step=0)]
+)
+def test_word_of_an_older_worker_does_not_set_the_present_one_free(word: Fact) -> None:
+    # Where arrivals come closer together, a worker that started slowly comes up behind the one that took its place.
+    ups = [WorkerUp(ts=MILLISECOND, replica=0, epoch=3), structs.replace(word, ts=20 * MILLISECOND)]
+    simulator, events = simulate([request(2), request(2, prompt=900, output=30)], incidents=ups)
+    assert simulator.num_ended == 2
+    before_ns = 0
+    for step in of(events, StepCompleted):
+        assert step.start_ns >= before_ns
+        before_ns = step.end_ns
+    assert before_ns > 30 * MILLISECOND
 
 
 def test_lengths_and_ends() -> None:
