@@ -51,10 +51,7 @@ def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> Fit
     """
     collector = StepCollector()
     with LogReader(path) as log:
-        for line in log:
-            collector.apply(line.event())
-            if on_progress is not None and line.number % 4096 == 0:
-                on_progress(log.position, log.size_bytes)
+        log.fold(collector.apply, on_progress=on_progress)
     if not collector.steps:
         raise UsageError(f"{path}: no step was completed in it: there is nothing to fit a cost model to")
     return fit_cost(collector.steps, follows_run=False)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.control.metrics_report import Distribution, distribution
-from eventlm.events import Arrived, Header, Rejected
+from eventlm.events import Arrived, Event, Header, Rejected
 from eventlm.replay.comparable import Names
 from eventlm.replay.first_difference import FirstDifference, find_first_difference
 from eventlm.replay.outcome import OutcomeCollector, SequenceOutcome
@@ -38,8 +38,6 @@ METRICS = {
 _OF_EVERY_RUN = frozenset(
     {"s", "ts", "c", "run", "unix_start_ns", "previous_h", "config_hash", "config.record.record", "t", "seeds"}
 )
-
-_LINES_PER_PROGRESS = 4096
 
 
 class TraceSide(Struct, frozen=True, kw_only=True):
@@ -124,24 +122,24 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
 def read_side(path: Path | str, *, strict: bool = False, on_progress: OnProgress | None = None) -> TraceSide:
     """Read one of the runs. Raises as LogReader does."""
     collector = OutcomeCollector()
-    arrivals = []
-    num_rejected = 0
+    arrivals: list[Arrived] = []
+    rejections: list[Rejected] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, Arrived):
+            arrivals.append(event)
+        elif isinstance(event, Rejected):
+            rejections.append(event)
+        collector.see(event)
+
     with LogReader(path, strict=strict) as reader:
-        for line in reader:
-            event = line.event()
-            if isinstance(event, Arrived):
-                arrivals.append(event)
-            elif isinstance(event, Rejected):
-                num_rejected += 1
-            collector.see(event)
-            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                on_progress(reader.position, reader.size_bytes)
+        reader.fold(see, on_progress=on_progress)
         return TraceSide(
             path=reader.path,
             header=reader.header,
             num_events=reader.num_lines,
             arrivals=arrivals,
-            num_rejected=num_rejected,
+            num_rejected=len(rejections),
             sequences={(found.request, found.index): found for found in collector.outcome().sequences},
             warnings=[*_begins_late(reader), *reader.warnings()],
         )

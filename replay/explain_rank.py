@@ -21,7 +21,6 @@ FIELDS: dict[Measure, str] = {
     "queue": "request_scheduling_delay",
     "tpot": "request_time_per_output_token",
 }
-_LINES_PER_PROGRESS = 4096
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
@@ -77,10 +76,7 @@ def rank(
     rows = _Rows(FIELDS[by], count)
     store = MetricsStore(sink=rows)
     with LogReader(path, strict=strict) as reader:
-        for line in reader:
-            store.apply(line.event())
-            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                on_progress(reader.position, reader.size_bytes)
+        reader.fold(store.apply, on_progress=on_progress)
         return Ranking(
             path=reader.path,
             by=by,

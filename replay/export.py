@@ -14,8 +14,6 @@ from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.replay.table_file import Exported, Format, TableFile, Value, require_pyarrow
 from eventlm.types import OnProgress
 
-_LINES_PER_PROGRESS = 4096
-
 #: Columns and their types. `outcome`: finished, rejected, or unfinished where the log does not show the end. `request`
 #: is the seq of the arrival. For the times see `eventlm.control.metrics_aggregates`.
 REQUEST_COLUMNS: dict[str, type] = {
@@ -204,9 +202,6 @@ def export(
         require_pyarrow()
     with LogReader(path, strict=strict) as reader, _tables(Path(folder), to) as (requests, steps):
         exporter = _Exporter(requests, steps)
-        for line in reader:
-            exporter.see(line.event())
-            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                on_progress(reader.position, reader.size_bytes)
+        reader.fold(exporter.see, on_progress=on_progress)
         exporter.finish()
         return [requests.finish(), steps.finish()], reader.warnings()

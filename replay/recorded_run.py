@@ -281,13 +281,13 @@ def read_run(
         if log.header.core.max_tokens_per_row > 1:
             raise UsageError(f"{path}: rows of several tokens (speculation) cannot be replayed under a change yet")
         reader = _Reader()
-        for line in log:
-            event = line.event()
+
+        def take(event: Event) -> None:
             reader.apply(event)
             for see in subscribers:
                 see(event)
-            if on_progress is not None and line.number % 4096 == 0:
-                on_progress(log.position, log.size_bytes)
+
+        log.fold(take, on_progress=on_progress)
         requests = _link(list(reader.requests.values()))
         names = [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
         names += [max(fate.blocks) for request in requests for fate in request.fates if fate.blocks]

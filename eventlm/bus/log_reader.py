@@ -8,7 +8,7 @@ is damage. Where the oldest are gone the log begins with the first that is left,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -16,9 +16,11 @@ from eventlm.bus.run_folder import TRACE_NAME, closed_segments
 from eventlm.bus.segment_reader import LogLine, SegmentReader, TornTail, corrupt
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Event, Gap, Header
+from eventlm.types import OnProgress
 
 #: How often a folder is read again if a segment began meanwhile.
 _MAX_LISTINGS = 20
+_LINES_PER_PROGRESS = 4096
 
 __all__ = ["LogLine", "LogReader", "TornTail", "read_history"]
 
@@ -106,6 +108,24 @@ class LogReader:
 
     def __iter__(self) -> Iterator[LogLine]:
         return self._lines(0, None)
+
+    def fold(self, see: Callable[[Event], None], *, on_progress: OnProgress | None = None) -> None:
+        """Give all events to `see`, from the first; `on_progress` gets bytes read, and of how many.
+
+        Raises TraceCorruptError where an event contradicts those before it. What adds events up takes each for what a
+        core would say next, and a trace with right hashes may still have been made by hand.
+        """
+        line: LogLine | None = None
+        try:
+            for line in self:
+                see(line.event())
+                if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
+                    on_progress(self.position, self.size_bytes)
+        except (ArithmeticError, LookupError, ValueError) as error:
+            if line is None:
+                raise
+            what = f"it contradicts the lines before it ({type(error).__name__}: {error}); `eventlm replay` tells more"
+            raise corrupt(line.path, line.number, line.byte_offset, what) from error
 
     def lines_from(self, s: int) -> Iterator[LogLine]:
         """The lines from event `s` on, found by bisection; the lines before it are not checked."""

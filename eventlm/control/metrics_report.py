@@ -37,7 +37,6 @@ STEP_METRICS = ("batch_size", "batch_num_tokens", "batch_execution_time", "inter
 COUNTS = frozenset(
     {"request_num_restarts", "prompt_tokens", "output_tokens", "cached_tokens", "batch_size", "batch_num_tokens"}
 )
-_LINES_PER_PROGRESS = 4096
 
 
 class Distribution(Struct, frozen=True, kw_only=True):
@@ -182,10 +181,7 @@ def trace_stats(path: Path | str, *, strict: bool = False, on_progress: OnProgre
     """Read a whole trace. Raises as LogReader does."""
     collector = StatsCollector()
     with LogReader(path, strict=strict) as reader:
-        for line in reader:
-            collector.see(line.event())
-            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                on_progress(reader.position, reader.size_bytes)
+        reader.fold(collector.see, on_progress=on_progress)
         return collector.stats(path=reader.path, num_bytes=reader.position, warnings=reader.warnings())
 
 

@@ -10,7 +10,7 @@ import pytest
 from eventlm.bus.log_reader import LogReader, TornTail, read_history
 from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
-from eventlm.events import Header
+from eventlm.events import Event, Header
 from eventlm.events.codec import chain, close_line, encode_body
 from eventlm.events.markers import BEHAVIOUR_VERSION, FORMAT_VERSION, SCHEMA_VERSION
 from tests.bus import traces
@@ -27,6 +27,33 @@ writer.flush()
 print("written", flush=True)
 sys.stdin.read()
 """
+
+
+def test_a_fold_sees_every_event_and_tells_how_far_it_is(tmp_path: Path) -> None:
+    made = traces.events(5000)
+    traces.write(tmp_path / "t", made)
+    seen: list[Event] = []
+    told: list[tuple[int, int]] = []
+    with LogReader(tmp_path / "t") as reader:
+        reader.fold(seen.append, on_progress=lambda done, total: told.append((done, total)))
+        assert reader.clean_end
+    assert seen == made
+    assert told
+    assert all(0 < done < total == (tmp_path / "t").stat().st_size for done, total in told)
+
+
+@pytest.mark.parametrize("kind", [KeyError, IndexError, ValueError, ZeroDivisionError])
+def test_an_event_that_a_fold_cannot_take_is_damage_at_its_line(tmp_path: Path, kind: type[Exception]) -> None:
+    def see(event: Event) -> None:
+        if event.s == 7:
+            raise kind("seven")
+
+    traces.write(tmp_path / "t", traces.events(20))
+    with (
+        LogReader(tmp_path / "t") as reader,
+        pytest.raises(TraceCorruptError, match=rf"damaged at line 8, byte \d+: it contradicts.*{kind.__name__}"),
+    ):
+        reader.fold(see)
 
 
 def test_lines_come_with_number_offset_tag_seq_body_and_event(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_those_that_have_not_ended_are_counted(tmp_path: Path) -> None:
 
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventlm.replay.explain_rank._LINES_PER_PROGRESS", 50)
+    monkeypatch.setattr("eventlm.bus.log_reader._LINES_PER_PROGRESS", 50)
     told: list[tuple[int, int]] = []
     path = FOLDER / "edf_tight.jsonl"
     rank(path, 1, on_progress=lambda done, total: told.append((done, total)))

@@ -10,8 +10,13 @@ import msgspec
 import pytest
 
 from eventlm.bus.log_writer import LogWriter
+from eventlm.control.metrics_report import trace_stats
 from eventlm.errors import TraceCorruptError, TraceVersionError
 from eventlm.events.codec import DECISION_TAGS, chain, close_line, encode_body
+from eventlm.replay.diff import read_side
+from eventlm.replay.explain_rank import rank
+from eventlm.replay.export import export
+from eventlm.replay.recorded_run import read_run
 from eventlm.replay.verify import verify
 from tests.bus.traces import header
 from tests.replay.conftest import Recording
@@ -172,6 +177,43 @@ def test_flipped_bytes_of_a_recorded_run_are_refused(fcfs_run: Recording, tmp_pa
         path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         with pytest.raises((TraceCorruptError, TraceVersionError), match=r"line|behaviour"):
             verify(path)
+
+
+def _another_replica(objects: Objects) -> None:
+    objects[places(objects, "done")[3]]["replica"] = 9
+
+
+def _a_row_more(objects: Objects) -> None:
+    objects[places(objects, "done")[3]]["produced"].append(1)
+
+
+def _export(path: Path) -> object:
+    return export(path, path.parent / "out", to="csv")
+
+
+@pytest.mark.parametrize(
+    ("read", "change", "behind"),
+    [
+        (trace_stats, _another_replica, 1),
+        (lambda path: rank(path, 5), _another_replica, 1),
+        (_export, _another_replica, 1),
+        (read_side, _another_replica, 1),
+        # The emission behind a completion is where its rows are counted.
+        (read_run, _a_row_more, 2),
+    ],
+)
+def test_what_adds_up_a_trace_says_where_it_contradicts_itself(
+    fcfs_run: Recording,
+    tmp_path: Path,
+    read: Callable[[Path], object],
+    change: Callable[[Objects], None],
+    behind: int,
+) -> None:
+    path = tampered(fcfs_run.path, tmp_path / "t", change)
+    line = places(fcfs_run.objects, "done")[3] + behind
+    with pytest.raises(TraceCorruptError, match=rf"damaged at line {line}, byte \d+: it contradicts"):
+        read(path)
+    assert not list(tmp_path.glob("out/*"))
 
 
 def test_a_gap_ends_the_verification(fcfs_run: Recording, tmp_path: Path) -> None:
