@@ -128,6 +128,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     bare = word.lstrip("-")
     by_bare = {each.lstrip("-"): each for each in sorted(known)}
+    # What is that much longer is near to none, and may come from a client: to compare megabytes takes seconds.
+    if len(bare) > 3 * max(map(len, by_bare), default=0):
+        return ""
     # Two letters that changed places are much of a short word.
     cutoff = 0.66 if len(bare) < 5 else 0.75
     return next((by_bare[each] for each in difflib.get_close_matches(bare, by_bare, n=1, cutoff=cutoff)), "")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from typing import NoReturn
+
 import pytest
 
 from eventlm.config.options import did_you_mean, options
@@ -21,6 +24,14 @@ POLICIES = ["fcfs", "edf"]
 def test_a_word_is_answered_by_the_nearest_known_one(word: str, listed_as: str, hint: str) -> None:
     assert did_you_mean(word, POLICIES, listed_as=listed_as) == hint
     assert did_you_mean(word, iter(POLICIES), listed_as=listed_as) == hint
+
+
+def test_a_word_that_is_far_too_long_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compare(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a client's megabytes must not be compared")
+
+    monkeypatch.setattr(difflib, "get_close_matches", compare)
+    assert did_you_mean("a" * (3 * max(map(len, POLICIES)) + 1), POLICIES) == ""
 
 
 @pytest.mark.parametrize("word", ["--tensor-parallel-size", "--n-gpu-layers", "--seed", "--ssl-keyfile", "-m"])
