@@ -62,6 +62,9 @@ def make_tokenizer(
 
 #: A grammar that is nothing but a regex, as `LLMatcher.grammar_from_regex` writes it.
 _LONE_REGEX = re.compile(r"at 1\(8\): invalid regex .* \(in regex\): (.*)\n +1 \| start: /.*", re.DOTALL)
+#: An option of llguidance's own, which clients cannot set, and what they can do.
+_ONE_OF_ADVICE = ". Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_ONE_OF_REMEDY = " where two of its schemas may match the same value; use anyOf"
 
 
 class GrammarError(EventLMError):
@@ -87,10 +90,14 @@ def build_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def matcher_error(matcher: LLMatcher) -> str:
-    """What is wrong with a matcher, without llguidance's picture of its state, nor the grammar around a lone regex."""
+    """What is wrong with a matcher, in a client's terms.
+
+    Without llguidance's picture of its state, the grammar around a lone regex, and advice that no client can follow.
+    """
     text = matcher.get_error().partition("\n<")[0].strip()
     if lone := _LONE_REGEX.fullmatch(text):
         text = lone[1]
+    text = text.replace(_ONE_OF_ADVICE, _ONE_OF_REMEDY)
     return "nothing can match it" if text.startswith("NoExtension") else text
 
 

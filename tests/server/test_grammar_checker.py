@@ -51,7 +51,7 @@ def of(schema: dict[str, Any]) -> dict[str, Any]:
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "p", "incompatible types"),
         ({"$ref": "#/$defs/x"}, "p", "$defs/x"),
         ({"$ref": "http://127.0.0.1:9/x"}, "p", "not present"),
-        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "p", "oneOf"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "p", "the same value; use anyOf."),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
             "p.$defs.a",
