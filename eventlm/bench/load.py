@@ -47,15 +47,19 @@ class Load:
         self._start_ns = 0
 
     async def run(self, stop: asyncio.Event) -> LoadResult:
-        """Send everything and wait for its end; `stop` ends what is under way."""
+        """Send everything and wait for its end; `stop` or a cancellation ends what is under way."""
         self._start_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
         work = asyncio.ensure_future(self._send_all())
         stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        interrupted = not work.done()
-        for task in (work, stopped, *self._tasks):
-            task.cancel()
-        results = await asyncio.gather(work, stopped, *self._tasks, return_exceptions=True)
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            interrupted = not work.done()
+        finally:
+            # Whoever cancelled us closes the client next: nothing may be sent after that.
+            tasks = (work, stopped, *self._tasks)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
                 raise result

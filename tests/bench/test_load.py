@@ -195,6 +195,21 @@ async def test_stop_keeps_what_there_is() -> None:
     assert result.duration_ns == max(record.end_ns for record in result.records)
 
 
+async def test_a_cancelled_load_sends_nothing_more() -> None:
+    """As Ctrl-C does while the client's ceiling is measured: what is cancelled frees places, which nobody may take."""
+    gate = Gate(2)
+    async with scripted_server(gate.handle) as url:
+        async with OpenAIClient(url) as client:
+            load = asyncio.create_task(Load(client, "completions", requests(), max_concurrency=2).run(asyncio.Event()))
+            await asyncio.wait_for(gate.full.wait(), 30)
+            load.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await load
+            assert not [task for task in asyncio.all_tasks() if "Load." in repr(task)]
+        gate.open.set()
+    assert gate.peak == 2
+
+
 async def test_an_error_of_ours_is_not_swallowed() -> None:
     def broken() -> Iterator[LoadRequest]:
         yield from requests(1)
