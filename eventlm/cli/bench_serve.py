@@ -153,7 +153,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_output(folder)
     result, code = uvloop.run(_bench(options))
     if not result.load.records:
-        raise EventLMError("nothing was sent: it was interrupted before, or no arrival lies within --duration")
+        if code:
+            print("eventlm: interrupted before anything was sent", file=sys.stderr)
+            return code
+        raise EventLMError("nothing was sent: no arrival lies within --duration")
     statistics = summarize(result.load, options.objectives)
     print(format_report(result, statistics))
     for warning in warnings(result, statistics):

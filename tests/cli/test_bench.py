@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.bench.load import Load
+from eventlm.bench.records import LoadResult
+from eventlm.cli.stop_signals import StopSignals
 from tests.cli.conftest import RunHere
 from tests.serving import PATIENCE_SECONDS, Server, children, command, is_running, wait_until
 
@@ -99,6 +103,18 @@ def test_serve_reports_what_there_is_on_ctrl_c(server: Server, tmp_path: Path) -
     assert process.returncode == 130, err
     assert "interrupted" in lines_of(out)["requests"]
     assert err == "eventlm: warning: interrupted: the figures are of what had ended until then\n"
+
+
+def test_serve_says_that_nothing_was_sent_before_a_signal(
+    server: Server, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(load: Load, stop: asyncio.Event) -> LoadResult:
+        return LoadResult([], duration_ns=0, cpu_ns=0, interrupted=True)
+
+    monkeypatch.setattr(Load, "run", interrupted)
+    monkeypatch.setattr(StopSignals, "exit_code", 130)
+    found = run_here("bench", "serve", "--url", server.url, *FAST)
+    assert found == (130, "", "eventlm: interrupted before anything was sent\n")
 
 
 def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
