@@ -12,6 +12,8 @@ from eventlm.config.other_engines import name_elsewhere
 from eventlm.errors import UsageError
 
 _FLAG = re.compile(r"--[a-z-]+")
+#: argparse's words for what was left out.
+_REQUIRED = "the following arguments are required: "
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -64,7 +66,11 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {flags[0]}?" if flags else ""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError that says where help is."""
+        """Raise a UsageError that says what may stand where something was left out, and where help is."""
+        if message.startswith(_REQUIRED):
+            positionals = [action for action in self._actions if not action.option_strings]
+            known = ", ".join(str(choice) for action in positionals for choice in action.choices or ())
+            message += f"; known: {known}" if known else ""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
