@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 #: A smaller file is read before a bar could be seen.
 MIN_BYTES = 8 * 1024 * 1024
+_BYTES: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
 #: Of a phase of a start: one that can be counted, one that cannot.
 _COUNTED, _NOT_COUNTED = "{desc}: {percentage:3.0f}%|{bar}|", "{desc} …"
 
@@ -33,19 +34,23 @@ def file_progress(
         return
     from tqdm import tqdm
 
-    with tqdm(desc=description, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=False) as bar:
+    with tqdm(desc=description, **_BYTES, file=sys.stderr, leave=False) as bar:
         yield _advance(bar)
 
 
 @contextlib.contextmanager
 def count_progress(description: str, unit: str, *, is_long: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a callback for (things done, things in all), or None where no bar is shown."""
+    """Yield a callback for (things done, things in all), or None where no bar is shown.
+
+    `unit` is the name of one; bytes are shown in multiples.
+    """
     if not is_long or not sys.stderr.isatty():
         yield None
         return
     from tqdm import tqdm
 
-    with tqdm(desc=description, unit=f" {unit}s", file=sys.stderr, leave=False) as bar:
+    units = _BYTES if unit == "byte" else {"unit": f" {unit}s"}
+    with tqdm(desc=description, **units, file=sys.stderr, leave=False) as bar:
         yield _advance(bar)
 
 

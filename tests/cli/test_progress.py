@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from eventlm.cli.progress import start_progress
+from eventlm.cli.progress import count_progress, start_progress
 from eventlm.worker.protocol import StartProgress
 
 
@@ -46,6 +46,12 @@ def test_of_several_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
         assert on_progress is not None
         on_progress(1, StartProgress(epoch=1, phase="reading weights"))
     assert "replica 1: reading weights …" in terminal.getvalue()
+
+
+def test_bytes_are_shown_in_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_of(monkeypatch)
+    with count_progress("reading", "byte"):
+        assert "reading: 0.00B" in terminal.getvalue()
 
 
 def test_where_nobody_watches_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
