@@ -32,7 +32,7 @@ def render(result: SweepResult) -> Iterator[str]:
     again = result.num_cells - result.num_run
     yield f"{counted(result.num_cells, 'simulation')}" + (f", {again:,} of them from an earlier sweep" if again else "")
     yield ""
-    columns = ("configuration", "load", "requests/s", "complete", "rejected", *_latency_columns(), "busy", "preempted")
+    columns = ("configuration", "load", "arriving/s", "complete", "rejected", *_latency_columns(), "busy", "preempted")
     has_slo = bool(result.plan.limits)
     rows = []
     for each in result.configurations:

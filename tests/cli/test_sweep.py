@@ -39,6 +39,7 @@ def test_table_files_and_picture(run_here: RunHere, workload: str, tmp_path: Pat
     lines = output.splitlines()
     assert lines[0] == "4 simulations"
     assert sum(line.startswith(("fcfs fixed", "lrs fixed")) for line in lines) == 6
+    assert next(line for line in lines if line.startswith("configuration ")).split()[1:3] == ["load", "arriving/s"]
     assert "capacity at p99 TTFT <= 900 ms, p90 TPOT <= 500 ms" in output
     with (tmp_path / "out" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
