@@ -214,13 +214,14 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
             raise UsageError(f"{path}: {lower_first(str(error))}") from error
         line = int(position["line"] or text.count("\n") + 1)
         column = int(position["column"] or len(text) - text.rfind("\n"))
-        raise UsageError(f"{path}, line {line}, column {column}: {lower_first(position['what'])}") from error
+        found = lower_first(position["what"])
+        raise UsageError(f"{path}, line {line}, column {column}: {found} ({what} must be TOML)") from error
 
 
 def _unknown_top_level(name: str, value: object) -> str:
     if name == CLASSES:
         return f"{name} = {value!r}: must be tables, one [classes.NAME] for each class"
-    if not isinstance(value, dict):
+    if name in options() or not isinstance(value, dict):
         return _unknown_key("", name)
     return f"unknown section [{name}]{did_you_mean(name, [*sections(), CLASSES], listed_as='known')}"
 
