@@ -54,7 +54,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2)
         (["serve", "--port", "x", "--print-config"], "--port 'x': must be an integer from 0 to 65535"),
         (["serve", "--config", "/nowhere.toml"], "cannot read the configuration /nowhere.toml: No such file"),
         (["bench"], "KIND; known: serve, throughput, latency, step (see eventlm bench --help)"),
-        (["trace"], "the following arguments are required: ACTION; known: ls, "),
+        (["trace"], "the following arguments are required: ACTION; known: info, stats, ls, "),
         (["trace", "chek", "x"], "unknown action 'chek'; did you mean check?"),
         (["trace", "check", "--strickt", "x"], "unknown flag --strickt; did you mean --strict?"),
         (["trace", "check", "/nowhere.jsonl"], "cannot read the trace /nowhere.jsonl: No such file or directory"),
