@@ -216,7 +216,8 @@ async def _collect(generation: Generation, body: EmbeddingRequest) -> list[list[
     try:
         async with aclosing(generation.outputs()) as outputs:
             async for output in outputs:
-                if output.finished is not None and (error := from_finish_reason(output.finished.reason)) is not None:
+                end = output.finished
+                if end is not None and (error := from_finish_reason(end.reason, end.detail)) is not None:
                     raise error
                 if output.embedding:
                     found[output.choice] = _encode(output.embedding, body)

@@ -239,6 +239,9 @@ class EngineDouble:
         num_tokens = 0
         if request.kind == "pool":
             await asyncio.sleep(self.step_seconds)
+            if number in self.cancelled_by:
+                put(FinishedOutput(index, "cancelled", 0, cached_tokens=0, detail=self.cancelled_by[number]))
+                return
             put(EmbeddingOutput(index, spell_embedding(request.prompt_token_ids)))
             put(FinishedOutput(index, "complete", 0, cached_tokens=0))
             return

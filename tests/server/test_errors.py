@@ -127,6 +127,18 @@ def test_what_was_ended_on_purpose_is_not_tried_again(
     assert len(server.engine.requests) == 1
 
 
+@pytest.mark.parametrize(("reason", "status", "code"), [("admin", 503, "aborted"), ("owner", 499, "cancelled")])
+def test_embeddings_that_were_ended_on_purpose_are_not_tried_again(
+    server: RunningServer, reason: str, status: int, code: str
+) -> None:
+    server.engine.cancelled_by[0] = reason
+    with pytest.raises(openai.APIStatusError) as caught:
+        client_of(server).embeddings.create(model="test", input="hi")
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert len(server.engine.requests) == 1
+
+
 def test_what_the_server_ended_is_tried_again(server: RunningServer) -> None:
     server.engine.script = lambda request, index: []
     server.engine.script_end = "cancelled"
