@@ -11,6 +11,7 @@ import asyncio
 import socket
 
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 from aiohttp.http_writer import StreamWriter
 
 from eventlm.config import ServerConfig
@@ -40,6 +41,9 @@ class EventStream:
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._max_waiting_bytes)
+        if self._request.version < HttpVersion11:
+            # It knows no chunks: where a stream ends is told by the end of the connection alone.
+            self.response.force_close()
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer = writer

@@ -61,6 +61,21 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
     return prepared(start_server(max_stream_buffer="4KiB"))
 
 
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_stream_in_the_old_protocol_ends_with_its_connection(
+    start_server: Callable[..., RunningServer], connection: str
+) -> None:
+    server = start_server(idle_timeout_seconds=10 * int(PATIENCE_SECONDS))
+    body = b'{"model": "test", "prompt": "hi", "stream": true}'
+    head = f"POST /v1/completions HTTP/1.0\r\nConnection: {connection}\r\nContent-Type: application/json\r\n"
+    with server.raw(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body) as client:
+        data = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, events = data.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.0 200 ")
+    assert "keep-alive" not in head.lower()
+    assert chunks_of(events.encode())[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 @pytest.fixture
 def impatient(start_server: Callable[..., RunningServer]) -> RunningServer:
     return prepared(start_server(max_stream_buffer="4KiB", write_timeout_seconds=1))
