@@ -99,6 +99,10 @@ class PromptEncoder:
         """The text of whole prompts or outputs, special tokens included."""
         return await self.run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
 
+    async def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return await self.run(len(token_ids), lambda: self._tokenizer.token_strings(token_ids))
+
     def close(self) -> None:
         """Give the threads back; texts that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)

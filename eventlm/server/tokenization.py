@@ -73,7 +73,7 @@ async def tokenize(request: web.Request) -> web.Response:
             count=len(token_ids),
             max_model_len=context.engine.max_model_len,
             tokens=token_ids,
-            token_strs=context.tokenizer.token_strings(token_ids) if body.return_token_strs else None,
+            token_strs=await context.encoder.token_strings(token_ids) if body.return_token_strs else None,
         )
     )
 

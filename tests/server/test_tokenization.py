@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,21 @@ def test_a_long_text_goes_through_a_thread(server: RunningServer) -> None:
     text = "größer " * 400
     tokens = server.post("/tokenize", {"prompt": text}).json()["tokens"]
     assert server.post("/detokenize", {"tokens": tokens}).json()["prompt"] == "<|bos|>" + text
+
+
+def test_the_words_of_a_long_text_are_found_in_a_thread(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = server.context.tokenizer
+    spell, threads = tokenizer.token_strings, []
+
+    def note_thread(token_ids: Sequence[int]) -> list[str]:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return spell(token_ids)
+
+    monkeypatch.setattr(tokenizer, "token_strings", note_thread)
+    text = "x" * 4096
+    found = server.post("/tokenize", {"prompt": text, "add_special_tokens": False, "return_token_strs": True}).json()
+    assert found["token_strs"] == list(text)
+    assert threads == ["tokenizer"]
 
 
 @pytest.mark.parametrize(
