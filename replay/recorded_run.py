@@ -7,6 +7,7 @@ from the end of the one before. What the run did not show to its end is censored
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,9 +315,13 @@ def read_run(
 
 def _link(found: list[_Request]) -> list[WorkloadRequest]:
     """The requests of the workload, each with the one whose end it came after."""
-    # A log may end in the middle of a group.
-    while found and found[-1].arrival.group_index + 1 < found[-1].arrival.group_size:
-        found.pop()
+    # A log may end in the middle of a group, and a gap begin there. The members of one are stamped in a row.
+    num_members = Counter(request.arrival.s - request.arrival.group_index for request in found)
+    found = [
+        request
+        for request in found
+        if num_members[request.arrival.s - request.arrival.group_index] == request.arrival.group_size
+    ]
     ends = [request.end_ns for request in found]
     generated = [[block for sample in request.samples for block in sample.blocks] for request in found]
     parents = find_parents([request.arrival for request in found], ends, generated)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Rejected
 from eventlm.replay.null_test import null_test
@@ -14,6 +18,7 @@ from eventlm.replay.workload import NEVER, Cancel, Fate, TextEnd
 from tests.simulation import Simulation
 
 from .made_workloads import MILLISECOND
+from .traces import CALM, small_machine
 from .what_if_runs import events_of, made_run, requests_of, run_of
 
 
@@ -121,3 +126,36 @@ def test_requests_under_way_where_a_log_begins_are_counted(tmp_path: Path) -> No
     assert requests_with(events, Finished) <= before | arrived
     assert {request.s for request in run.workload.requests} <= arrived
     assert read_run(writer.run_folder).start is None
+
+
+def test_a_group_that_a_full_disk_has_cut_in_two_did_not_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventlm.bus.log_writer.RETRY_SECONDS", 0.0)
+    write, num_cuts = os.write, 0
+
+    def fill_up(fd: int, data: bytes) -> int:
+        """There is no room for the second member of a group, once."""
+        nonlocal num_cuts
+        place = data.find(b'"group_index":1')
+        if place < 0 or num_cuts == 2:
+            return write(fd, data)
+        num_cuts += 1
+        if num_cuts == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data[:place])
+
+    with LogWriter(tmp_path, "run") as writer:
+        simulation = Simulation(1, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
+        monkeypatch.setattr(os, "write", fill_up)
+        simulation.run()
+    with LogReader(writer.run_folder) as log:
+        arrivals = [event for event in (line.event() for line in log) if isinstance(event, Arrived)]
+        assert len(log.gaps) == 1
+    alone = [each for each in arrivals if each.group_size > 1 and each.s + 1 not in {other.s for other in arrivals}]
+    alone = [each for each in alone if each.group_index == 0]
+    assert len(alone) == 1
+    workload = read_run(writer.run_folder).workload
+    assert [request.s for request in workload.requests] == [each.s for each in arrivals if each is not alone[0]]
+    for group in workload.groups():
+        assert [workload.requests[place].arrival.group_index for place in group] == list(range(len(group)))
