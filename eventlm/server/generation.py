@@ -145,8 +145,13 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was taken."""
-        return not any(self._unfinished) and not self._ahead
+        """Whether everything was taken. Of requests that have failed nothing more comes."""
+        if self._ahead:
+            return False
+        failed = self._outputs.failed
+        if failed:
+            return all(not left or place in failed for place, left in enumerate(self._unfinished))
+        return not any(self._unfinished)
 
     @property
     def knows_cached_tokens(self) -> bool:

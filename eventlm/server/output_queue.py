@@ -17,6 +17,8 @@ class OutputQueue:
         self._waiter: asyncio.Future[None] | None = None
         #: How many of them are no outputs.
         self._num_errors = 0
+        #: Requests of which an error was taken: nothing more comes of them.
+        self.failed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._outputs)
@@ -55,8 +57,11 @@ class OutputQueue:
             num_taken += 1
         if not num_taken:
             self._num_errors -= 1
-            error = outputs.pop(0)[1]
-            raise error if isinstance(error, EventLMError) else TakenOverError()
+            place, error = outputs.pop(0)
+            if isinstance(error, EventLMError):
+                self.failed.add(place)
+                raise error
+            raise TakenOverError()
         self._outputs = outputs[num_taken:]
         return cast("list[tuple[int, RequestOutput]]", outputs[:num_taken])
 

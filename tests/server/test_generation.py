@@ -11,6 +11,7 @@ from eventlm.control.request import (
     ClosingOutput,
     EmbeddingOutput,
     EngineRequest,
+    EngineUnavailableError,
     FinishedOutput,
     PromptLogprobsOutput,
     RequestHandle,
@@ -205,6 +206,20 @@ async def test_who_was_taken_over_from_keeps_nothing() -> None:
     with pytest.raises(TakenOverError):
         await second.take()
     assert len(second._outputs) == 0
+
+
+async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
+    outputs = OutputQueue()
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    generation = Generation(FakeTokenizer(), [request] * 3, [], outputs)
+    outputs.put(0, FinishedOutput(0, "length", 0, 0))
+    await generation.take()
+    for place in (1, 2):
+        assert not generation.is_over
+        outputs.put(place, EngineUnavailableError("the engine has died"))
+        with pytest.raises(EngineUnavailableError):
+            await generation.take()
+    assert generation.is_over
 
 
 async def test_a_cancelled_submit_leaves_nothing_behind() -> None:

@@ -223,3 +223,11 @@ def test_an_error_ends_a_resumed_stream_too(server: RunningServer) -> None:
     assert (error.id, done) == ("", SentEvent("", "[DONE]"))
     wait_until(lambda: server.context.num_running == 0)
     assert resume(server, reply_id).status == 404
+
+
+def test_nobody_reads_on_what_its_reader_saw_die_with_the_engine(server: RunningServer) -> None:
+    connection, _ = start_endless(server)
+    server.loop.call_soon_threadsafe(server.engine.fail, EngineUnavailableError("the engine has died"))
+    assert read_to_end(connection)[-1].data == "[DONE]"
+    # A shutdown waits for what runs.
+    wait_until(lambda: server.context.num_running == 0)
