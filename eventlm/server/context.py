@@ -79,6 +79,8 @@ class ServerContext:
         self.draining = False
         self._cut = False
         self._num_running = 0
+        #: The time that is left for each body that is on its way.
+        self._awaited_bodies: set[asyncio.Timeout] = set()
         #: Of the bodies of all requests that are not over.
         self.num_body_bytes = 0
         self.max_bodies_bytes = memory_bytes(config.body_memory)
@@ -117,6 +119,22 @@ class ServerContext:
                 raise unavailable("The server is draining and takes no new requests; try another one or try again.")
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
+
+    @contextlib.asynccontextmanager
+    async def time_for_a_body(self) -> AsyncIterator[None]:
+        """A client's body is awaited. Raises ApiError: behind the time that it may take, or at the end of a drain."""
+        seconds = self.config.body_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds) as awaited:
+                self._awaited_bodies.add(awaited)
+                try:
+                    yield
+                finally:
+                    self._awaited_bodies.discard(awaited)
+        except TimeoutError as error:
+            if self._cut:
+                raise unavailable("The server is shutting down; try another one or try again.") from error
+            raise timed_out(f"The request's body did not come within {seconds} s.") from error
 
     async def submit(self, group: list[EngineRequest], submission: Submission, *, prompt_param: str) -> Generation:
         """Hand a group to the engine. Raises ApiError. `release` the generation in the end."""
@@ -190,6 +208,9 @@ class ServerContext:
         self._cut = True
         for generation in list(self._live.values()):
             generation.cancel(AT_SHUTDOWN)
+        for awaited in self._awaited_bodies:
+            if not awaited.expired():
+                awaited.reschedule(asyncio.get_running_loop().time())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), LAST_WORDS_SECONDS)
 
@@ -218,9 +239,8 @@ async def read_body(request: web.Request) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         raise body_too_large(limit)
     body = bytearray()
-    seconds = context.config.body_timeout_seconds
     try:
-        async with asyncio.timeout(seconds):
+        async with context.time_for_a_body():
             async for chunk in _decoded_body(request):
                 if len(body) + len(chunk) > limit:
                     raise body_too_large(limit)
@@ -229,8 +249,6 @@ async def read_body(request: web.Request) -> bytes:
                 request[BODY_BYTES] = len(body)
                 if context.num_body_bytes > context.max_bodies_bytes:
                     raise unavailable("The server holds as many bytes of requests as it may; try again.")
-    except TimeoutError as error:
-        raise timed_out(f"The request's body did not come within {seconds} s.") from error
     except web.RequestPayloadError as error:
         raise ApiError(400, "The request body is broken: it does not follow its Transfer-Encoding.") from error
     request[BODY] = data = bytes(body)

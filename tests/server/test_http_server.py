@@ -254,6 +254,19 @@ def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None
         assert line["status"] == 503
 
 
+def test_who_still_sends_a_body_when_a_drain_is_over_is_told_so(start_server: Any) -> None:
+    server = start_server(drain_seconds=0)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    with server.raw(head.encode() + b"{") as connection:
+        wait_until(lambda: server.context.num_running == 1)
+        server.call(server._server.drain(asyncio.Event()))
+        assert server.context.num_running == 0
+        data = connection.recv(65536)
+    assert data.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: " in data
+    assert b"shutting down" in data
+
+
 def test_a_stream_that_ends_well_and_one_whose_client_leaves_are_not_logged_as_cut(server: RunningServer) -> None:
     with capture_logs() as logs:
         server.chat(stream=True)
