@@ -23,6 +23,7 @@ examples:
   eventlm pull                       fetch the default model
   ls "$(eventlm pull smollm2)"       look at its files
   EVENTLM_HOME=/data eventlm pull    keep it elsewhere
+  rm -r "$(eventlm pull)"            before a pull, if a file is damaged
   eventlm pull Qwen/Qwen3-0.6B       a repository of the hub, without its code"""
     parser.add_argument(
         "name",

@@ -1,4 +1,4 @@
-"""Where a trace lies: a file, the folder of a run, or the newest run of all."""
+"""Where a trace lies: a file, the folder of a run, a run of the state folder by its name, or the newest there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from eventlm.errors import UsageError
 #: Stands for the newest run of the state folder, unless a file or folder here has that name.
 LATEST = "latest"
 HELP = (
-    "a trace file, or the folder of a run with all its files, such as DIR/latest of `--record DIR` "
-    "(default: latest, which is the newest run in the state folder)"
+    "a trace file, or the folder of a run with all its files, such as DIR/latest of `--record DIR`, or the name of a "
+    "run in the state folder, as `eventlm trace ls` has it (default: latest, which is the newest run there)"
 )
 
 
@@ -19,10 +19,10 @@ def trace_file(text: str) -> str:
     from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, closed_segments
 
     path = Path(text)
-    if text == LATEST and not path.exists():
-        path = _newest()
+    if not path.exists():
+        path = _newest() if text == LATEST else _named(text)
     if not path.is_dir():
-        return str(path) if text == LATEST else text
+        return text
     if closed_segments(path):
         return str(path)
     if not (path / TRACE_NAME).is_file():
@@ -38,6 +38,14 @@ def last_file(text: str) -> str:
 
     found = Path(trace_file(text))
     return str(found / TRACE_NAME if found.is_dir() else found)
+
+
+def _named(text: str) -> Path:
+    """The run of the state folder that has this name, else the path itself."""
+    from eventlm.config.state_folder import runs_folder
+
+    run = runs_folder() / text
+    return run if Path(text).name == text and run.is_dir() else Path(text)
 
 
 def _newest() -> Path:

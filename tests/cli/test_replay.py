@@ -75,6 +75,8 @@ def test_left_out_it_is_the_newest_run_of_the_state_folder(
     assert main(["replay"]) == 0
     assert main(["trace", "check", "latest"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{trace}: ok, ")
+    assert main(["replay", trace.parent.name]) == 0
+    assert main(["replay", f"{trace.parent.name}x"]) == 2
     # What lies here under that name goes first.
     (tmp_path / "latest").write_text("")
     assert main(["replay", "latest"]) == 3
