@@ -12,7 +12,7 @@ from eventlm.core.state import CoreState, replica_of
 from eventlm.core.step_planner import plan_step
 from eventlm.core.suspects import accuse
 from eventlm.errors import InvariantError
-from eventlm.events import CacheFlushed, Desynced, PolicySwapped, Routed, WorkerLost, WorkerUp
+from eventlm.events import CacheFlushed, Desynced, PolicySwapped, Preempted, Routed, WorkerLost, WorkerUp
 
 
 def worker_up(state: CoreState, fact: WorkerUp) -> None:
@@ -82,9 +82,18 @@ def plan(state: CoreState) -> None:
             _read_keys(state)
         if len(ready) > 1:
             ready.sort(key=_turn)
+        num_decided = len(state.decisions)
         launched = [plan_step(state, replica) for replica in ready]
-        if not any(launched):
+        # Who had to give way on one replica may run on another whose turn was over by then.
+        if not any(launched) and not _has_preempted(state, num_decided):
             return
+
+
+def _has_preempted(state: CoreState, num_before: int) -> bool:
+    """Whether anybody was preempted since so many decisions. Without a launch that ends: only decodes give way to
+    memory, and an eviction at admission counts against its victim until its next token.
+    """
+    return any(isinstance(decision, Preempted) for decision in state.decisions[num_before:])
 
 
 def _turn(replica: Replica) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from eventlm.events.base import Marker
 FORMAT_VERSION = 1
 SCHEMA_VERSION = 6
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
-BEHAVIOUR_VERSION = 4
+BEHAVIOUR_VERSION = 5
 
 
 class PluginRecord(Struct, frozen=True, kw_only=True):

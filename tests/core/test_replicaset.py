@@ -236,3 +236,19 @@ def test_prefixes_are_looked_up_for_those_who_read_them_only() -> None:
     assert [len(replica.queue) for replica in rig.state.replicas] == [1, 1]
     assert [replica.queue.names for replica in rig.state.replicas] == [{}, {}]
     assert view_of(rig.state, rig.state.replicas[0], rig.sequence(seqs[0])).prefix_tokens == 0
+
+
+def test_one_that_gives_way_goes_on_at_a_replica_whose_turn_was_over() -> None:
+    depth = {"max_steps_in_flight": 2, "max_decodes_in_flight_per_seq": 2}
+    rig = Rig(up=False, num_replicas=2, num_blocks=5, max_model_len=16, **depth)
+    rig.feed(WorkerUp(replica=0, epoch=1))
+    ahead, behind = rig.arrive_all(arrival(4, 6), arrival(4, 12))
+    rig.feed(WorkerUp(replica=1, epoch=1))
+    while not rig.preempted():
+        rig.complete()
+    assert rig.preempted() == [(behind, "memory")]
+    # The last row of `ahead` is in flight, with the block that `behind` lacks: replica 0 has nothing to launch.
+    assert rig.sequence(ahead).in_flight == 1
+    assert [(launched.replica, rows(launched)) for launched in rig.of(Launched)] == [(1, [behind])] * 2
+    rig.finish_all()
+    assert [reason for *_, reason, _ in rig.finished()] == ["length", "length"]

@@ -11,10 +11,13 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from eventlm.core import replicaset
+from eventlm.core.core import Core
+from eventlm.events import Launched, Preempted
 from eventlm.events.codec import DECISION_TAGS
 from tests.replay.workload_runs import ALL_TAGS, in_processes
 from tests.simulation import Simulation
@@ -23,6 +26,8 @@ from tests.workload import BATCHERS, MILLISECOND, POLICIES, ROUTERS, Chaos, Outc
 NUM_WORKLOADS = 1008
 NUM_RECORDED_AGAIN = 36
 NUM_DELAYED = 36
+#: In two of them a step that launches nothing preempts somebody, and then there is room for another.
+PLANNED_AGAIN = (33, 48)
 NUM_SOAKED = 20_000
 SOAK_BATCH = 500
 
@@ -82,6 +87,29 @@ def test_every_combination_of_plugins_comes_up() -> None:
         machine = draw_machine(random.Random(seed), seed)
         seen.add((machine.policies[0]["type"], machine.batcher["type"], machine.router["type"]))
     assert seen == {(policy, batcher, router) for policy in POLICIES for batcher in BATCHERS for router in ROUTERS}
+
+
+def test_nobody_could_run_where_a_plan_has_ended() -> None:
+    num_asked = 0
+    for seed in range(*PLANNED_AGAIN):
+        simulation = Simulation(seed, check_every=0)
+        core = simulation.driver.core
+        apply = core.apply
+
+        def plan_again(event: Any, *, core: Core = core, apply: Any = apply, seed: int = seed) -> Any:
+            nonlocal num_asked
+            decisions = apply(event)
+            if getattr(event, "p", 0):
+                copy = Core.restored(core.state.config, core.state.plugins, core.snapshot()).state
+                replicaset.plan(copy)
+                more = [each for each in copy.decisions if isinstance(each, Launched | Preempted)]
+                assert more == [], f"workload {seed}, event {event.s}"
+                num_asked += 1
+            return decisions
+
+        core.apply = plan_again  # type: ignore[method-assign]
+        simulation.run()
+    assert num_asked > 1000
 
 
 def test_results_do_not_depend_on_when_the_edge_looked_at_the_text() -> None:
