@@ -25,53 +25,6 @@ namespace eventlm {
 // two blocks are never mixed.
 constexpr int kBlockRows = 64;
 
-// Up to kRowsAtOnce rows, the number as a template's argument so that the sums are registers.
-template <class Numbers, int NUM_ROWS, class Put>
-EVENTLM_INLINE void multiply_rows(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
-                                  Put&& put, PanelAhead ahead) {
-  if constexpr (NUM_ROWS > 0) {
-    if (count == NUM_ROWS) {
-      multiply_tile<Numbers, NUM_ROWS, 1>(matrix, panel, rows, row, put, ahead);
-    } else {
-      multiply_rows<Numbers, NUM_ROWS - 1>(matrix, panel, rows, row, count, put, ahead);
-    }
-  }
-}
-
-// The rows [first, last), of one block, times the panels [begin, end).
-template <class Numbers, class Put>
-void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
-                      Put&& put) {
-  std::size_t panel = begin;
-#if defined(__AVX512F__)
-  // A single row has too few sums under way to hide an addition's latency: four panels together.
-  if (last - first <= 2) {
-    for (; panel + 4 <= end; panel += 4) {
-      if (last - first == 1) {
-        multiply_tile<Numbers, 1, 4>(matrix, panel, rows, first, put, {});
-      } else {
-        multiply_tile<Numbers, 2, 4>(matrix, panel, rows, first, put, {});
-      }
-    }
-  }
-#endif
-  // If there are several passes, each asks for its part of the next panel: so memory is read while all of them
-  // multiply, and not only while the first does. One alone is as fast as the processor's own look ahead.
-  const std::size_t panel_bytes = matrix.panel_words() * sizeof(std::uint32_t), num_rows = last - first;
-  for (; panel < end; panel++) {
-    const char* bytes = reinterpret_cast<const char*>(matrix.panel(panel));
-    for (int row = first; row < last;) {
-      const int count = std::min({kRowsAtOnce, last - row, kTileRows - row % kTileRows});
-      PanelAhead ahead{bytes, 0};
-      if (num_rows > kRowsAtOnce) {
-        ahead = {bytes + panel_bytes + panel_bytes * (row - first) / num_rows, 2 * kLineBytes * count / num_rows};
-      }
-      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put, ahead);
-      row += count;
-    }
-  }
-}
-
 #if defined(__AMX_BF16__)
 
 // Words of a panel that are multiplied by one group of inputs.

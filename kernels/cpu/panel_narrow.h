@@ -1,9 +1,9 @@
-// Rows times a panel where registers have eight lanes or four, and there are 16 of them: AVX2, SSE2. (NEON has more.)
+// Rows times panels where registers have eight lanes or four, and there are 16 of them: AVX2, SSE2. (NEON has more.)
 //
-// So that what is summed stays in registers, either few rows go over many columns, or four rows over few; a panel is
-// gone over as often as that takes.
+// Sums of two rows, or of one with two panels, are as many as stay in registers and hide an addition's latency.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,9 +13,9 @@
 
 namespace eventlm {
 
-constexpr int kRowsAtOnce = 4;
-// Vectors of columns that are multiplied at once.
-constexpr int vectors_at_once(int num_rows) { return num_rows < kRowsAtOnce ? 4 : 2; }
+constexpr int kRowsAtOnce = 2;
+// Vectors of a panel's columns that are multiplied at once.
+constexpr int kVectorsAtOnce = 4;
 constexpr int kPanelVectors = kPanel / kNative;
 
 // Products of bf16, of a word's even and odd inputs one after the other; sums as `dot_pairs` has them.
@@ -47,55 +47,99 @@ struct Integers {
   }
 };
 
-// NUM_ROWS rows times NUM_VECTORS vectors of a panel's columns, from `weights` on.
-template <class Numbers, int NUM_ROWS, int NUM_VECTORS>
-EVENTLM_INLINE void multiply_columns(const std::uint32_t* weights, const std::uint32_t* inputs, std::size_t num_groups,
-                                     PanelAhead& ahead, typename Numbers::Native (&sums)[NUM_ROWS][NUM_VECTORS]) {
+// NUM_ROWS rows times kVectorsAtOnce vectors of columns of each of NUM_PANELS panels, the first from `weights` on.
+//
+// A function of its own: what is live around it would take the registers of sums.
+template <class Numbers, int NUM_ROWS, int NUM_PANELS>
+[[gnu::noinline]] void multiply_columns(const std::uint32_t* weights, std::size_t panel_words,
+                                        const std::uint32_t* inputs, std::size_t num_groups, PanelAhead ahead,
+                                        typename Numbers::Native (&out)[NUM_ROWS][NUM_PANELS][kVectorsAtOnce]) {
+  constexpr int kVectors = NUM_PANELS * kVectorsAtOnce;
+  typename Numbers::Native sums[NUM_ROWS][kVectors] = {};
+  const auto words = [&](int v) {
+    return load<u32xn>(weights + v / kVectorsAtOnce * panel_words + v % kVectorsAtOnce * kNative);
+  };
   for (std::size_t group = 0; group < num_groups; group++, inputs += kTileRows * kLanes) {
     for (int pair = 0; pair < kLanes; pair++, weights += kPanel) {
       __builtin_prefetch(ahead.bytes, 0, 2);
       ahead.bytes += ahead.step;
-      u32xn columns[NUM_VECTORS];
+      u32xn row_inputs[NUM_ROWS];
 #pragma GCC unroll 8
-      for (int v = 0; v < NUM_VECTORS; v++) columns[v] = Numbers::even_columns(load<u32xn>(weights + v * kNative));
+      for (int r = 0; r < NUM_ROWS; r++) row_inputs[r] = Numbers::even_inputs(in_all_lanes(inputs[r * kLanes + pair]));
 #pragma GCC unroll 8
-      for (int r = 0; r < NUM_ROWS; r++) {
-        const u32xn input = Numbers::even_inputs(in_all_lanes(inputs[r * kLanes + pair]));
+      for (int v = 0; v < kVectors; v++) {
+        const u32xn columns = Numbers::even_columns(words(v));
 #pragma GCC unroll 8
-        for (int v = 0; v < NUM_VECTORS; v++) sums[r][v] = Numbers::add_products(sums[r][v], columns[v], input);
+        for (int r = 0; r < NUM_ROWS; r++) sums[r][v] = Numbers::add_products(sums[r][v], columns, row_inputs[r]);
       }
 #pragma GCC unroll 8
-      for (int v = 0; v < NUM_VECTORS; v++) columns[v] = Numbers::odd_columns(load<u32xn>(weights + v * kNative));
+      for (int r = 0; r < NUM_ROWS; r++) row_inputs[r] = Numbers::odd_inputs(in_all_lanes(inputs[r * kLanes + pair]));
 #pragma GCC unroll 8
-      for (int r = 0; r < NUM_ROWS; r++) {
-        const u32xn input = Numbers::odd_inputs(in_all_lanes(inputs[r * kLanes + pair]));
+      for (int v = 0; v < kVectors; v++) {
+        const u32xn columns = Numbers::odd_columns(words(v));
 #pragma GCC unroll 8
-        for (int v = 0; v < NUM_VECTORS; v++) sums[r][v] = Numbers::add_products(sums[r][v], columns[v], input);
+        for (int r = 0; r < NUM_ROWS; r++) sums[r][v] = Numbers::add_products(sums[r][v], columns, row_inputs[r]);
       }
     }
   }
+  for (int r = 0; r < NUM_ROWS; r++) {
+    for (int v = 0; v < kVectors; v++) out[r][v / kVectorsAtOnce][v % kVectorsAtOnce] = sums[r][v];
+  }
 }
 
-// NUM_ROWS rows of one tile times a panel; put(row, panel, left half, right half) takes the sums.
+// NUM_ROWS rows of one tile times NUM_PANELS panels that lie one after the other; put(row, panel, left half, right
+// half) takes the sums.
 template <class Numbers, int NUM_ROWS, int NUM_PANELS, class Put>
 EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, Put&& put,
-                                  PanelAhead ahead) {
-  static_assert(NUM_PANELS == 1);
-  constexpr int kVectors = vectors_at_once(NUM_ROWS);
-  ahead.step = ahead.step * kVectors / kPanelVectors;
-  typename Numbers::Native all[NUM_ROWS][kPanelVectors];
+                                  PanelAhead& ahead) {
+  typename Numbers::Native all[NUM_ROWS][NUM_PANELS][kPanelVectors];
 #pragma GCC unroll 1
-  for (int first = 0; first < kPanelVectors; first += kVectors) {
-    typename Numbers::Native sums[NUM_ROWS][kVectors] = {};
-    multiply_columns<Numbers>(matrix.panel(panel) + first * kNative, rows.row(row), rows.num_groups, ahead, sums);
+  for (int first = 0; first < kPanelVectors; first += kVectorsAtOnce) {
+    typename Numbers::Native sums[NUM_ROWS][NUM_PANELS][kVectorsAtOnce];
+    multiply_columns<Numbers, NUM_ROWS, NUM_PANELS>(matrix.panel(panel) + first * kNative, matrix.panel_words(),
+                                                    rows.row(row), rows.num_groups, ahead, sums);
+    ahead.bytes += ahead.step * rows.num_groups * kLanes;
     for (int r = 0; r < NUM_ROWS; r++) {
-      for (int v = 0; v < kVectors; v++) all[r][first + v] = sums[r][v];
+      for (int p = 0; p < NUM_PANELS; p++) std::copy_n(sums[r][p], kVectorsAtOnce, all[r][p] + first);
     }
   }
   using Sums = typename Numbers::Sums;
   for (int r = 0; r < NUM_ROWS; r++) {
-    put(row + r, panel, load<Sums>(&all[r][0]), load<Sums>(&all[r][kPanelVectors / 2]));
+    for (int p = 0; p < NUM_PANELS; p++) {
+      put(row + r, panel + p, load<Sums>(all[r][p]), load<Sums>(all[r][p] + kPanelVectors / 2));
+    }
   }
+}
+
+// The rows [first, last), of one block, times NUM_PANELS panels, those behind which follow.
+template <class Numbers, int NUM_PANELS, class Put>
+void multiply_panels(const Matrix& matrix, std::size_t panel, const Rows& rows, int first, int last, Put&& put) {
+  // If there are several passes, each asks for its part of the next panels: so memory is read while all of them
+  // multiply, and not only while the first does. One alone is as fast as the processor's own look ahead.
+  const std::size_t num_rows = last - first, num_passes = kPanelVectors / kVectorsAtOnce * num_rows;
+  const std::size_t row_step = num_rows >= 2 * kRowsAtOnce ? 2 * kLineBytes : 0;
+  PanelAhead ahead{reinterpret_cast<const char*>(matrix.panel(panel) + NUM_PANELS * matrix.panel_words()), 0};
+  for (int row = first; row < last;) {
+    const int count = std::min({kRowsAtOnce, last - row, kTileRows - row % kTileRows});
+    const std::size_t step = row_step * count / num_passes;
+    if (count == 1) {
+      ahead.step = NUM_PANELS * step;
+      multiply_tile<Numbers, 1, NUM_PANELS>(matrix, panel, rows, row, put, ahead);
+    } else {
+      ahead.step = step;
+      for (int p = 0; p < NUM_PANELS; p++) multiply_tile<Numbers, 2, 1>(matrix, panel + p, rows, row, put, ahead);
+    }
+    row += count;
+  }
+}
+
+// The rows [first, last), of one block, times the panels [begin, end).
+template <class Numbers, class Put>
+void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                      Put&& put) {
+  std::size_t panel = begin;
+  for (; panel + 2 <= end; panel += 2) multiply_panels<Numbers, 2>(matrix, panel, rows, first, last, put);
+  if (panel < end) multiply_panels<Numbers, 1>(matrix, panel, rows, first, last, put);
 }
 
 }  // namespace eventlm

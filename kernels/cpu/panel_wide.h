@@ -1,6 +1,7 @@
 // Rows times a panel where a register has sixteen lanes and there are 32 of them: AVX-512.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -64,6 +65,51 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
   }
   for (int r = 0; r < NUM_ROWS; r++) {
     for (int p = 0; p < NUM_PANELS; p++) put(row + r, panel + p, sums[r][2 * p], sums[r][2 * p + 1]);
+  }
+}
+
+// Up to kRowsAtOnce rows, the number as a template's argument so that the sums are registers.
+template <class Numbers, int NUM_ROWS, class Put>
+EVENTLM_INLINE void multiply_rows(const Matrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
+                                  Put&& put, PanelAhead ahead) {
+  if constexpr (NUM_ROWS > 0) {
+    if (count == NUM_ROWS) {
+      multiply_tile<Numbers, NUM_ROWS, 1>(matrix, panel, rows, row, put, ahead);
+    } else {
+      multiply_rows<Numbers, NUM_ROWS - 1>(matrix, panel, rows, row, count, put, ahead);
+    }
+  }
+}
+
+// The rows [first, last), of one block, times the panels [begin, end).
+template <class Numbers, class Put>
+void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                      Put&& put) {
+  std::size_t panel = begin;
+  // A single row has too few sums under way to hide an addition's latency: four panels together.
+  if (last - first <= 2) {
+    for (; panel + 4 <= end; panel += 4) {
+      if (last - first == 1) {
+        multiply_tile<Numbers, 1, 4>(matrix, panel, rows, first, put, {});
+      } else {
+        multiply_tile<Numbers, 2, 4>(matrix, panel, rows, first, put, {});
+      }
+    }
+  }
+  // If there are several passes, each asks for its part of the next panel: so memory is read while all of them
+  // multiply, and not only while the first does. One alone is as fast as the processor's own look ahead.
+  const std::size_t panel_bytes = matrix.panel_words() * sizeof(std::uint32_t), num_rows = last - first;
+  for (; panel < end; panel++) {
+    const char* bytes = reinterpret_cast<const char*>(matrix.panel(panel));
+    for (int row = first; row < last;) {
+      const int count = std::min({kRowsAtOnce, last - row, kTileRows - row % kTileRows});
+      PanelAhead ahead{bytes, 0};
+      if (num_rows > kRowsAtOnce) {
+        ahead = {bytes + panel_bytes + panel_bytes * (row - first) / num_rows, 2 * kLineBytes * count / num_rows};
+      }
+      multiply_rows<Numbers, kRowsAtOnce>(matrix, panel, rows, row, count, put, ahead);
+      row += count;
+    }
   }
 }
 
