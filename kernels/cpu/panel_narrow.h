@@ -1,6 +1,6 @@
 // Rows times panels where registers have eight lanes or four, and there are 16 of them: AVX2, SSE2. (NEON has more.)
 //
-// Sums of two rows, or of one with two panels, are as many as stay in registers and hide an addition's latency.
+// Sums of two rows, or of one with two panels, are as many as stay in registers.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +22,8 @@ constexpr int kPanelVectors = kPanel / kNative;
 struct Floats {
   using Sums = f32x16;
   using Native = f32xn;
+  // Panels that a single row is multiplied by at once: with one, it would wait for its additions.
+  static constexpr int kPanelsAtOnce = 2;
 
   static EVENTLM_INLINE u32xn even_columns(u32xn words) { return words << 16; }
   static EVENTLM_INLINE u32xn odd_columns(u32xn words) { return words & 0xffff0000u; }
@@ -37,6 +39,8 @@ struct Floats {
 struct Integers {
   using Sums = i32x16;
   using Native = i32xn;
+  // Those of integers take a cycle.
+  static constexpr int kPanelsAtOnce = 1;
 
   static EVENTLM_INLINE u32xn even_columns(u32xn words) { return (u32xn)((i16xn)((i16xn)words << 8) >> 8); }
   static EVENTLM_INLINE u32xn odd_columns(u32xn words) { return (u32xn)((i16xn)words >> 8); }
@@ -137,9 +141,12 @@ void multiply_panels(const Matrix& matrix, std::size_t panel, const Rows& rows, 
 template <class Numbers, class Put>
 void multiply_vectors(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
                       Put&& put) {
+  constexpr int kPanels = Numbers::kPanelsAtOnce;
   std::size_t panel = begin;
-  for (; panel + 2 <= end; panel += 2) multiply_panels<Numbers, 2>(matrix, panel, rows, first, last, put);
-  if (panel < end) multiply_panels<Numbers, 1>(matrix, panel, rows, first, last, put);
+  for (; panel + kPanels <= end; panel += kPanels) {
+    multiply_panels<Numbers, kPanels>(matrix, panel, rows, first, last, put);
+  }
+  for (; panel < end; panel++) multiply_panels<Numbers, 1>(matrix, panel, rows, first, last, put);
 }
 
 }  // namespace eventlm
