@@ -60,30 +60,26 @@ template <class Numbers, int NUM_ROWS, int NUM_PANELS>
                                         typename Numbers::Native (&out)[NUM_ROWS][NUM_PANELS][kVectorsAtOnce]) {
   constexpr int kVectors = NUM_PANELS * kVectorsAtOnce;
   typename Numbers::Native sums[NUM_ROWS][kVectors] = {};
-  const auto words = [&](int v) {
-    return load<u32xn>(weights + v / kVectorsAtOnce * panel_words + v % kVectorsAtOnce * kNative);
+  // The products of a pair's even inputs, or of its odd ones.
+  const auto add_half = [&](auto columns_of, auto inputs_of, const std::uint32_t* pair_inputs,
+                            const std::uint32_t* pair_weights) __attribute__((always_inline)) {
+    u32xn row_inputs[NUM_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < NUM_ROWS; r++) row_inputs[r] = inputs_of(in_all_lanes(pair_inputs[r * kLanes]));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) {
+      const u32xn columns =
+          columns_of(load<u32xn>(pair_weights + v / kVectorsAtOnce * panel_words + v % kVectorsAtOnce * kNative));
+#pragma GCC unroll 8
+      for (int r = 0; r < NUM_ROWS; r++) sums[r][v] = Numbers::add_products(sums[r][v], columns, row_inputs[r]);
+    }
   };
   for (std::size_t group = 0; group < num_groups; group++, inputs += kTileRows * kLanes) {
     for (int pair = 0; pair < kLanes; pair++, weights += kPanel) {
       __builtin_prefetch(ahead.bytes, 0, 2);
       ahead.bytes += ahead.step;
-      u32xn row_inputs[NUM_ROWS];
-#pragma GCC unroll 8
-      for (int r = 0; r < NUM_ROWS; r++) row_inputs[r] = Numbers::even_inputs(in_all_lanes(inputs[r * kLanes + pair]));
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; v++) {
-        const u32xn columns = Numbers::even_columns(words(v));
-#pragma GCC unroll 8
-        for (int r = 0; r < NUM_ROWS; r++) sums[r][v] = Numbers::add_products(sums[r][v], columns, row_inputs[r]);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < NUM_ROWS; r++) row_inputs[r] = Numbers::odd_inputs(in_all_lanes(inputs[r * kLanes + pair]));
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; v++) {
-        const u32xn columns = Numbers::odd_columns(words(v));
-#pragma GCC unroll 8
-        for (int r = 0; r < NUM_ROWS; r++) sums[r][v] = Numbers::add_products(sums[r][v], columns, row_inputs[r]);
-      }
+      add_half(Numbers::even_columns, Numbers::even_inputs, inputs + pair, weights);
+      add_half(Numbers::odd_columns, Numbers::odd_inputs, inputs + pair, weights);
     }
   }
   for (int r = 0; r < NUM_ROWS; r++) {

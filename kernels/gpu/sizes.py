@@ -1,4 +1,4 @@
-"""Sizes of grids and tiles, in plain Python: a call of Triton's own functions of the same names takes 6 us."""
+"""Sizes of grids and tiles, in plain Python: a call of Triton's own functions for them takes microseconds."""
 
 from __future__ import annotations
 
