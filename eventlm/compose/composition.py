@@ -53,17 +53,18 @@ class ComposedEngine(NamedTuple):
     warnings: list[str]
 
 
-def compose(config: Config) -> Composition:
+def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
     """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
 
+    `tokenizer_folder`, if given, has the tokenizer to be used in place of the model's own, which need not be there.
     Raises UsageError, CheckpointError or PullError.
     """
-    engine, warnings = compose_engine(config)
-    text = load_text(engine.setup.model)
+    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder)
+    text = load_text(engine.setup.model, tokenizer_folder)
     return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.embedding_size, warnings)
 
 
-def compose_engine(config: Config) -> ComposedEngine:
+def compose_engine(config: Config, *, tokenizer_folder: str = "") -> ComposedEngine:
     """As `compose`, for those who have no text: the model needs no tokenizer."""
     _check_predictor(config.scheduler.predictor)
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
@@ -87,6 +88,7 @@ def compose_engine(config: Config) -> ComposedEngine:
         model_name=source.served_name,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
+        tokenizer=tokenizer_folder,
         vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
         devices=[gpu.device for gpu in gpus],
     )

@@ -23,12 +23,12 @@ class TextParts(NamedTuple):
     embedding_size: int
 
 
-def load_text(model: str) -> TextParts:
-    """Of a checkpoint folder, or of the fake model. Raises CheckpointError."""
+def load_text(model: str, tokenizer_folder: str = "") -> TextParts:
+    """Of a checkpoint folder, with a tokenizer from elsewhere if given, or of the fake model. Raises CheckpointError."""
     if model == FAKE_MODEL:
         fake = FakeTokenizer()
         assert fake.eos_token_id is not None
         return TextParts(fake, GenerationDefaults(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
     folder = Path(model)
-    tokenizer = CheckpointTokenizer(folder)
+    tokenizer = CheckpointTokenizer(Path(tokenizer_folder) if tokenizer_folder else folder)
     return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_config(folder).hidden_size)

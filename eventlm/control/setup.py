@@ -47,7 +47,8 @@ class Device(NamedTuple):
 
 
 class EngineSetup(Struct, frozen=True, kw_only=True):
-    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`; `vocab_size` 0: unknown.
+    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`, `tokenizer` the folder of a
+    tokenizer in place of the model's own, or empty; `vocab_size` 0: unknown.
 
     devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers find out how
     many there is room for, and `with_blocks` makes the setup that a run goes by.
@@ -56,6 +57,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     config: Config
     core: CoreConfig
     model: str
+    tokenizer: str = ""
     policy: ResolvedPlugin
     batcher: ResolvedPlugin
     router: ResolvedPlugin
@@ -102,6 +104,7 @@ def make_setup(
     model_name: str,
     num_blocks: int,
     max_model_len: int,
+    tokenizer: str = "",
     vocab_size: int = 0,
     devices: Sequence[Device] = (),
 ) -> EngineSetup:
@@ -129,6 +132,7 @@ def make_setup(
         config=config,
         core=core,
         model=model,
+        tokenizer=tokenizer,
         policy=plugins.policy,
         batcher=plugins.batcher,
         router=plugins.router,
@@ -174,6 +178,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             replica=replica,
             epoch=1,
             model=setup.model,
+            tokenizer=setup.tokenizer,
             dtype=config.model.dtype,
             quantization=config.model.quantization,
             kv_cache_dtype=config.cache.kv_cache_dtype,

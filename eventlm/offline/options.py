@@ -14,8 +14,6 @@ from eventlm.compose.tokenizer_source import find_tokenizer_folder
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError
-from eventlm.server.generation_config import load_generation_defaults
-from eventlm.server.tokenizer import CheckpointTokenizer
 from eventlm.worker.protocol import FAKE_MODEL
 
 StrPath = str | os.PathLike[str]
@@ -49,26 +47,24 @@ def keywords_in_errors() -> Iterator[None]:
 def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None) -> Composed:
     """What `compose` makes of options by name; those that are None have their defaults.
 
-    `tokenizer`, if given, is another model whose tokenizer and end of sequence are used. Raises UsageError,
-    CheckpointError or PullError.
+    `tokenizer`, if given, is another model whose tokenizer and end of sequence are used; `model` needs none then.
+    Raises UsageError, CheckpointError or PullError.
     """
     given = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value
         for name, value in options.items()
         if value is not None
     }
-    composition = compose(load_config(None, given, are_flags=False))
-    if tokenizer is not None:
-        return _with_tokenizer(composition, os.fspath(tokenizer))
+    config = load_config(None, given, are_flags=False)
+    folder = "" if tokenizer is None else _tokenizer_folder(config.model.model, os.fspath(tokenizer))
+    composition = compose(config, tokenizer_folder=folder)
     model = composition.engine.setup.model
-    return Composed(composition, None if model == FAKE_MODEL else Path(model))
+    return Composed(composition, None if model == FAKE_MODEL else Path(folder or model))
 
 
-def _with_tokenizer(composition: Composition, name: str) -> Composed:
-    model_folder = composition.engine.setup.model
+def _tokenizer_folder(model: str, name: str) -> str:
+    """Where the tokenizer of another model lies that `model` is to be used with."""
     folder = find_tokenizer_folder(name)
-    if folder is None or model_folder == FAKE_MODEL:
+    if folder is None or model == FAKE_MODEL:
         raise UsageError(f"tokenizer {name!r}: the fake model's tokenizer goes with the fake model, and with no other")
-    tokenizer = CheckpointTokenizer(folder)
-    defaults = load_generation_defaults(Path(model_folder), tokenizer)
-    return Composed(composition._replace(tokenizer=tokenizer, defaults=defaults), folder)
+    return str(folder)

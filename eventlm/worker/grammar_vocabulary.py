@@ -18,7 +18,7 @@ FAKE_SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 
 
 def checkpoint_vocabulary(folder: str, vocab_size: int) -> LLTokenizer:
-    """That of the checkpoint in `folder`, whose model has `vocab_size` ids: those without a token match nothing."""
+    """That of the tokenizer in `folder`, of a model that has `vocab_size` ids: those without a token match nothing."""
     from eventlm.models.tokenizer_files import read_tokenizer
 
     files = read_tokenizer(Path(folder))

@@ -55,7 +55,9 @@ class ModelRunner:
             draw=self._forward.draw,
             draw_next=self._forward.draw_next,
         )
-        self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
+        self.compiler = GrammarCompiler(
+            lambda: checkpoint_vocabulary(setup.tokenizer or setup.model, self.config.vocab_size)
+        )
         self._grammars = GrammarTable(
             self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
         )

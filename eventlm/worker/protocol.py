@@ -33,7 +33,8 @@ def backend_name(build: str) -> str:
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
-    """What a worker must know before it can start. `model` is a checkpoint folder, or `FAKE_MODEL`.
+    """What a worker must know before it can start. `model` is a checkpoint folder, or `FAKE_MODEL`; `tokenizer` the
+    folder of a tokenizer in place of the model's own, or empty.
 
     device: `cpu`, or a GPU as torch names it, `cuda:0`; gpu: what its maker calls that. num_blocks: 0 on a GPU: as many
     as a profiling run finds room for.
@@ -42,6 +43,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     replica: int
     epoch: int
     model: str
+    tokenizer: str = ""
     dtype: str = "auto"
     quantization: str = "none"
     kv_cache_dtype: str = "auto"

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eventlm import LLM, SamplingParams
+from eventlm.control.setup import worker_setups
 from eventlm.errors import EventLMError, NoCheckpointError, PullError, UsageError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.options import compose_from
@@ -171,6 +172,7 @@ def test_another_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     composition, tokenizer_folder = compose_from(options, tokenizer=other)
     assert tokenizer_folder == other
     assert composition.tokenizer.chat_template is None
+    assert [worker.tokenizer for worker in worker_setups(composition.engine.setup)] == [str(other)]
     assert compose_from(options).tokenizer_folder == folder
     with pytest.raises(InvalidInputError, match="this model has no chat template; give chat_template="):
         render_conversations([], composition.tokenizer, ChatOptions(None, True, False, {}))

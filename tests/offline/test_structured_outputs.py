@@ -67,6 +67,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
+def test_another_tokenizer_is_what_a_structure_is_matched_by(tmp_path: Path) -> None:
+    model, other = make_checkpoint(tmp_path / "model"), make_checkpoint(tmp_path / "other")
+    (model / "tokenizer.json").unlink()
+    file = other / "tokenizer.json"
+    content = json.loads(file.read_text())
+    first, last = len(content["added_tokens"]), max(content["model"]["vocab"].values())
+    content["model"]["vocab"] = {
+        token: token_id if token_id < first else first + last - token_id
+        for token, token_id in content["model"]["vocab"].items()
+    }
+    file.write_text(json.dumps(content))
+    with LLM(model, tokenizer=other) as llm:
+        ends = run(llm, [StructuredOutputsParams(regex="[0-9]{4}"), StructuredOutputsParams(regex="yes|no")], (0.0, 1.5))
+    assert ends == {"stop": 4}
+
+
 def test_random_weights_match_whatever_they_are_asked_for(checkpoint: Path, tmp_path: Path) -> None:
     with LLM(checkpoint, record=tmp_path, record_tokens=True) as llm:
         ends = run(llm, drawn(16, 8), (1.5,))

@@ -53,7 +53,9 @@ class GpuRunner:
         with clear_errors(self.device):
             self.forward = GpuForward(setup, self.config, self.device, report.progress)
         self._sampler = GpuSampler(self.config.vocab_size, self.device)
-        self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.model, self.config.vocab_size))
+        self.compiler = GrammarCompiler(
+            lambda: checkpoint_vocabulary(setup.tokenizer or setup.model, self.config.vocab_size)
+        )
         self._grammars = GrammarTable(
             self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
         )
