@@ -92,6 +92,7 @@ class _RawConfig(Struct, frozen=True, kw_only=True):
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
     use_sliding_window: bool = False
     sliding_window: int | None = None
@@ -263,8 +264,11 @@ def _check_shape(path: Path, raw: _RawConfig) -> None:
 
 
 def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
-    """Rope from `rope_parameters` (transformers 5), else from `rope_scaling` and `rope_theta`."""
-    scaling = raw.rope_parameters if raw.rope_parameters is not None else raw.rope_scaling or {}
+    """Rope from `rope_scaling`, else from `rope_parameters` (transformers 5), and from what stands beside them.
+
+    Which goes before which is as in transformers, where the one that is used hides all of the other.
+    """
+    scaling = raw.rope_scaling or raw.rope_parameters or {}
     kind = scaling.get("rope_type", scaling.get("type")) or "default"
     if kind not in SUPPORTED_ROPE_TYPES:
         supported = ", ".join(SUPPORTED_ROPE_TYPES)
@@ -282,7 +286,7 @@ def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
             raise CheckpointError(f"{path}: rope type {kind} needs {name}")
     names = (*required[kind], "rope_theta", "original_max_position_embeddings")
     used = {name: scaling[name] for name in names if name in scaling}
-    inside = "rope_scaling" if raw.rope_parameters is None else "rope_parameters"
+    inside = "rope_scaling" if raw.rope_scaling else "rope_parameters"
     numbers = convert_object(used, _RawRope, path, inside=inside)
     return RopeConfig(
         type=kind,
@@ -290,7 +294,11 @@ def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
         factor=numbers.factor,
         low_freq_factor=numbers.low_freq_factor,
         high_freq_factor=numbers.high_freq_factor,
-        original_max_position_embeddings=numbers.original_max_position_embeddings or raw.max_position_embeddings,
+        original_max_position_embeddings=(
+            raw.original_max_position_embeddings
+            or numbers.original_max_position_embeddings
+            or raw.max_position_embeddings
+        ),
     )
 
 

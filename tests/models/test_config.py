@@ -100,6 +100,10 @@ def test_a_window_that_no_layer_uses_is_fine(tmp_path: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
         ({"architectures": None, "model_type": "mamba"}, ["mamba"]),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "linear", "llama3"]),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            ["yarn", "linear", "llama3"],
+        ),
         ({"rope_parameters": {"rope_type": "linear"}}, ["linear", "factor"]),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": "two"}},

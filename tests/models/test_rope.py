@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eventlm.models.config import RopeConfig, read_config
 from eventlm.models.rope import angles, inverse_frequencies
+from tests.checkpoints import edit_json
+
+LLAMA3_FACTORS: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,27 @@ def test_frequencies_are_transformers(rope: RopeConfig, head_dim: int) -> None:
     config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
     expected = LlamaRotaryEmbedding(config).inv_freq
     assert torch.allclose(inverse_frequencies(rope, head_dim), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 4}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}, "rope_scaling": {}},
+        {"rope_parameters": LLAMA3_FACTORS, "original_max_position_embeddings": 64},
+        {"rope_scaling": LLAMA3_FACTORS | {"original_max_position_embeddings": 32}, "rope_theta": 5e5},
+        {"rope_parameters": LLAMA3_FACTORS | {"original_max_position_embeddings": 32, "rope_theta": 5e5}},
+    ],
+)
+def test_what_a_config_says_in_two_places_is_read_as_transformers_reads_it(
+    written: dict[str, Any], tmp_path: Path
+) -> None:
+    LlamaConfig(architectures=["LlamaForCausalLM"], dtype="bfloat16", head_dim=32).save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", **{"rope_parameters": None} | written)
+    expected = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(tmp_path)).inv_freq
+    found = inverse_frequencies(read_config(tmp_path).rope, 32)
+    assert torch.allclose(found, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
