@@ -28,6 +28,11 @@ STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 #: Inputs of an int8 matrix are padded to a multiple of this; each of its outputs has a scale, a float32.
 INT8_BLOCK = 64
 INT8_SCALE_BYTES = 4
+#: Where config.json ties them, a file that has both has one matrix twice.
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+#: So many pieces of so many bytes of two matrices are compared.
+_NUM_SAMPLES = 16
+_SAMPLE_BYTES = 4096
 _UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
 #: How the names of tensors end that only quantized checkpoints have.
 _QUANTIZED_PARTS = (
@@ -69,7 +74,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.qk_norm:
         norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"
         shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
@@ -79,7 +84,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
                 shapes[f"{prefix}.{name}.bias"] = (num_out,)
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[_HEAD] = (config.vocab_size, hidden)
     return shapes
 
 
@@ -97,7 +102,7 @@ def weight_bytes(config: DecoderConfig, dtype_name: str, quantization: str = "no
 
 def _is_multiplied(name: str, shape: tuple[int, ...], config: DecoderConfig) -> bool:
     """A matrix, and no embedding that is only looked up."""
-    return len(shape) == 2 and (config.tie_word_embeddings or name != "model.embed_tokens.weight")
+    return len(shape) == 2 and (config.tie_word_embeddings or name != _EMBEDDING)
 
 
 def find_weights(folder: Path, config: DecoderConfig) -> list[WeightFile]:
@@ -107,9 +112,11 @@ def find_weights(folder: Path, config: DecoderConfig) -> list[WeightFile]:
     """
     missing = weight_shapes(config)
     files = []
+    headers: dict[str, tuple[Path, Header]] = {}
     for path in find_shards(folder):
         header = read_header(path)
         _check(path, header, missing, config)
+        headers |= {name: (path, header) for name in (_EMBEDDING, _HEAD) if name in header.tensors}
         tensors = [
             StoredTensor(name, info.dtype, info.shape, header.data_start + info.data_offsets[0])
             for name, info in tensors_by_offset(header)
@@ -120,7 +127,35 @@ def find_weights(folder: Path, config: DecoderConfig) -> list[WeightFile]:
         name = next(iter(missing))
         more = f" ({len(missing)} are)" if len(missing) > 1 else ""
         raise CheckpointError(f"{_where(folder, name)}: tensor {name} is missing{more}; download the model again")
+    if config.tie_word_embeddings and _HEAD in headers:
+        _check_tied(headers)
     return files
+
+
+def _check_tied(headers: dict[str, tuple[Path, Header]]) -> None:
+    """Whether a head that is left aside is the embedding once more. In another dtype it is taken to be."""
+    embedding, head = (headers[name][1].tensors[name] for name in (_EMBEDDING, _HEAD))
+    is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
+    if is_alike and _samples(*headers[_EMBEDDING], embedding) != _samples(*headers[_HEAD], head):
+        raise CheckpointError(
+            f"{headers[_HEAD][0]}: tensor {_HEAD} is not {_EMBEDDING} once more, but by config.json the two are one; set "
+            "tie_word_embeddings to false there to compute with both, or leave the tensor out of the file"
+        )
+
+
+def _samples(path: Path, header: Header, tensor: TensorInfo) -> list[bytes]:
+    """Pieces of a tensor's data at even distances."""
+    start, end = tensor.data_offsets
+    samples = []
+    try:
+        with path.open("rb") as file:
+            for place in range(_NUM_SAMPLES):
+                position = start + (end - start) * place // _NUM_SAMPLES
+                file.seek(header.data_start + position)
+                samples.append(file.read(min(_SAMPLE_BYTES, end - position)))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    return samples
 
 
 def _check(path: Path, header: Header, missing: dict[str, tuple[int, ...]], config: DecoderConfig) -> None:
@@ -157,7 +192,7 @@ def _why_not(info: TensorInfo) -> str:
 
 def _is_ignored(name: str, config: DecoderConfig) -> bool:
     """Buffers that old checkpoints carry, and a head that is the embedding once more."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == _HEAD)
 
 
 def _where(folder: Path, name: str) -> Path:

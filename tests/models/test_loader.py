@@ -54,6 +54,14 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"])
+def test_a_tied_head_that_is_another_matrix_is_not_left_aside(max_shard_size: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, max_shard_size=max_shard_size)
+    edit_json(tmp_path / "config.json", tie_word_embeddings=True)
+    with pytest.raises(CheckpointError, match=r"lm_head.weight is not model.embed_tokens.weight once more.*set tie_word"):
+        load_decoder(tmp_path)
+
+
 def test_a_tied_head_may_be_stored_once_more(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, tied=True)
     edit_weights(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
