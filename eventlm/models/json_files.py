@@ -83,4 +83,6 @@ def _described(type_: inspect.Type) -> str:
 def _range(type_: inspect.IntType | inspect.FloatType) -> str:
     if type_.ge is not None and type_.le is not None:
         return f" from {type_.ge:g} to {type_.le:g}"
+    if type_.gt is not None and type_.le is not None:
+        return f" above {type_.gt:g} and at most {type_.le:g}"
     return f" of at least {type_.ge:g}" if type_.ge is not None else ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from eventlm.models.json_files import convert_object, read_json_object
-from eventlm.server.protocol import RepetitionPenalty
+from eventlm.server.protocol import MinP, RepetitionPenalty, Temperature, TopP
 from eventlm.server.tokenizer import Tokenizer
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
@@ -27,12 +26,12 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _GenerationConfig(msgspec.Struct):
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: int | None = None
     eos_token_id: int | list[int] | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    min_p: MinP | None = None
 
 
 class _ModelConfig(msgspec.Struct):
