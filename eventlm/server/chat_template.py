@@ -73,6 +73,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """A compiled chat template with the special tokens of its tokenizer (`bos_token`, `eos_token`, ...).
 
+    Raises CheckpointError for a source that is none.
+
     `knows_developer`: whether it says anything of the role of that name. `knows_tools`: whether it tells of tools.
     """
 
@@ -80,7 +82,8 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"the model's chat template does not compile: {error}") from error
+            line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise CheckpointError(f"it does not compile: {line}{error}") from error
         self._special_tokens = special_tokens
         self.source = source
         self.knows_developer = "developer" in source
@@ -125,7 +128,7 @@ class ChatTemplate:
             jinja2.TemplateError,
             TypeError,
             ValueError,
-            KeyError,
+            LookupError,
             AttributeError,
             ArithmeticError,
         ) as error:

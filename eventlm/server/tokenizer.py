@@ -61,8 +61,7 @@ class CheckpointTokenizer(Tokenizer):
     def __init__(self, folder: Path) -> None:
         files = read_tokenizer(folder)
         self._backend, self.special_tokens = files.backend, files.special_tokens
-        source = _chat_template_source(folder, files.config)
-        self.chat_template = ChatTemplate(source, self.special_tokens) if source is not None else None
+        self.chat_template = _chat_template(folder, files.config, self.special_tokens)
         eos_token = self.special_tokens.get("eos_token")
         self.eos_token_id = self._backend.token_to_id(eos_token) if isinstance(eos_token, str) else None
         self._bytes = files.token_bytes()
@@ -88,6 +87,14 @@ class CheckpointTokenizer(Tokenizer):
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+
+def _chat_template(folder: Path, config: dict[str, Any], special_tokens: dict[str, Any]) -> ChatTemplate | None:
+    source = _chat_template_source(folder, config)
+    try:
+        return ChatTemplate(source, special_tokens) if source is not None else None
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: the chat template: {error}") from error
 
 
 def _chat_template_source(folder: Path, config: dict[str, Any]) -> str | None:

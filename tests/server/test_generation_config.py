@@ -45,7 +45,11 @@ def test_defaults(tmp_path: Path, files: dict[str, Any], expected: GenerationDef
     [
         ("generation_config.json", '{"top_k": "many"}', 'top_k is "many"; it must be an integer, or null'),
         ("generation_config.json", '{"min_p": 2}', "min_p is 2; it must be a number from 0 to 1, or null"),
-        ("generation_config.json", '{"temperature": -1}', "temperature is -1; it must be a number from 0 to 2, or null"),
+        (
+            "generation_config.json",
+            '{"temperature": -1}',
+            "temperature is -1; it must be a number from 0 to 2, or null",
+        ),
         ("generation_config.json", '{"top_p": 0}', "top_p is 0; it must be a number above 0 and at most 1, or null"),
         ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty is 0; it must be a number from "),
         ("generation_config.json", "[1]", "holds [1], not a JSON object"),

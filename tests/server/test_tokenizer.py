@@ -118,7 +118,7 @@ def test_chat_template_sources(tmp_path: Path) -> None:
         ("tokenizer.json", b'{"version": ', "cannot be read as a tokenizer"),
         ("tokenizer_config.json", b"[1", "tokenizer_config.json is not a JSON object"),
         ("tokenizer_config.json", b"[1]", "tokenizer_config.json is not a JSON object"),
-        ("chat_template.jinja", b"{% if %}", "does not compile"),
+        ("chat_template.jinja", b"Hi\n{% if %}", "the chat template: it does not compile: line 2: Expected"),
         ("chat_template.jinja", b"\xff\xfe", "not UTF-8"),
     ],
 )
