@@ -153,8 +153,12 @@ def _items(name: str, given: Any) -> list[Any]:
         return []
     if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
         raise InvalidInputError(f"{name} must be a list, got {given!r}")
-    # One that is named twice counts once.
-    return list(dict.fromkeys(sorted(given) if isinstance(given, set | frozenset) else given))
+    try:
+        # One that is named twice counts once.
+        return list(dict.fromkeys(sorted(given) if isinstance(given, set | frozenset) else given))
+    except TypeError:
+        # There is one among them that none of these may be, which is said when each is checked.
+        return list(given)
 
 
 def _check_integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:

@@ -76,6 +76,8 @@ def test_values_are_brought_into_form() -> None:
         ("seed", "x", "seed must be an integer, got 'x'"),
         ("stop", [""], "stop[0] must be a string that is not empty, got ''"),
         ("stop", ["a", 3], "stop[1] must be a string that is not empty, got 3"),
+        ("stop", [["a"]], "stop[0] must be a string that is not empty, got ['a']"),
+        ("stop_token_ids", {None, 3}, "stop_token_ids["),
         ("stop", 7, "stop must be a list, got 7"),
         ("bad_words", "word", "bad_words must be a list, got 'word'"),
         ("bad_words", [" ok", "a\ud800"], "bad_words[1] is not valid text: it has a lone surrogate at 1"),
