@@ -24,7 +24,7 @@ class TextParts(NamedTuple):
 
 
 def load_text(model: str, tokenizer_folder: str = "") -> TextParts:
-    """Of a checkpoint folder, with a tokenizer from elsewhere if given, or of the fake model. Raises CheckpointError."""
+    """Of a checkpoint folder, with the tokenizer in another if given, or of the fake model. Raises CheckpointError."""
     if model == FAKE_MODEL:
         fake = FakeTokenizer()
         assert fake.eos_token_id is not None

@@ -138,8 +138,8 @@ def _check_tied(headers: dict[str, tuple[Path, Header]]) -> None:
     is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
     if is_alike and _samples(*headers[_EMBEDDING], embedding) != _samples(*headers[_HEAD], head):
         raise CheckpointError(
-            f"{headers[_HEAD][0]}: tensor {_HEAD} is not {_EMBEDDING} once more, but by config.json the two are one; set "
-            "tie_word_embeddings to false there to compute with both, or leave the tensor out of the file"
+            f"{headers[_HEAD][0]}: tensor {_HEAD} is not {_EMBEDDING} once more, but by config.json the two are one; "
+            "set tie_word_embeddings to false there to compute with both, or leave the tensor out of the file"
         )
 
 

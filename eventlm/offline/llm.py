@@ -143,7 +143,8 @@ class LLM:
         """
         _check_no_lora(lora_request)
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs or {})
-        prompts = render_conversations(messages, self._composition.tokenizer, options)
+        composition = self._composition
+        prompts = render_conversations(messages, composition.tokenizer, composition.vocab_size, options)
         return self._generate(prompts, sampling_params, use_tqdm, priority)
 
     def embed(

@@ -72,7 +72,7 @@ def _parse(given: object, place: str, tokenizer: Tokenizer, vocab_size: int) -> 
     if isinstance(given, Mapping):
         return _parse_dict(given, place, tokenizer, vocab_size)
     if isinstance(given, str):
-        return _encoded(given, place, tokenizer)
+        return _encoded(given, place, tokenizer, vocab_size)
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise InvalidInputError(f"{place} must be a text, a list of token ids or a dict, got {_kind(given)}")
     return Prompt(place, None, _checked_ids(given, place, vocab_size))
@@ -92,16 +92,25 @@ def _parse_dict(given: Mapping[Any, Any], place: str, tokenizer: Tokenizer, voca
         return Prompt(place, text, _checked_ids(token_ids, place, vocab_size), cache_salt or "")
     if text is None:
         raise InvalidInputError(f"{place} has neither 'prompt' nor 'prompt_token_ids'")
-    return _encoded(text, place, tokenizer)._replace(cache_salt=cache_salt or "")
+    return _encoded(text, place, tokenizer, vocab_size)._replace(cache_salt=cache_salt or "")
 
 
-def _encoded(text: str, place: str, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> Prompt:
+def _encoded(
+    text: str, place: str, tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool = True
+) -> Prompt:
     try:
         token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except UnicodeEncodeError as error:
         raise InvalidInputError(f"{place} is not valid text: it has a lone surrogate at {error.start}") from error
     if not token_ids:
         raise InvalidInputError(f"{place} is empty")
+    largest = max(token_ids)
+    if largest >= vocab_size:
+        token = tokenizer.token_strings([largest])[0]
+        raise InvalidInputError(
+            f"{place}: the id of its token {token!r} is {largest}, but the model's are from 0 to {vocab_size - 1}; "
+            "this tokenizer is not made for it"
+        )
     return Prompt(place, text, token_ids)
 
 
@@ -124,7 +133,7 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def render_conversations(given: object, tokenizer: Tokenizer, options: ChatOptions) -> list[Prompt]:
+def render_conversations(given: object, tokenizer: Tokenizer, vocab_size: int, options: ChatOptions) -> list[Prompt]:
     """One conversation (a list of messages) or a list of them through the chat template. Raises InvalidInputError."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInputError(f"messages must be a list of messages or of conversations, got {_kind(given)}")
@@ -132,11 +141,18 @@ def render_conversations(given: object, tokenizer: Tokenizer, options: ChatOptio
         raise InvalidInputError("continue_final_message goes with add_generation_prompt=False only")
     template = _template(tokenizer, options)
     if given and isinstance(given[0], Mapping):
-        return [_render(given, "the conversation", template, tokenizer, options)]
-    return [_render(each, f"conversation {place}", template, tokenizer, options) for place, each in enumerate(given)]
+        return [_render(given, "the conversation", template, tokenizer, vocab_size, options)]
+    return [
+        _render(each, f"conversation {place}", template, tokenizer, vocab_size, options)
+        for place, each in enumerate(given)
+    ]
 
 
 def _template(tokenizer: Tokenizer, options: ChatOptions) -> ChatTemplate:
+    if not isinstance(options.variables, Mapping):
+        raise InvalidInputError(f"chat_template_kwargs must be a dict, got {_kind(options.variables)}")
+    if not isinstance(options.chat_template, str | None):
+        raise InvalidInputError(f"chat_template must be a text, got {_kind(options.chat_template)}")
     for name in options.variables:
         if name in RESERVED_NAMES:
             raise InvalidInputError(f"chat_template_kwargs: {name!r} is set by LLM.chat itself")
@@ -150,7 +166,9 @@ def _template(tokenizer: Tokenizer, options: ChatOptions) -> ChatTemplate:
     return tokenizer.chat_template
 
 
-def _render(given: object, place: str, template: ChatTemplate, tokenizer: Tokenizer, options: ChatOptions) -> Prompt:
+def _render(
+    given: object, place: str, template: ChatTemplate, tokenizer: Tokenizer, vocab_size: int, options: ChatOptions
+) -> Prompt:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInputError(f"{place} must be a list of messages, got {_kind(given)}")
     try:
@@ -164,4 +182,4 @@ def _render(given: object, place: str, template: ChatTemplate, tokenizer: Tokeni
     except (ApiError, ChatTemplateError, msgspec.ValidationError) as error:
         raise InvalidInputError(f"{place}: {error}") from error
     # The template writes the special tokens itself.
-    return _encoded(text, place, tokenizer, add_special_tokens=False)
+    return _encoded(text, place, tokenizer, vocab_size, add_special_tokens=False)

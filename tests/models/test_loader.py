@@ -58,7 +58,9 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
 def test_a_tied_head_that_is_another_matrix_is_not_left_aside(max_shard_size: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, max_shard_size=max_shard_size)
     edit_json(tmp_path / "config.json", tie_word_embeddings=True)
-    with pytest.raises(CheckpointError, match=r"lm_head.weight is not model.embed_tokens.weight once more.*set tie_word"):
+    with pytest.raises(
+        CheckpointError, match=r"lm_head.weight is not model.embed_tokens.weight once more.*set tie_word"
+    ):
         load_decoder(tmp_path)
 
 

@@ -64,7 +64,10 @@ def test_frequencies_are_transformers(rope: RopeConfig, head_dim: int) -> None:
     "written",
     [
         {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": {"type": "linear", "factor": 4}},
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+            "rope_scaling": {"type": "linear", "factor": 4},
+        },
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}, "rope_scaling": {}},
         {"rope_parameters": LLAMA3_FACTORS, "original_max_position_embeddings": 64},
         {"rope_scaling": LLAMA3_FACTORS | {"original_max_position_embeddings": 32}, "rope_theta": 5e5},

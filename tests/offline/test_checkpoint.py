@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from eventlm.control.setup import worker_setups
 from eventlm.errors import EventLMError, NoCheckpointError, PullError, UsageError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.options import compose_from
-from eventlm.offline.prompts import ChatOptions, render_conversations
-from tests.checkpoints import EOS_ID, IM_END_ID, make_checkpoint
+from eventlm.offline.prompts import ChatOptions, parse_prompts, render_conversations
+from tests.checkpoints import EOS_ID, IM_END_ID, VOCAB_SIZE, edit_json, make_checkpoint, make_tokenizer
 from tests.serving import verified
 
 PROMPTS = ["The quick brown fox", "It was the best of times, it was", "In the beginning " * 12, "a"]
@@ -175,7 +176,29 @@ def test_another_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     assert [worker.tokenizer for worker in worker_setups(composition.engine.setup)] == [str(other)]
     assert compose_from(options).tokenizer_folder == folder
     with pytest.raises(InvalidInputError, match="this model has no chat template; give chat_template="):
-        render_conversations([], composition.tokenizer, ChatOptions(None, True, False, {}))
+        render_conversations([], composition.tokenizer, composition.vocab_size, ChatOptions(None, True, False, {}))
+
+
+def test_a_text_of_tokens_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> None:
+    composition, _ = compose_from({"model": folder, "kv_memory": "8MiB"}, tokenizer=larger_tokenizer(tmp_path))
+    tokenizer, vocab_size = composition.tokenizer, composition.vocab_size
+    assert len(parse_prompts(["a", "b"], tokenizer, vocab_size)) == 2
+    problem = rf"the id of its token '<tool>' is {vocab_size}, but the model's are from 0 to {vocab_size - 1}; this tok"
+    with pytest.raises(InvalidInputError, match=rf"^prompts\[1\]: {problem}"):
+        parse_prompts(["a", "a <tool> b"], tokenizer, vocab_size)
+    with pytest.raises(InvalidInputError, match=rf"^the conversation: {problem}"):
+        render_conversations(
+            [{"role": "user", "content": "<tool>"}], tokenizer, vocab_size, ChatOptions(None, True, False, {})
+        )
+
+
+def larger_tokenizer(folder: Path) -> Path:
+    """With a token more than the model of these tests has."""
+    make_tokenizer(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": VOCAB_SIZE, "content": "<tool>"})
+    edit_json(folder / "tokenizer.json", added_tokens=content["added_tokens"])
+    return folder
 
 
 @pytest.mark.parametrize(

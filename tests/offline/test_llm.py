@@ -172,10 +172,13 @@ def test_a_bad_prompt_is_found_before_anything_runs(llm: LLM, prompts: Any, para
         ([[{"role": "user", "content": "a"}], []], {}, "conversation 1: Invalid value for 'messages'"),
         ([{"role": "boss", "content": "a"}], {}, "the conversation: Invalid value for 'messages[0].role'"),
         ([{"content": "a"}], {}, "the conversation: Object missing required field `role`"),
-        ([{"role": "user", "content": "a"}], {"chat_template": "{% if"}, "chat_template: "),
+        ([{"role": "user", "content": "a"}], {"chat_template": "{% if"}, "chat_template: it does not comp"),
+        ([{"role": "user", "content": "a"}], {"chat_template": "{{ '{}'.format() }}"}, "the conversation: "),
         ([{"role": "user", "content": "a"}], {"chat_template": "{{ raise_exception('no') }}"}, "the conversation: "),
         ([{"role": "user", "content": "a"}], {"continue_final_message": True}, "continue_final_message goes with"),
         ([{"role": "user", "content": "a"}], {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs:"),
+        ([{"role": "user", "content": "a"}], {"chat_template_kwargs": [1]}, "chat_template_kwargs must be a dict, got"),
+        ([{"role": "user", "content": "a"}], {"chat_template": 3}, "chat_template must be a text, got int"),
     ],
 )  # fmt: skip
 def test_a_bad_conversation(llm: LLM, messages: Any, changes: dict[str, Any], message: str) -> None:

@@ -79,7 +79,9 @@ def test_another_tokenizer_is_what_a_structure_is_matched_by(tmp_path: Path) -> 
     }
     file.write_text(json.dumps(content))
     with LLM(model, tokenizer=other) as llm:
-        ends = run(llm, [StructuredOutputsParams(regex="[0-9]{4}"), StructuredOutputsParams(regex="yes|no")], (0.0, 1.5))
+        ends = run(
+            llm, [StructuredOutputsParams(regex="[0-9]{4}"), StructuredOutputsParams(regex="yes|no")], (0.0, 1.5)
+        )
     assert ends == {"stop": 4}
 
 
