@@ -126,7 +126,7 @@ class MetricsStore:
             model=header.core.models[0] if header is not None else "",
             num_blocks=header.core.num_blocks if header is not None else 0,
             num_events=self._num_events,
-            duration_ns=self._now_ns,
+            duration_ns=self._now_ns - (header.ts if header is not None else 0),
             num_requests=self._num_requests,
             num_unseen=self._num_unseen,
             num_cut=self._num_cut,

@@ -183,7 +183,8 @@ class ClassMetrics(Struct, kw_only=True, gc=False):
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """All that the store had added up when it was taken.
 
-    num_unseen: sequences that ended and whose beginning the log does not hold. num_cut: sequences that were live when
+    duration_ns: what the log covers, which is less than the run where its first segments are not kept. num_unseen:
+    sequences that ended and whose beginning the log does not hold. num_cut: sequences that were live when
     the log lost events; nothing more is measured of them.
     """
 

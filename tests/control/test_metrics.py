@@ -128,11 +128,14 @@ def test_a_later_segment_alone_measures_what_begins_in_it(tmp_path: Path) -> Non
         Simulation(3, writer=writer, check_every=0, num_requests=60).run()
     _, whole = fold(read(writer.run_folder))
     segment = closed_segments(writer.run_folder)[1].path
-    store, rows = fold(read(segment))
+    events = read(segment)
+    store, rows = fold(events)
     assert rows.requests
     assert rows.requests.items() <= whole.requests.items()
     snapshot = store.snapshot()
     assert snapshot.num_unseen > 0
+    # Rates and shares of time are of what is measured, not of the run.
+    assert 0 < snapshot.duration_ns == events[-1].ts - events[0].ts < events[-1].ts
     # Their workers came up before it.
     assert any(replica.is_up for replica in snapshot.replicas)
 
