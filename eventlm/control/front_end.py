@@ -138,10 +138,18 @@ class FrontEnd:
             await self._discard()
             raise
         message = link.started.result() if link.started.done() else None
-        if message is None or isinstance(message, FrontEndFailed):
+        if message is None:
+            ending = f"said nothing in {START_SECONDS:.0f} s"
+            if link.lost.done():
+                await asyncio.wait({process.death}, timeout=LEAVE_SECONDS)
+                ending = process.ending or link.lost.result()
             await self._discard()
-            told = f": {message.message}" if message is not None else ", see above for its last words"
-            raise EngineUnavailableError(f"front end {self.index} did not start{told}")
+            raise EngineUnavailableError(
+                f"front end {self.index} {ending} while it started; see above for its last words"
+            )
+        if isinstance(message, FrontEndFailed):
+            await self._discard()
+            raise EngineUnavailableError(f"front end {self.index} did not start: {message.message}")
         if self.is_draining:
             link.send(Drain())
 

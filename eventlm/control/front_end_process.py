@@ -32,7 +32,10 @@ class FrontEndProcess:
     @classmethod
     async def spawn(cls, module: str, sockets: Sequence[socket.socket]) -> FrontEndProcess:
         """Start `python -m MODULE END SOCKET,...`, file descriptors all. Raises EngineUnavailableError."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise EngineUnavailableError(f"cannot start a front end: {error}") from error
         listening = [each.fileno() for each in sockets]
         # -P: no code from the folder that the engine happens to run in.
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), ",".join(map(str, listening))]

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import structlog
 from msgspec import structs
 
 from eventlm.control.front_end import FrontEnd
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 #: How long front ends may take to say for how many requests they wait.
 COUNT_SECONDS = 1.0
+
+log = structlog.get_logger("eventlm.front_end")
 
 
 class FrontEndController:
@@ -90,13 +93,16 @@ class FrontEndController:
 
     async def drain(self, cut: asyncio.Event, *, timeout_seconds: float) -> None:
         """Wait until all have left; `cut` makes that short. Whoever has not left in time is killed."""
-        ended = asyncio.gather(*(front_end.ended() for front_end in self._front_ends))
+        ends = [asyncio.create_task(front_end.ended()) for front_end in self._front_ends]
         cutting = asyncio.create_task(self._cut(cut))
         try:
-            await asyncio.wait({ended}, timeout=timeout_seconds)
+            await asyncio.wait(ends, timeout=timeout_seconds)
+            for front_end, end in zip(self._front_ends, ends, strict=True):
+                if not end.done():
+                    log.warning("front end does not leave and is killed", front_end=front_end.index, pid=front_end.pid)
         finally:
-            cutting.cancel()
-            ended.cancel()
+            for each in (cutting, *ends):
+                each.cancel()
             await self.stop()
 
     async def stop(self) -> None:

@@ -45,13 +45,19 @@ log = structlog.get_logger("eventlm.worker")
 
 
 class WorkerProcess:
-    """A process started with the interpreter's own spawn: nothing of this process is inherited."""
+    """A process started with the interpreter's own spawn: nothing of this process is inherited.
+
+    Raises EngineUnavailableError if the system has no more sockets.
+    """
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._to_worker: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._from_worker = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        try:
+            self._to_worker: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+            self._from_worker = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        except zmq.ZMQError as error:
+            raise EngineUnavailableError(f"cannot start worker {setup.replica}: {error}") from error
         self._process: asyncio.subprocess.Process | None = None
         self._death: asyncio.Task[int] | None = None
         self._printing: asyncio.Task[None] | None = None

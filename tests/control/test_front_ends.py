@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import os
 import signal
 import socket
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from eventlm.config import Config
 from eventlm.control import front_end
@@ -109,12 +112,39 @@ async def test_figures_of_each_and_an_end_in_order(make_run: Any) -> None:
 
 
 async def test_who_does_not_leave_is_killed(make_run: Any) -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with make_run("stubborn") as run:
         await run.controller.start()
         [pid] = run.controller.pids
         assert await run.controller.begin_drain() == 3
-        await run.controller.drain(asyncio.Event(), timeout_seconds=0.05)
+        with structlog.testing.capture_logs() as logs:
+            await run.controller.drain(asyncio.Event(), timeout_seconds=0.05)
         assert not is_running(pid)
+        assert [(log["event"], log["pid"]) for log in logs] == [("front end does not leave and is killed", pid)]
+    # What nobody awaits any more is told to the loop when it is collected.
+    gc.collect()
+    assert complaints == []
+
+
+async def test_without_a_descriptor_for_the_connection_it_is_tried_again(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_run("ready") as run:
+        await run.controller.start()
+        failures = [OSError(errno.EMFILE, "Too many open files")] * 2
+        pair = socket.socketpair
+
+        def scarce() -> tuple[socket.socket, socket.socket]:
+            if failures:
+                raise failures.pop()
+            return pair()
+
+        monkeypatch.setattr(socket, "socketpair", scarce)
+        [pid] = run.controller.pids
+        os.kill(pid, signal.SIGKILL)
+        await run.until(lambda: run.controller.metrics[0].is_up and run.controller.pids != [pid])
+        assert not failures
 
 
 async def test_a_killed_one_is_told_and_comes_back(make_run: Any) -> None:
@@ -179,7 +209,10 @@ async def test_a_silent_one_is_killed_and_comes_back(make_run: Any) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "message"),
-    [("fails", "front end 1 did not start: there is no tokenizer.json"), ("dies", "front end 1 did not start, see")],
+    [
+        ("fails", "front end 1 did not start: there is no tokenizer.json"),
+        ("dies", r"front end 1 died \(exit code 7\) while it started; see above for its last words"),
+    ],
 )
 async def test_one_that_cannot_start_is_an_error(make_run: Any, behaviour: str, message: str) -> None:
     async with make_run(behaviour) as run:

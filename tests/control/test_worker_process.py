@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 import sys
@@ -212,6 +213,19 @@ async def test_what_keeps_a_process_from_being_made_is_said(monkeypatch: pytest.
         with pytest.raises(EngineUnavailableError, match=r"cannot start worker 0: .*No such file"):
             async with spawned():
                 pass
+
+
+async def test_a_process_without_descriptors_left_for_sockets() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The lowest descriptor that is free; from there on there is none.
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(EngineUnavailableError, match="cannot start worker 0: Too many open files"):
+            WorkerProcess(SETUP)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_temporary_folder_whose_path_is_too_long_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
