@@ -183,7 +183,7 @@ def load_class(name: str, reference: str) -> type[Any]:
         raise UsageError(
             f"plug-in {name!r}: no module {error.name!r} in {os.getcwd()} or among the installed packages"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script leaves by itself
         raise UsageError(
             f"plug-in {name!r}: importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"
         ) from error
@@ -194,7 +194,7 @@ def load_class(name: str, reference: str) -> type[Any]:
     return plugin_class  # type: ignore[no-any-return]
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """File and line where an import failed."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

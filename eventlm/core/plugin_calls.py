@@ -25,7 +25,8 @@ def ask_policy(state: CoreState, views: list[SequenceView]) -> Keys:
     if not views:
         return Keys([], state.policy_generation)
     try:
-        keys = state.policy.keys(views, state.now_ns)
+        # What it cannot change: keys are told apart by their places.
+        keys = state.policy.keys(tuple(views), state.now_ns)
         if len(keys) == len(views) and set(map(type, keys)) == {int}:
             return Keys(list(keys), state.policy_generation)
         error = f"the policy returned something else than {len(views)} integers"

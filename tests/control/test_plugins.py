@@ -162,6 +162,7 @@ def test_a_wrong_class_is_explained(here: Path, text: str, message: str) -> None
     [
         ("\n1 / 0\n", "importing broken failed at {here}/broken.py:2: ZeroDivisionError: division by zero"),
         ("def x(:\n", "importing broken failed at {here}/broken.py:1: SyntaxError: "),
+        ("import sys\nsys.exit(5)\n", "importing broken failed at {here}/broken.py:2: SystemExit: 5"),
         ("import does_not_exist\n", "broken needs the module 'does_not_exist', which is missing"),
     ],
 )

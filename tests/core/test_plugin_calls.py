@@ -35,6 +35,14 @@ class BadStaticPolicy(BadPolicy, frozen=True, kw_only=True):
     static: ClassVar[bool] = True
 
 
+class SortingPolicy(Policy, frozen=True, kw_only=True):
+    """Brings what it is asked about into an order of its own."""
+
+    def keys(self, sequences: Seq[SequenceView], now_ns: int) -> list[int]:
+        sequences.sort(key=lambda sequence: sequence.prompt_tokens)  # type: ignore[attr-defined]
+        return [sequence.prompt_tokens for sequence in sequences]
+
+
 class BadBatcher(Batcher, frozen=True, kw_only=True):
     answer: Any = None
 
@@ -68,6 +76,14 @@ def test_a_policy_that_fails_leaves_the_order_of_arrival(kind: type[BadPolicy], 
     said = f"the policy raised {raised}" if raised else "the policy returned something else than "
     assert errors(rig)
     assert all(error.startswith(said) for error in errors(rig))
+
+
+def test_a_policy_cannot_change_what_its_keys_are_for() -> None:
+    rig = Rig(policy=SortingPolicy(), max_num_seqs=1)
+    seqs = [rig.arrive(num_tokens, 2) for num_tokens in (9, 4, 7)]
+    rig.finish_all()
+    assert [end[0] for end in rig.finished()] == seqs
+    assert errors(rig) == {"the policy raised AttributeError"}
 
 
 def test_a_policy_that_fails_never_evicts_by_keys_it_did_not_make() -> None:
