@@ -24,6 +24,7 @@ from eventlm.control.live_requests import LiveRequests
 from eventlm.control.metrics import MetricsStore
 from eventlm.control.metrics_aggregates import Histogram
 from eventlm.control.metrics_components import RecorderMetrics, TimedCore
+from eventlm.control.plugin_failures import PluginFailures
 from eventlm.control.predictor_source import PredictorSource
 from eventlm.control.recording import make_recorder, make_writer
 from eventlm.control.setup import EngineSetup, make_header
@@ -106,6 +107,7 @@ def _begin(
     folder = writer.run_folder if writer is not None else None
     bus = Bus(history=partial(_history, folder) if folder is not None else None, on_broken=_report_broken)
     bus.attach(parts.metrics.apply)
+    bus.attach(PluginFailures().observe)
     try:
         driver = Driver(
             header,
