@@ -94,6 +94,9 @@ class LogWriter:
             raise LogWriteError(f"cannot record to {folder}: {error.strerror}; choose another folder") from error
         if not os.access(folder, os.W_OK | os.X_OK):
             raise LogWriteError(f"cannot record to {folder}: no permission to write; choose another folder")
+        latest = Path(folder) / LATEST_NAME
+        if latest.is_dir() and not latest.is_symlink():
+            raise LogWriteError(f"cannot replace {latest}: Is a directory; choose another folder")
 
     def _create(self, digest_key: bytes) -> SegmentFile:
         self.run_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -201,6 +201,11 @@ def test_a_folder_that_cannot_be_recorded_to(tmp_path: Path) -> None:
     assert error == "cannot record to runs: File exists; choose another folder"
     error = error_of("generate", "hi", "--model", "fake", "--record", "/proc/runs", cwd=tmp_path, code=2)
     assert error.startswith("cannot record to /proc/runs: ")
+    (tmp_path / "models" / "latest").mkdir(parents=True)
+    # Before the model is looked for, which may take long.
+    flags = ("--model", str(tmp_path / "none"), "--port", "0", "--record", "models")
+    error = error_of("serve", *flags, cwd=tmp_path, code=2)
+    assert error == "cannot replace models/latest: Is a directory; choose another folder"
 
 
 def test_a_server_that_everybody_can_reach_warns(start_server: StartServer) -> None:
