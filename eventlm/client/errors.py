@@ -65,6 +65,10 @@ def from_transport(url: str, error: BaseException, *, timeout_seconds: float) ->
             return ClientError(f"{url} closed the connection without an answer", "broken")
         case aiohttp.ClientPayloadError():
             return ClientError(f"{url} broke off in the middle of its reply", "broken")
+        case aiohttp.TooManyRedirects():
+            return ClientError(
+                f"{url} redirects in a circle; is it the address of an OpenAI-compatible server?", "protocol"
+            )
         case aiohttp.ClientResponseError():
             return ClientError(f"{url} does not speak HTTP: {error.message or error}", "protocol")
         case _:

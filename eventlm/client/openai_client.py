@@ -149,24 +149,33 @@ class OpenAIClient:
         async with self._request("POST", path, {**body, "stream": True}) as response:
             if response.content_type in ("application/json", "text/html"):
                 raise self._not_a_stream(path, await response.read())
-            decoder, finished = SseDecoder(), False
+            decoder, finished, begun = SseDecoder(), False, False
             async for data in response.content.iter_any():
                 received_ns = time.monotonic_ns()
                 for event in decoder.feed(data):
                     if event == _DONE:
                         await _read_to_end(response)
+                        self._check_begun(path, begun)
                         return
                     for delta in self._deltas(path, event, received_ns):
+                        begun = True
                         finished |= delta.finish_reason is not None
                         yield delta
             for event in decoder.end():
                 if event == _DONE:
+                    self._check_begun(path, begun)
                     return
                 for delta in self._deltas(path, event, time.monotonic_ns()):
+                    begun = True
                     finished |= delta.finish_reason is not None
                     yield delta
             if not finished:
                 raise ClientError(f"{self.url}{path} ended its stream without a finish reason", "broken")
+
+    def _check_begun(self, path: str, begun: bool) -> None:
+        """Raise ClientError for a stream that is done before anything came, as a proxy makes it of a failure."""
+        if not begun:
+            raise ClientError(f"{self.url}{path} ended its stream before it said anything", "broken")
 
     @asynccontextmanager
     async def _request(

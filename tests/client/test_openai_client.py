@@ -194,6 +194,24 @@ async def test_an_error_within_a_stream() -> None:
     assert "out of memory" in str(error)
 
 
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: [DONE]"])
+async def test_a_stream_that_is_done_before_it_begins(end: bytes) -> None:
+    error = await failure(streaming(end))
+    assert (error.kind, error.status) == ("broken", None)
+    assert "/v1/completions ended its stream before it said anything" in str(error)
+    # There are servers that give no reason for the end of a text.
+    assert [delta.text for delta in await completion(streaming(chunk("a"), end))] == ["a"]
+
+
+async def test_redirects_without_an_end() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect("/v1/completions")
+
+    error = await failure(handler)
+    assert error.kind == "protocol"
+    assert "redirects in a circle" in str(error)
+
+
 @pytest.mark.parametrize("abort", [True, False])
 async def test_a_stream_that_breaks_off(abort: bool) -> None:
     error = await failure(streaming(chunk("a"), chunk("b"), abort=abort))
