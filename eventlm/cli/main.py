@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -31,6 +32,8 @@ COMMANDS = {
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+#: What the system says where there is no more room for a file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,10 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # What read our output has gone; without this the interpreter's own flush would complain at exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # What read our output has gone.
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"eventlm: error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+        return EventLMError.exit_code
+
+
+def _drop_output() -> None:
+    """Without this the interpreter's own flush of what cannot be written would complain at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -152,6 +152,15 @@ def test_a_reader_that_leaves_early_is_not_complained_of() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "eventlm", "policies"], stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"eventlm: error: cannot write the output: No space left on device\n"
+
+
 def test_an_argument_that_is_not_utf8_is_an_error() -> None:
     done = run("serve", b"--model=\xff", env=os.environ | {"PYTHONUTF8": "1"})
     assert done.returncode == 2
