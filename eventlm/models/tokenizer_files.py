@@ -15,6 +15,8 @@ import tokenizers
 from eventlm.errors import CheckpointError
 from eventlm.models.safetensors_header import not_downloaded
 
+_ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
 
 class TokenizerFiles(NamedTuple):
     """`backend` with its special tokens marked, tokenizer_config.json, and special tokens by their names in it."""
@@ -38,6 +40,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     backend = _read_backend(folder)
     config = read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(config, read_json(folder / "special_tokens_map.json"))
+    _add_tokens(backend, _added_tokens(folder, config))
     _mark_special(backend, special_tokens)
     return TokenizerFiles(backend, config, special_tokens)
 
@@ -95,6 +98,31 @@ def _special_tokens(config: dict[str, Any], special_tokens_map: dict[str, Any]) 
         elif name == "additional_special_tokens" and isinstance(value, list):
             tokens[name] = [text for text in map(_token_text, value) if text is not None]
     return tokens
+
+
+def _added_tokens(folder: Path, config: dict[str, Any]) -> list[tuple[int, tokenizers.AddedToken]]:
+    """Tokens with their ids, of tokenizer_config.json, else of the older added_tokens.json."""
+    declared = config.get("added_tokens_decoder")
+    if declared is None:
+        found = read_json(folder / "added_tokens.json").items()
+        return [(token_id, tokenizers.AddedToken(text)) for text, token_id in found if isinstance(token_id, int)]
+    if not isinstance(declared, dict):
+        return []
+    return [
+        (int(token_id), tokenizers.AddedToken(text, **{name: entry.get(name) is True for name in _ADDED_TOKEN_FLAGS}))
+        for token_id, entry in declared.items()
+        if token_id.isdecimal() and isinstance(entry, dict) and (text := _token_text(entry)) is not None
+    ]
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[tuple[int, tokenizers.AddedToken]]) -> None:
+    """Those that tokenizer.json forgot, as far as they can have their ids: the one in the vocabulary, or the next."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token_id, token in sorted(tokens, key=lambda each: each[0]):
+        there = backend.token_to_id(token.content)
+        following = backend.get_vocab_size(with_added_tokens=True)
+        if token.content not in known and token_id == (following if there is None else there):
+            backend.add_tokens([token])
 
 
 def _mark_special(backend: tokenizers.Tokenizer, special_tokens: dict[str, Any]) -> None:

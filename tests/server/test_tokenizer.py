@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
 
 from eventlm.errors import CheckpointError
 from eventlm.server.detokenizer import Detokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer
+from tests.checkpoints import edit_json
 
 from .checkpoints import byte_fallback, byte_level
 
@@ -87,6 +90,30 @@ def test_tokens_that_the_configuration_names_become_special(tmp_path: Path) -> N
     for text in ("<think>", "two words"):
         [token_id] = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.token_bytes(token_id) == b""
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "added_tokens.json"])
+def test_tokens_that_tokenizer_json_forgot_are_transformers(tmp_path: Path, place: str) -> None:
+    folder = byte_level(tmp_path, tokenizer_class="PreTrainedTokenizerFast", eos_token="<|im_end|>")
+    size = CheckpointTokenizer(folder).vocab_size
+    quick = CheckpointTokenizer(folder).encode("ick", add_special_tokens=False)[0]
+    texts = {size + 1: "<tool é>", size: "<image>", quick: "ick", size + 9: "<far>", 7: "<s>"}
+    added: dict[str, Any] = {text: token_id for token_id, text in texts.items()}
+    if place == "tokenizer_config.json":
+        flags = {"single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
+        decoder = {
+            str(token_id): {"content": text, "special": text == "<image>", **flags} for text, token_id in added.items()
+        }
+        del decoder[str(size + 9)]
+        edit_json(folder / place, added_tokens_decoder=decoder)
+    else:
+        (folder / place).write_text(json.dumps(added))
+    ours, theirs = CheckpointTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for text in ("a <image> b", "a<tool é>b", "quick", "<s>a"):
+        token_ids = ours.encode(text, add_special_tokens=False)
+        assert token_ids == theirs.encode(text, add_special_tokens=False)
+        assert decode(ours, token_ids) == theirs.decode(token_ids, skip_special_tokens=True)
+    assert ours.encode("<far>", add_special_tokens=False) != [size + 9]
 
 
 def test_chat_template_sources(tmp_path: Path) -> None:
