@@ -13,7 +13,7 @@ from eventlm.compose.gpus import INTERPRETER, Gpu
 from eventlm.config import Config
 from eventlm.config.sizes import memory_bytes
 from eventlm.errors import UsageError
-from eventlm.models.config import DecoderConfig, read_config, resolve_dtype, resolve_kv_dtype
+from eventlm.models.config import DecoderConfig, longest_context, read_config, resolve_dtype, resolve_kv_dtype
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -70,7 +70,7 @@ def plan_cache(
     """
     decoder = read_config(folder) if folder is not None else None
     asked = config.model.max_model_len
-    longest = decoder.max_position_embeddings if decoder else FAKE_MAX_MODEL_LEN
+    longest = longest_context(decoder) if decoder else FAKE_MAX_MODEL_LEN
     if decoder and asked > longest:
         raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
     if decoder:

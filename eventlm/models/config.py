@@ -151,6 +151,16 @@ def read_config(folder: str | Path) -> DecoderConfig:
     )
 
 
+def longest_context(config: DecoderConfig) -> int:
+    """Tokens of the longest context that the model was made for.
+
+    By the convention of transformers, linear scaling stretches the positions that config.json names, while a model with
+    that of Llama 3 names those that it has already.
+    """
+    stretch = max(config.rope.factor, 1.0) if config.rope.type == "linear" else 1.0
+    return int(config.max_position_embeddings * stretch)
+
+
 def kv_bytes_per_token(config: DecoderConfig, kv_dtype: str) -> int:
     """Bytes that the keys and values of one token take in all layers. `kv_dtype`: see `resolve_kv_dtype`."""
     if kv_dtype in SCALED_KV_DTYPES:

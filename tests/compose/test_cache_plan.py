@@ -17,6 +17,7 @@ from eventlm.compose.cache_plan import (
 from eventlm.config import Config
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
+from tests.checkpoints import make_checkpoint
 
 #: 2 (keys, values) x 2 layers x 2 heads x 8 x 4 bytes.
 TOKEN_BYTES = 256
@@ -75,6 +76,16 @@ def test_the_context_is_cut_to_one_block_less_than_the_pool_with_a_warning(check
     [warning] = plan_cache(config_with(kv_memory=f"{11 * BLOCK_BYTES}B"), checkpoint).warnings
     assert warning.endswith("; raise --kv-memory for more")
     assert plan_cache(config_with(num_blocks=11, max_model_len=160), checkpoint) == (11, 160, [])
+
+
+def test_linear_scaling_stretches_the_context(tmp_path: Path) -> None:
+    stretched = make_checkpoint(tmp_path / "linear", rope="linear")
+    assert plan_cache(config_with(kv_memory="64MiB"), stretched).max_model_len == 4 * 512
+    assert plan_cache(config_with(kv_memory="64MiB", max_model_len=2048), stretched).max_model_len == 2048
+    with pytest.raises(UsageError, match="--max-model-len 2049 is longer than the 2048 tokens that the model was made"):
+        plan_cache(config_with(max_model_len=2049), stretched)
+    kept = make_checkpoint(tmp_path / "llama3", rope="llama3")
+    assert plan_cache(config_with(kv_memory="64MiB"), kept).max_model_len == 512
 
 
 @pytest.mark.parametrize(
