@@ -107,6 +107,6 @@ def _chat_template_source(folder: Path, config: dict[str, Any]) -> str | None:
             raise CheckpointError(f"{path} is not UTF-8: {error}") from error
     template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
     return template if isinstance(template, str) else None

@@ -129,7 +129,8 @@ def test_chat_template_sources(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "old"}))
     assert rendered() == "old"
     byte_level(
-        tmp_path, chat_template=[{"name": "tool_use", "template": "t"}, {"name": "default", "template": "named"}]
+        tmp_path,
+        chat_template=[{"name": "tool_use", "template": "t"}, {"name": []}, {"name": "default", "template": "named"}],
     )
     assert rendered() == "named"
     byte_level(tmp_path, chat_template="{{ bos_token }}config")
