@@ -23,7 +23,8 @@ class Kind(NamedTuple):
 
 
 _RERUN = (
-    "run the same version of eventlm and of the plug-ins as the header names; if they are, report it with the trace"
+    "run the same version of eventlm and of the plug-ins as the header names; if they are, see whether a plug-in of "
+    "your own decides by a clock, by chance or by what it remembers; else report it with the trace"
 )
 
 

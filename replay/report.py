@@ -34,7 +34,7 @@ def _summary(result: VerifyResult) -> str:
         return f"{counts}tokens not checked: with {result.change} none would have come out otherwise"
     parts = [counted(result.num_checkpoints, "checkpoint")]
     parts += [counted(result.num_segments, "segment")] if result.num_segments > 1 else []
-    parts += [f"from event {result.first_s:,} on, earlier ones are not kept"] if result.first_s else []
+    parts += [f"from event {result.first_s:,} on, earlier ones are not in it"] if result.first_s else []
     text = f"{counts}tokens not checked ({', '.join(parts)})"
     if result.num_missing:
         text += f"\ngap: {counted(result.num_missing, 'event')} not recorded; what lies before and behind is verified"

@@ -187,7 +187,7 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
 def _kept(check: TraceCheck) -> str:
     """How much of the run they are, if that is not all in one file."""
     parts = [f"in {check.num_segments} files"] if check.num_segments > 1 else []
-    parts += [f"from event {check.first_s:,} on, earlier ones are not kept"] if check.first_s else []
+    parts += [f"from event {check.first_s:,} on, earlier ones are not in it"] if check.first_s else []
     return "".join(f", {part}" for part in parts)
 
 

@@ -177,6 +177,7 @@ def test_a_nondeterministic_policy_is_caught(canaries: Path, name: str) -> None:
     # Mostly a different launch; but a key that is kept can meet a checkpoint before it decides anything.
     assert found.code in ("different_decision", "missing_decision", "extra_decision", "state_digest")
     assert found.exit_code == 10
+    assert "a plug-in of your own decides by a clock, by chance or by what it remembers" in found.remedy
 
 
 def test_a_deterministic_local_policy_verifies_if_it_is_trusted(canaries: Path) -> None:

@@ -46,7 +46,9 @@ def test_a_run_goes_on_behind_segments_that_are_not_kept(segmented: Path, tmp_pa
     assert (rest.exit_code, rest.clean_end, rest.warnings) == (0, True, [])
     assert rest.first_s == int(second.stem.partition("-")[2])
     assert rest.num_decisions == whole.num_decisions - num_first
-    assert f"from event {rest.first_s:,} on, earlier ones are not kept" in render(rest)
+    assert f"from event {rest.first_s:,} on, earlier ones are not in it" in render(rest)
+    # A file by itself says nothing of what is kept beside it.
+    assert f"from event {rest.first_s:,} on, earlier ones are not in it" in render(verify(second))
 
 
 def test_under_a_change_a_later_segment_tells_what_it_would_have_altered(segmented: Path) -> None:
