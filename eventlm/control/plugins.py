@@ -242,8 +242,7 @@ def _instantiate(kind: PluginKind, name: str, plugin_class: type[msgspec.Struct]
 
 
 def _parameters(instance: msgspec.Struct) -> dict[str, Any]:
-    names = [field.name for field in msgspec.structs.fields(instance)]
-    return {name: msgspec.to_builtins(getattr(instance, name)) for name in names}
+    return {name: msgspec.to_builtins(getattr(instance, name)) for name in instance.__struct_fields__}
 
 
 def _version(kind: PluginKind, plugin_class: type[Any], source: _Source) -> str:

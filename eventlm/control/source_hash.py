@@ -8,6 +8,7 @@ fields that a version has added, and `ast.unparse` has changed how it writes.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 
 import xxhash
@@ -17,8 +18,12 @@ import xxhash
 _SILENT_FIELDS = frozenset({"kind", "type_comment", "type_ignores", "ctx"})
 
 
+@functools.lru_cache(maxsize=64)
 def source_hash(source: str) -> str:
-    """16 hex digits for a module's source. Raises SyntaxError."""
+    """16 hex digits for a module's source. Raises SyntaxError.
+
+    Kept for the next who asks: who reads many traces, or one of many segments, asks for the same plug-ins each time.
+    """
     return xxhash.xxh3_64_hexdigest("".join(_written(ast.parse(source))).encode())
 
 

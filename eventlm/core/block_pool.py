@@ -241,8 +241,11 @@ class BlockPool:
         if counts != self.references:
             wrong = [block for block in range(self.num_blocks) if counts[block] != self.references[block]]
             found.append(f"references of blocks {wrong[:8]} differ from the tables'")
-        idle = [block for block in range(self.num_blocks) if counts[block] == 0 and self._name[block]]
-        free = [block for block in range(self.num_blocks) if counts[block] == 0 and not self._name[block]]
+        idle: list[int] = []
+        free: list[int] = []
+        for block, name in enumerate(self._name):
+            if not counts[block]:
+                (idle if name else free).append(block)
         if sorted(self._idle) != idle or sorted(self._free) != free:
             found.append("free or idle blocks are not those without a reference")
         for name, (block, parent) in self.tree.items():
