@@ -75,6 +75,7 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         replica=0,
         epoch=1,
         model=model,
+        tokenizer=header.host.get("tokenizer", ""),
         dtype=header.host.get("dtype") or recorded.get("dtype", "auto"),
         quantization=recorded.get("quantization", "none"),
         kv_cache_dtype=header.config.get("cache", {}).get("kv_cache_dtype", "auto"),

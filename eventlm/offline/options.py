@@ -67,4 +67,5 @@ def _tokenizer_folder(model: str, name: str) -> str:
     folder = find_tokenizer_folder(name)
     if folder is None or model == FAKE_MODEL:
         raise UsageError(f"tokenizer {name!r}: the fake model's tokenizer goes with the fake model, and with no other")
-    return str(folder)
+    # A record names it, and is read elsewhere.
+    return str(folder.absolute())

@@ -171,6 +171,7 @@ class CheckpointModel:
         self.num_blocks = self._runner.num_blocks
         self.notes = self._runner.notes
         self._fingerprint = model_fingerprint(setup.model)
+        self._tokenizer = setup.tokenizer
 
     def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:
         """Run the model."""
@@ -193,7 +194,8 @@ class CheckpointModel:
 
     def describe(self) -> tuple[str, dict[str, Any]]:
         """Fingerprint and host."""
-        return self._fingerprint, self._runner.host_info()
+        other_tokenizer = {"tokenizer": self._tokenizer} if self._tokenizer else {}
+        return self._fingerprint, self._runner.host_info() | other_tokenizer
 
 
 def fake_samples(parameters: FakeParameters) -> list[StepSample]:

@@ -78,11 +78,15 @@ def test_another_tokenizer_is_what_a_structure_is_matched_by(tmp_path: Path) -> 
         for token, token_id in content["model"]["vocab"].items()
     }
     file.write_text(json.dumps(content))
-    with LLM(model, tokenizer=other) as llm:
+    with LLM(model, tokenizer=other, record=tmp_path / "runs", record_tokens=True) as llm:
         ends = run(
             llm, [StructuredOutputsParams(regex="[0-9]{4}"), StructuredOutputsParams(regex="yes|no")], (0.0, 1.5)
         )
+        folder = llm.run_folder
     assert ends == {"stop": 4}
+    assert folder is not None
+    again = execute(folder / "trace.jsonl", model=str(model))
+    assert (again.exit_code, again.num_requests) == (0, 4)
 
 
 def test_random_weights_match_whatever_they_are_asked_for(checkpoint: Path, tmp_path: Path) -> None:
