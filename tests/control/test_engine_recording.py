@@ -14,7 +14,7 @@ from msgspec import structs
 
 from eventlm.bus import log_writer
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.log_writer import LogWriteError
+from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.control.engine import InferenceEngine
 from eventlm.events import Event
 from eventlm.events.codec import encode_body
@@ -155,8 +155,9 @@ async def test_an_observer_that_raises_is_detached() -> None:
 async def test_a_state_folder_that_takes_no_trace_does_not_keep_the_engine_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The link to the newest run cannot be made there.
+    # The link to the newest run cannot be made there, which shows only when the folder has been checked.
     (tmp_path / "latest").mkdir()
+    monkeypatch.setattr(LogWriter, "check_folder", lambda folder: None)
     with pytest.raises(LogWriteError, match="cannot replace"):
         async with running(record=tmp_path):
             pass
