@@ -16,6 +16,7 @@ from eventlm.events import Header, Launched
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
+from eventlm.replay.executable import RecordedHost, computed
 from eventlm.worker.protocol import (
     FAKE_MODEL,
     TORCH_BACKEND,
@@ -64,32 +65,32 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
 
     Raises UsageError for `threads` of a run that was computed on GPUs.
     """
-    core, recorded, gpu = header.core, header.config.get("model", {}), header.config.get("gpu", {})
+    core, recorded = header.core, computed(header)
     on_gpu = runs_on_gpu(header)
     if on_gpu and threads:
         raise UsageError(f"--threads {threads} is for runs on processors, and this one was computed on a GPU")
     fake: dict[str, Any] = {}
     if model == FAKE_MODEL:
-        fake = recorded.get("fake", {}) | dict.fromkeys(FAKE_TIMES, 0)
+        fake = recorded.model.fake | dict.fromkeys(FAKE_TIMES, 0)
     return WorkerSetup(
         replica=0,
         epoch=1,
         model=model,
-        tokenizer=header.host.get("tokenizer", ""),
-        dtype=header.host.get("dtype") or recorded.get("dtype", "auto"),
-        quantization=recorded.get("quantization", "none"),
-        kv_cache_dtype=header.config.get("cache", {}).get("kv_cache_dtype", "auto"),
+        tokenizer=recorded.host.tokenizer,
+        dtype=recorded.host.dtype or recorded.model.dtype,
+        quantization=recorded.model.quantization,
+        kv_cache_dtype=recorded.cache.kv_cache_dtype,
         block_size=core.block_size,
         num_blocks=core.num_blocks,
         max_model_len=core.max_model_len,
         max_num_batched_tokens=core.max_num_batched_tokens,
         max_num_seqs=core.max_num_seqs,
         max_steps_in_flight=core.max_steps_in_flight,
-        threads=threads or header.host.get("threads", 0),
-        cpu_kernels=_cpu_kernels(header),
-        attention_backend=header.host.get("attention_backend", AUTO) if on_gpu else AUTO,
-        batch_invariant=gpu.get("batch_invariant", False),
-        torch_compile=gpu.get("torch_compile", False),
+        threads=threads or recorded.host.threads,
+        cpu_kernels=_cpu_kernels(recorded.host),
+        attention_backend=recorded.host.attention_backend if on_gpu else AUTO,
+        batch_invariant=recorded.gpu.batch_invariant,
+        torch_compile=recorded.gpu.torch_compile,
         graph_buckets=core.graph_buckets,
         warm_up=False,
         fake=fake,
@@ -98,16 +99,15 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
 
 def runs_on_gpu(header: Header) -> bool:
     """Whether GPUs computed the run."""
-    return str(header.host.get("device", "")).startswith("cuda")
+    return computed(header).host.device.startswith("cuda")
 
 
-def _cpu_kernels(header: Header) -> str:
+def _cpu_kernels(host: RecordedHost) -> str:
     """What the run computed with, if this machine has it; another one is told among the host's differences."""
-    backend = str(header.host.get("attention_backend", ""))
     for build in available_builds():
-        if backend == backend_name(build):
+        if host.attention_backend == backend_name(build):
             return build
-    return TORCH if backend == TORCH_BACKEND else AUTO
+    return TORCH if host.attention_backend == TORCH_BACKEND else AUTO
 
 
 class WorkerProcesses:
@@ -127,15 +127,14 @@ class WorkerProcesses:
             )
         if runs_on_gpu(header) and not devices:
             raise UsageError(
-                f"the run was computed on a GPU ({header.host.get('gpu', 'of no known name')}), and none is given to "
-                "run it again on"
+                f"the run was computed on a GPU ({computed(header).host.gpu}), and none is given to run it again on"
             )
         self._setup = setup
         self._devices = devices or [Device()]
         self._header = header
-        worker = header.config.get("worker", {})
-        self._start_seconds = worker.get("start_timeout_seconds", 600)
-        self._step_seconds = worker.get("step_timeout_seconds", 600)
+        worker = computed(header).worker
+        self._start_seconds = worker.start_timeout_seconds
+        self._step_seconds = worker.step_timeout_seconds
         self._workers: dict[int, WorkerProcess] = {}
         self._host: dict[str, Any] = {}
 

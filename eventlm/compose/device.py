@@ -16,6 +16,7 @@ from eventlm.config.structs import AUTO
 from eventlm.control.setup import Device
 from eventlm.errors import UsageError
 from eventlm.events import Header
+from eventlm.replay.executable import computed
 from eventlm.replay.execution_workers import runs_on_gpu
 from eventlm.worker.protocol import FAKE_MODEL, GPU_BACKEND_GROUP, GPU_BACKENDS
 
@@ -73,7 +74,7 @@ def devices_of_run(header: Header) -> list[Device]:
     interpreted = interpreted_gpu()
     found = FoundGpus([interpreted]) if interpreted is not None else _usable_gpus()
     if found.problem:
-        gpu = header.host.get("gpu", "of no known name")
+        gpu = computed(header).host.gpu
         remedy = "set TRITON_INTERPRET=1" if gpu == INTERPRETER else found.problem
         raise UsageError(f"the run was computed on a GPU ({gpu}): {remedy}")
     return [gpu.device for gpu in found.gpus]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from eventlm.errors import UsageError
-from eventlm.replay.executable import check_executable, recorded_model
+from eventlm.config import WorkerConfig
+from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.replay.executable import check_executable, computed, recorded_model
 from tests.replay.executions import execute_fake, record_with_tokens
 from tests.replay.traces import Objects, tampered
 
@@ -33,6 +34,26 @@ def test_a_log_that_begins_in_the_middle_cannot_be_run(tmp_path: Path) -> None:
     (run / "trace-000000000000.jsonl").unlink()
     with pytest.raises(UsageError, match=r"larger --record-keep"):
         execute_fake(run)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "where"),
+    [
+        ("config", {"model": {"fake": 5}}, "model.fake"),
+        ("config", {"worker": {"step_timeout_seconds": "long"}}, "worker.step_timeout_seconds"),
+        ("host", {"threads": 10**9}, "host.threads"),
+        ("host", {"device": []}, "host.device"),
+    ],
+)
+def test_what_no_engine_has_recorded_of_its_work_is_damage(run: Path, field: str, value: object, where: str) -> None:
+    change_trace(run, lambda objects: objects[0].update({field: value}))
+    with pytest.raises(TraceCorruptError, match=rf"damaged at line 1, .*how the run was computed: .*{where}"):
+        check_executable(run)
+
+
+def test_options_that_another_version_has_are_no_damage(run: Path) -> None:
+    change_trace(run, lambda objects: objects[0].update(config={"model": {"unknown": 1}, "new": {"a": 1}}))
+    assert computed(check_executable(run)).worker == WorkerConfig()
 
 
 def test_the_header_says_which_model_ran(run: Path) -> None:
