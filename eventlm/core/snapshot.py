@@ -24,7 +24,7 @@ from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.sequence import Request, Sequence, State
 from eventlm.core.state import CoreState, Plugins, Suspect, timer_share
-from eventlm.errors import InvariantError
+from eventlm.errors import InvariantError, UsageError
 from eventlm.events import Arrived
 from eventlm.types import FinishReason, SequenceId
 
@@ -195,7 +195,7 @@ def restore(config: CoreConfig, plugins: Plugins, snapshot: bytes) -> CoreState:
     """
     try:
         return _restore(config, plugins, _decoder.decode(snapshot))
-    except (msgspec.DecodeError, LookupError, ValueError) as error:
+    except (msgspec.DecodeError, LookupError, ValueError, UsageError) as error:
         raise InvariantError(f"the snapshot cannot be restored: {type(error).__name__}: {error}") from error
 
 

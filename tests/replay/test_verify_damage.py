@@ -237,6 +237,7 @@ def _first_with_blocks(state: dict[str, Any]) -> list[Any]:
         lambda state: state["replicas"][0]["pool"]["free"].append(-1),
         lambda state: state["replicas"][0]["steps"][0][4].append(1),
         lambda state: state["requests"].pop(0),
+        lambda state: state["predictor"].__setitem__(0, -1),
     ],
 )
 def test_a_segment_whose_snapshot_contradicts_itself_is_damaged(
