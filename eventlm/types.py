@@ -13,6 +13,8 @@ NANOSECONDS_PER_SECOND = 1_000_000_000
 #: Called now and then, on long work, with how much of it is done and how much there is: bytes of a file, or a count.
 OnProgress = Callable[[int, int], None]
 
+PluginKind = Literal["policy", "batcher", "router"]
+
 #: What a request wants: tokens, the log-probabilities of its prompt, or a pooled embedding.
 RequestKind = Literal["generate", "score", "pool"]
 

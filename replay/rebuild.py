@@ -9,13 +9,14 @@ from msgspec import Struct, structs
 from eventlm.config import CoreConfig, PluginSpec
 from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
-from eventlm.control.plugins import PluginKind, ResolvedPlugin, resolve
+from eventlm.control.plugins import ResolvedPlugin, resolve
 from eventlm.core.core import Core
 from eventlm.core.plugin import Policy
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import Plugins
 from eventlm.errors import TraceVersionError, UsageError
 from eventlm.events import Header, PluginRecord
+from eventlm.types import PluginKind
 
 #: Fields of the core's configuration that block integers and the replicas in facts depend on.
 FIXED_BY_FACTS = ("block_size", "models", "num_replicas")
@@ -58,8 +59,6 @@ class Rebuilt(NamedTuple):
         return Core.restored(self.config, self.plugins, snapshot)
 
 
-#: Of one replica. A core keeps some 60 bytes for each.
-MAX_BLOCKS = 1 << 24
 #: What a snapshot depends on, so that a core with another value of it cannot go on from there.
 FIXED_BY_SNAPSHOT = ("num_blocks",)
 
@@ -68,7 +67,8 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     """Raises UsageError where a plug-in cannot be found or a change makes no sense."""
     changes = changes or Changes()
     if header.flags:
-        raise TraceVersionError(f"the run had changes of behaviour {header.flags}, which this version does not know")
+        flags = ", ".join(map(str, header.flags[:8]))
+        raise TraceVersionError(f"the run had changes of behaviour ({flags}) that this version does not know")
     if header.s:
         _check_changes_midway(header, changes)
     drift: list[str] = []
@@ -110,10 +110,6 @@ def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
         )
     changed = replace_fields(config, settings, where="--set")
     longest = (changed.num_blocks - 1) * changed.block_size
-    if longest < 1:
-        raise UsageError(f"--set num_blocks={changed.num_blocks}: at least 2 blocks are needed")
-    if changed.num_blocks > MAX_BLOCKS:
-        raise UsageError(f"--set num_blocks={changed.num_blocks}: at most {MAX_BLOCKS:,} blocks can be simulated")
     if settings.get("max_model_len", 0) > longest:
         raise UsageError(
             f"--set max_model_len={changed.max_model_len}: {changed.num_blocks:,} blocks of {changed.block_size} hold "
@@ -130,7 +126,7 @@ def _chosen(
     for record in header.plugins:
         if record.kind == kind:
             return _recorded(record, changes, drift)
-    raise UsageError(f"the trace's header names no {kind}")
+    raise AssertionError(f"a header without a {kind} is refused when it is read")
 
 
 def _recorded(record: PluginRecord, changes: Changes, drift: list[str]) -> ResolvedPlugin:
@@ -139,8 +135,13 @@ def _recorded(record: PluginRecord, changes: Changes, drift: list[str]) -> Resol
             f"the trace was recorded with the local {record.kind} {record.name}, and its decisions cannot be "
             "made again without importing that code: if you trust it, say so with --trust-local-plugins"
         )
-    kind: Any = record.kind
-    resolved = resolve(kind, {"type": record.name, **record.parameters})
+    try:
+        resolved = resolve(record.kind, record.parameters | {"type": record.name})
+    except UsageError as error:
+        raise UsageError(
+            f"line 1 of the trace names a {record.kind} that cannot be had here: {error}; install what the run had "
+            f"(`eventlm replay` takes another: --{record.kind})"
+        ) from error
     for field in ("reference", "version", "source_hash"):
         before, now = getattr(record, field), getattr(resolved.record, field)
         if before != now:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from eventlm.config import Config, CoreConfig, SchedulerConfig
+from eventlm.config.core import most_blocks
 from eventlm.control.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
 from eventlm.replay.cost_model import CostModel
@@ -46,22 +47,7 @@ def build_engine(
     if not workload.requests:
         raise UsageError(f"{workload.source}: there is no request in this workload")
     notes: list[str] = []
-    block_size = config.cache.block_size
-    num_blocks = config.cache.num_blocks
-    if num_blocks:
-        if num_blocks < 2:
-            raise UsageError(f"--num-blocks {num_blocks}: at least 2 are needed")
-    elif recorded is not None:
-        num_blocks = recorded.num_blocks
-        notes.append(f"{num_blocks:,} KV blocks, as recorded")
-    elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
-        num_blocks = machine_blocks(cost, block_size)
-        machine = cost.machine
-        name = f"{machine.num_gpus} x {machine.name}" if machine.num_gpus > 1 else machine.name
-        notes.append(f"{num_blocks:,} KV blocks: what {name} holds beside the weights of {cost.model.name}")
-    else:
-        num_blocks = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
-        notes.append(f"{num_blocks:,} KV blocks, more than the workload can fill; --num-blocks makes them scarce")
+    num_blocks = _num_blocks(config, workload, cost, recorded, notes)
     scheduler = _with_budget(config.scheduler, recorded)
     if recorded is not None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -80,6 +66,37 @@ def build_engine(
         ),
         notes=notes,
     )
+
+
+def _num_blocks(
+    config: Config, workload: Workload, cost: CostModel, recorded: CoreConfig | None, notes: list[str]
+) -> int:
+    """KV blocks of each replica; `notes` is told where they come from. Raises UsageError for too few or too many."""
+    block_size = config.cache.block_size
+    num_blocks = config.cache.num_blocks
+    most = most_blocks(config.scheduler.replicas)
+    if num_blocks:
+        if num_blocks < 2:
+            raise UsageError(f"--num-blocks {num_blocks}: at least 2 are needed")
+    elif recorded is not None:
+        num_blocks = recorded.num_blocks
+        notes.append(f"{num_blocks:,} KV blocks, as recorded")
+    elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
+        num_blocks = min(machine_blocks(cost, block_size), most)
+        machine = cost.machine
+        name = f"{machine.num_gpus} x {machine.name}" if machine.num_gpus > 1 else machine.name
+        notes.append(f"{num_blocks:,} KV blocks: what {name} holds beside the weights of {cost.model.name}")
+    else:
+        ample = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
+        num_blocks = min(ample, most)
+        of_all = "more than the workload can fill" if num_blocks == ample else "as many as an engine can have"
+        notes.append(f"{num_blocks:,} KV blocks, {of_all}; --num-blocks makes them scarce")
+    if num_blocks > most:
+        raise UsageError(
+            f"{num_blocks:,} KV blocks for each of {config.scheduler.replicas} replicas are too many, {most:,} are the "
+            "most that an engine can have; give --num-blocks, or lower --replicas"
+        )
+    return num_blocks
 
 
 def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:

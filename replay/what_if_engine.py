@@ -10,8 +10,10 @@ from msgspec import Struct, structs
 
 from eventlm._version import __version__
 from eventlm.config import CoreConfig, PluginSpec
+from eventlm.config.core import MAX_REPLICAS
+from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
-from eventlm.control.plugins import PluginKind, resolve
+from eventlm.control.plugins import resolve
 from eventlm.errors import UsageError
 from eventlm.events import (
     Desynced,
@@ -29,12 +31,10 @@ from eventlm.replay.cost_model import CostModel
 from eventlm.replay.rebuild import Changes, Rebuilt, rebuild
 from eventlm.replay.recorded_run import RecordedRun
 from eventlm.replay.workload import Workload
+from eventlm.types import PluginKind
 from eventlm.wording import counted
 
 MILLION = 1_000_000
-#: As many as an engine can have.
-MAX_REPLICAS = 64
-
 #: Facts that tell of one replica.
 _OF_REPLICA = (WorkerUp, WorkerLost, Desynced)
 
@@ -121,7 +121,7 @@ def build_engine(header: Header, alternative: Alternative) -> Engine:
     rebuilt = rebuild(structs.replace(header, s=0), changes)
     config = rebuilt.config
     if alternative.num_replicas is not None:
-        config = structs.replace(config, num_replicas=alternative.num_replicas)
+        config = replace_fields(config, {"num_replicas": alternative.num_replicas}, where="--replicas")
     _check_limits(config, changes)
     return Engine(
         alternative,

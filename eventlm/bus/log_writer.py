@@ -22,6 +22,7 @@ from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_na
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.side_car import SideCarWriter
 from eventlm.errors import EventLMError, UsageError
+from eventlm.events.header_check import decode_header
 
 #: How long nothing is tried after a failed write, doubled with each further one up to the second.
 RETRY_SECONDS = 1.0
@@ -132,12 +133,14 @@ class LogWriter:
         """Chain and write all that was appended; when it returns, those lines survive the death of this process, or
         `problem` says why they are lost.
 
-        Raises LogWriteError if not even the header can be written.
+        Raises LogWriteError if not even the header can be written, or no reader would take it.
         """
         bodies, self._bodies = self._bodies, []
         if not bodies or self._file is None:
             return
         is_first = not self.num_events
+        if is_first:
+            self._check_header(bodies[0])
         # A fact without its tokens would be worth less than none.
         error = self._side_car.flush() if self._side_car is not None else None
         if error is None:
@@ -153,6 +156,12 @@ class LogWriter:
         if not self.num_events:
             raise LogWriteError(f"cannot write to the trace {self.path}: {error.strerror}; choose another folder")
         self._fail(error)
+
+    def _check_header(self, body: bytes) -> None:
+        try:
+            decode_header(body)
+        except ValueError as error:
+            raise LogWriteError(f"cannot record to {self.path}, because nothing could read it: {error}") from error
 
     def _write(self, file: SegmentFile, bodies: list[bytes]) -> OSError | None:
         written = file.write(bodies, self.previous_h)

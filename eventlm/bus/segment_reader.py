@@ -22,7 +22,8 @@ from eventlm._version import __version__
 from eventlm.bus.run_folder import is_closed_name, is_locked
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Event, Gap, Header
-from eventlm.events.codec import SUFFIX_BYTES, chain, close_line, decode_body, split_line
+from eventlm.events.codec import SUFFIX_BYTES, UNREADABLE, chain, close_line, decode_body, split_line
+from eventlm.events.header_check import MAX_HEADER_BYTES, decode_header
 from eventlm.events.markers import BEHAVIOUR_VERSION, FORMAT_VERSION, SCHEMA_VERSION
 
 #: No event comes near it, nor does the snapshot of an engine that fits a machine. It bounds the memory that a file
@@ -32,6 +33,7 @@ READ_BUFFER_BYTES = 256 * 1024
 #: Below this many bytes a search goes on line by line.
 _SEARCH_BYTES = 64 * 1024
 _HEAD_BYTES = 128
+_FIRST_LINE_BYTES = MAX_HEADER_BYTES + SUFFIX_BYTES + 1
 _HEADER_START = b'{"t":"header",'
 _HEAD = re.compile(rb'\{"t":"(\w+)","s":(\d+)')
 
@@ -59,7 +61,7 @@ class LogLine(Struct, frozen=True, gc=False):
         """The event. Raises TraceCorruptError where the line, although it was written so, is not an event."""
         try:
             return decode_body(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             what = f"it is not an event: {error}"
             raise corrupt(self.path, self.number, self.byte_offset, what) from error
 
@@ -123,27 +125,31 @@ class SegmentReader:
         self.clean_end = False
 
     def _read_header(self) -> Header:
-        line = self._file.readline(MAX_LINE_BYTES)
+        line = self._file.readline(_FIRST_LINE_BYTES)
         has_start = line.startswith(_HEADER_START)
         if not has_start and line and split_line(line[:-1]) is None and not _HEADER_START.startswith(line):
             raise UsageError(f"{self.path} is not a trace: its first line is no header")
         if not line.endswith(b"\n"):
             if self.still_being_written:
                 raise UsageError(f"{self.path} has no header yet: the run has only begun, try again")
+            if len(line) == _FIRST_LINE_BYTES:
+                raise corrupt(self.path, 1, 0, f"no header is longer than {MAX_HEADER_BYTES:,} bytes")
             raise corrupt(self.path, 1, 0, "it has no complete header; nothing of it can be used")
         body = line[: -SUFFIX_BYTES - 1]
         if split_line(line[:-1]) is None or not has_start:
             raise corrupt(self.path, 1, 0, "its first line is not the header of a trace")
         try:
             start = msgspec.json.decode(body + b"}", type=_HeaderStart)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise corrupt(self.path, 1, 0, f"its header cannot be read: {error}") from error
         if close_line(body, chain(start.previous_h, body)) != line:
             raise corrupt(self.path, 1, 0, "the hash of its header does not match")
         self._check_versions(start)
-        event = LogLine(self.path, 1, 0, "header", start.s, body).event()
-        assert isinstance(event, Header)
-        return event
+        try:
+            return decode_header(body)
+        except ValueError as error:
+            what = f"no engine has such a header: {error}; take another copy of the trace"
+            raise corrupt(self.path, 1, 0, what) from error
 
     def _check_versions(self, found: _HeaderStart) -> None:
         known = (FORMAT_VERSION, SCHEMA_VERSION, BEHAVIOUR_VERSION)
@@ -305,6 +311,6 @@ def _open_at_once(path: str, flags: int) -> int:
 def _is_json(text: bytes) -> bool:
     try:
         msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return False
     return True

@@ -95,8 +95,8 @@ def _count(number: int | None) -> str:
 
 def _policy(header: Header) -> str:
     """The policy that the run began with, and its parameters."""
-    record = next((plugin for plugin in header.plugins if plugin.kind == "policy"), None)
-    return format_plugin_spec({"type": record.name} | record.parameters) if record is not None else _UNKNOWN
+    record = next(plugin for plugin in header.plugins if plugin.kind == "policy")
+    return format_plugin_spec({"type": record.name} | record.parameters)
 
 
 def _as_object(run: RunSummary) -> dict[str, Any]:

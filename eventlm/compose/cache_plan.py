@@ -11,6 +11,7 @@ from eventlm.compose.free_memory import free_bytes, total_bytes
 from eventlm.compose.gpu_memory import check_cache_fits, check_sequence_fits
 from eventlm.compose.gpus import INTERPRETER, Gpu
 from eventlm.config import Config
+from eventlm.config.core import most_blocks
 from eventlm.config.sizes import memory_bytes
 from eventlm.errors import UsageError
 from eventlm.models.config import DecoderConfig, longest_context, read_config, resolve_dtype, resolve_kv_dtype
@@ -66,7 +67,7 @@ def plan_cache(
     `available_bytes` is what the machine has free and `all_bytes` what it has, which are asked if they are not given.
     Without `max_model_len` the context is the model's own, cut to what the cache holds (one block less than there are).
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
-    into memory, and CheckpointError.
+    into memory or are more than an engine can have, and CheckpointError.
     """
     decoder = read_config(folder) if folder is not None else None
     asked = config.model.max_model_len
@@ -82,6 +83,9 @@ def plan_cache(
             return CachePlan(0, asked or longest, warnings)
     else:
         num_blocks, warnings = _plan_in_memory(config, folder, decoder, available_bytes, all_bytes)
+    most = most_blocks(config.scheduler.replicas)
+    if num_blocks > most:
+        num_blocks, warnings = most, [*warnings, _cut_warning(config, num_blocks)]
     capacity = (num_blocks - 1) * config.cache.block_size
     if capacity < max(asked, 1):
         raise _too_small(config, decoder, num_blocks)
@@ -93,6 +97,21 @@ def plan_cache(
             f"raise {too_few} for more"
         )
     return CachePlan(num_blocks, max_model_len, warnings)
+
+
+def _cut_warning(config: Config, num_blocks: int) -> str:
+    """Of memory for more blocks than an engine can have. Raises UsageError where so many were asked for."""
+    num_replicas, most = config.scheduler.replicas, most_blocks(config.scheduler.replicas)
+    limit = f"{most:,} for each of {num_replicas} replicas" if num_replicas > 1 else f"{most:,}"
+    if config.cache.num_blocks:
+        raise UsageError(
+            f"--num-blocks {num_blocks}: an engine can have at most {limit}; lower it, and raise --block-size for "
+            "the same memory"
+        )
+    return (
+        f"there is memory for {num_blocks:,} KV blocks of each replica, and an engine can have at most {limit}: the "
+        "rest stays free; raise --block-size to use it"
+    )
 
 
 def _plan_on_gpus(config: Config, folder: Path, decoder: DecoderConfig, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:

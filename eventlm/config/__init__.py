@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from eventlm.config.classes import ServiceClass
+from eventlm.config.core import CoreConfig
 from eventlm.config.gpu import GpuConfig
 from eventlm.config.server import ServerConfig
 from eventlm.config.structs import (
     CacheConfig,
     Config,
-    CoreConfig,
     LogConfig,
     ModelConfig,
     PluginSpec,

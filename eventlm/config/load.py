@@ -85,7 +85,7 @@ def config_hash(tables: dict[str, Any]) -> str:
 def replace_fields(struct: _StructT, assignments: Mapping[str, Any], *, where: str) -> _StructT:
     """A copy of a frozen struct with some fields changed, for `--set key=value`.
 
-    Raises UsageError that names the nearest field, or what the field must be.
+    Raises UsageError that names the nearest field, or what the field must be, and where fields contradict each other.
     """
     fields = {field.name: field.type for field in msgspec.structs.fields(type(struct))}
     changes = {}
@@ -96,7 +96,10 @@ def replace_fields(struct: _StructT, assignments: Mapping[str, Any], *, where: s
             changes[name] = msgspec.convert(value, fields[name])
         except msgspec.ValidationError as error:
             raise UsageError(f"{where}: {name}={value}: {lower_first(str(error))}") from None
-    return msgspec.structs.replace(struct, **changes)
+    try:
+        return msgspec.structs.replace(struct, **changes)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def lower_first(text: str) -> str:

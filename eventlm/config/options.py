@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import NODEFAULT, Meta
 
+from eventlm.config.core import MAX_NUMBER
 from eventlm.config.structs import Config
 
 #: The section whose tables are service classes, see `eventlm.config.classes`.
@@ -151,6 +152,8 @@ def did_you_mean(word: str, known: Iterable[str], *, listed_as: str = "") -> str
 
 
 def _range(meta: Meta) -> str:
+    if meta.ge is not None and meta.le == MAX_NUMBER:
+        return f" of at least {meta.ge}, below 2^63"
     if meta.ge is not None and meta.le is not None:
         return f" from {meta.ge} to {meta.le}"
     if meta.ge is not None:

@@ -13,6 +13,14 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from eventlm.config.classes import ServiceClass
+from eventlm.config.core import (
+    MAX_BLOCK_SIZE,
+    MAX_BLOCKS,
+    MAX_NAME_LENGTH,
+    MAX_NUMBER,
+    MAX_REPLICAS,
+    MAX_STEPS_IN_FLIGHT,
+)
 from eventlm.config.gpu import GpuConfig
 from eventlm.config.server import ServerConfig
 from eventlm.config.sizes import PATTERN as SIZE_PATTERN
@@ -29,40 +37,6 @@ MAX_THREADS = 1024
 #: Most tokens in one step where nobody says: what keeps a processor, and a GPU, busy.
 BATCHED_TOKENS = 512
 BATCHED_TOKENS_ON_GPU = 8192
-
-PositiveInt = Annotated[int, Meta(ge=1)]
-
-
-class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core knows of the machine and its limits. Part of the header: it and the facts make a run.
-
-    Lengths are in tokens. `max_model_len` has been cut to (num_blocks - 1) x block_size before it gets here.
-    """
-
-    models: list[str]
-    block_size: PositiveInt = 16
-    num_blocks: PositiveInt
-    max_model_len: PositiveInt
-    num_replicas: PositiveInt = 1
-    max_num_seqs: PositiveInt = 256
-    max_num_batched_tokens: PositiveInt = 2048
-    #: Sequences that may wait; online groups that would not fit are rejected.
-    max_queue_len: Annotated[int, Meta(ge=0)] = 1024
-    max_steps_in_flight: PositiveInt = 2
-    max_decodes_in_flight_per_seq: PositiveInt = 2
-    #: No step is planned behind one that is predicted to take this long; 0: whatever it takes.
-    run_ahead_ms: Annotated[int, Meta(ge=0)] = 0
-    #: Most tokens that one row may produce in one step; above 1 for speculation.
-    max_tokens_per_row: PositiveInt = 1
-    #: Batch sizes, ascending, for which workers have captured a decode step as a graph; larger steps run without one,
-    #: as they do in a what-if that raises max_num_seqs. Empty: none.
-    graph_buckets: list[int] = []
-    #: How often a sequence may be passed over by less urgent ones that fit before it blocks the line.
-    max_skips: Annotated[int, Meta(ge=0)] = 8
-    #: Evictions at admission that a sequence can suffer between two of its tokens.
-    max_evictions: Annotated[int, Meta(ge=0)] = 2
-    #: Workers lost in a row while they computed a sequence, until it ends with an error; 0: never.
-    max_losses: Annotated[int, Meta(ge=0)] = 0
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +60,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     served_model_name: Annotated[
         str,
         Meta(
-            extra={"metavar": "NAME"},
+            max_length=MAX_NAME_LENGTH,
+            extra={"metavar": "NAME", "allowed": f"a string of at most {MAX_NAME_LENGTH} characters"},
             description="name that requests use; empty: the folder's name, ORG/NAME or `smollm2`",
         ),
     ] = ""
@@ -106,7 +81,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = "none"
     max_model_len: Annotated[
-        int, Meta(ge=0, description="longest context (prompt and output) in tokens; 0: the model's own")
+        int, Meta(ge=0, le=MAX_NUMBER, description="longest context (prompt and output) in tokens; 0: the model's own")
     ] = 0
     fake: Annotated[
         dict[str, Any],
@@ -120,8 +95,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV cache."""
 
-    block_size: Annotated[int, Meta(ge=1, le=512, description="tokens in one KV block")] = 16
-    num_blocks: Annotated[int, Meta(ge=0, description="KV blocks of each replica; 0: as many as kv_memory holds")] = 0
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE, description="tokens in one KV block")] = 16
+    num_blocks: Annotated[
+        int, Meta(ge=0, le=MAX_BLOCKS, description="KV blocks of each replica; 0: as many as kv_memory holds")
+    ] = 0
     kv_memory: Annotated[
         str,
         Meta(
@@ -173,13 +150,16 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         default_factory=lambda: {"type": "pull"}
     )
     replicas: Annotated[
-        int, Meta(ge=1, le=64, description="worker replicas, each with its own process and KV cache")
+        int, Meta(ge=1, le=MAX_REPLICAS, description="worker replicas, each with its own process and KV cache")
     ] = 1
-    max_num_seqs: Annotated[int, Meta(ge=1, description="most sequences that run on a replica at once")] = 256
+    max_num_seqs: Annotated[
+        int, Meta(ge=1, le=MAX_NUMBER, description="most sequences that run on a replica at once")
+    ] = 256
     max_num_batched_tokens: Annotated[
         int,
         Meta(
             ge=0,
+            le=MAX_NUMBER,
             description="most tokens in one step; 0: 512, or 8192 on a GPU, and no fewer than max_num_seqs",
         ),
     ] = 0
@@ -187,32 +167,39 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int,
         Meta(
             ge=0,
+            le=MAX_NUMBER,
             description="most sequences that wait; a request beyond it gets a 429. What asks for several, such as a "
             "list of prompts, is taken whole or not at all",
         ),
     ] = 2048
     max_steps_in_flight: Annotated[
-        int, Meta(ge=1, le=16, description="steps shipped to a replica and not completed")
+        int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="steps shipped to a replica and not completed")
     ] = 2
     max_decodes_in_flight_per_seq: Annotated[
-        int, Meta(ge=1, le=16, description="of those, steps that decode the same sequence")
+        int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="of those, steps that decode the same sequence")
     ] = 2
     run_ahead_ms: Annotated[
         int,
         Meta(
             ge=0,
+            le=MAX_NUMBER,
             description="a step that is predicted to take this long has the next one planned when it ends, so that "
             "requests that come meanwhile can be in that; 0: the next is planned beforehand whatever it takes",
         ),
     ] = 100
     max_skips: Annotated[
         int,
-        Meta(ge=0, description="times a sequence that does not fit is passed over before it blocks the line"),
+        Meta(
+            ge=0,
+            le=MAX_NUMBER,
+            description="times a sequence that does not fit is passed over before it blocks the line",
+        ),
     ] = 8
     max_evictions: Annotated[
         int,
         Meta(
             ge=0,
+            le=MAX_NUMBER,
             description="times a sequence can be evicted for a more urgent one between two of its tokens",
         ),
     ] = 2
@@ -261,11 +248,21 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = "auto"
     heartbeat_timeout_seconds: Annotated[
-        int, Meta(ge=1, description="silence after which a worker or a front end counts as lost and is killed")
+        int,
+        Meta(
+            ge=1, le=MAX_NUMBER, description="silence after which a worker or a front end counts as lost and is killed"
+        ),
     ] = 20
-    step_timeout_seconds: Annotated[int, Meta(ge=1, description="longest step before a worker counts as hung")] = 600
+    step_timeout_seconds: Annotated[
+        int, Meta(ge=1, le=MAX_NUMBER, description="longest step before a worker counts as hung")
+    ] = 600
     start_timeout_seconds: Annotated[
-        int, Meta(ge=1, description="how long a worker that starts may show no progress before it counts as hung")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_NUMBER,
+            description="how long a worker that starts may show no progress before it counts as hung",
+        ),
     ] = 600
     profile_ops: Annotated[
         bool,
@@ -282,6 +279,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(
             ge=0,
+            le=MAX_NUMBER,
             description="workers lost in a row at the same tokens of a sequence before it ends with an error, as one "
             "that kills them does; 0: never",
         ),

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from importlib import metadata
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,8 +26,7 @@ from eventlm.control.source_hash import source_hash
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.errors import UsageError
 from eventlm.events import PluginRecord
-
-PluginKind = Literal["policy", "batcher", "router"]
+from eventlm.types import PluginKind
 
 ENTRY_POINT_GROUP = "eventlm.policies"
 

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 
 from eventlm._version import __version__
 from eventlm.config import Config, CoreConfig, SchedulerConfig
+from eventlm.config.core import most_blocks
 from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.control.block_names import PAIRS_PER_BLOCK
@@ -145,11 +146,11 @@ def make_setup(
 def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
     """The setup for the KV blocks that the worker of each replica has found room for (0: as many as it was told).
 
-    All replicas get as many as the one that has fewest, and the context is cut to what these hold. Raises UsageError
-    where that is less than what was asked for.
+    All replicas get as many as the one that has fewest, within what an engine can have, and the context is cut to what
+    these hold. Raises UsageError where that is less than what was asked for.
     """
     core, asked = setup.core, setup.config.model.max_model_len
-    num_blocks = min(each or core.num_blocks for each in found)
+    num_blocks = min(*(each or core.num_blocks for each in found), most_blocks(core.num_replicas))
     capacity = (num_blocks - 1) * core.block_size
     if capacity < max(asked, 1):
         wish = f"--max-model-len {asked}" if asked else "even the shortest context"

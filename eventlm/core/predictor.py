@@ -15,6 +15,7 @@ from math import isqrt
 
 from msgspec import Struct
 
+from eventlm.config.core import MAX_NUMBER
 from eventlm.errors import UsageError
 from eventlm.types import ceil_div
 
@@ -35,10 +36,11 @@ class Predictor(Struct, frozen=True):
 
     @classmethod
     def from_coefficients(cls, coefficients: list[int] | tuple[int, ...]) -> Predictor:
-        """Raises UsageError if there are not exactly five non-negative integers."""
-        if len(coefficients) != NUM_COEFFICIENTS or any(value < 0 for value in coefficients):
+        """Raises UsageError if there are not exactly five non-negative integers of 64 bits."""
+        if len(coefficients) != NUM_COEFFICIENTS or not all(0 <= value <= MAX_NUMBER for value in coefficients):
             raise UsageError(
-                f"a predictor has {NUM_COEFFICIENTS} non-negative integer coefficients, got {list(coefficients)}"
+                f"a predictor has {NUM_COEFFICIENTS} non-negative integer coefficients below 2^63, got "
+                f"{list(coefficients)}"
             )
         return cls(*coefficients)
 

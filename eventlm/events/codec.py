@@ -18,6 +18,9 @@ HASH_MARK = b',"h":"'
 #: Length of `,"h":"<16 hex>"}`, the end of every line before its newline.
 SUFFIX_BYTES = len(HASH_MARK) + 16 + 2
 
+#: What decoding raises for bytes that are no event: no JSON, no UTF-8, nested too deep, or with fields that do not fit.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 #: Tags of the lines that are facts, and of those that are decisions.
 FACT_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in FACTS)
 DECISION_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in DECISIONS)
@@ -41,7 +44,7 @@ def encode_body(event: Event) -> bytes:
 def decode_body(body: bytes) -> Event:
     """The event of a line's body.
 
-    Raises msgspec.ValidationError (a msgspec.DecodeError) for an unknown tag or a field that does not fit.
+    Raises one of UNREADABLE, among them msgspec.ValidationError for an unknown tag or a field that does not fit.
     """
     event: Event = _decoder.decode(body + b"}")
     return event

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from eventlm.config import CoreConfig
+from eventlm.config.core import MAX_NAME_LENGTH, Count
 from eventlm.events.base import Marker
+from eventlm.types import PluginKind
 
 FORMAT_VERSION = 1
 SCHEMA_VERSION = 6
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
 BEHAVIOUR_VERSION = 5
 
+Text = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+#: It names the folder that a run is recorded in.
+RunName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\x7f]{1,255}\Z")]
+
 
 class PluginRecord(Struct, frozen=True, kw_only=True):
     """A plug-in as it ran: its spec (`type` and parameters), its version and a hash of what its source does."""
 
-    kind: str
-    name: str
-    reference: str
+    kind: PluginKind
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+    reference: Text
     parameters: dict[str, Any] = {}
-    version: str = ""
-    source_hash: str = ""
+    version: Text = ""
+    source_hash: Text = ""
 
 
 class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header"):
@@ -31,33 +37,35 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
 
     Its defaults are written out, unlike those of other events: a version left out because it is today's default
     would read as tomorrow's.
+
+    Whoever reads one goes through `eventlm.events.header_check`, which has the limits that a type cannot tell.
     """
 
     format: int = FORMAT_VERSION
     schema: int = SCHEMA_VERSION
     behaviour: int = BEHAVIOUR_VERSION
     #: Numbered changes of behaviour that this run had; empty until the first release.
-    flags: list[int] = []
-    run: str
+    flags: list[Count] = []
+    run: RunName
     #: Unix time of the start in nanoseconds, as a string because JSON numbers end at 2^53.
-    unix_start_ns: str
-    code_version: str
+    unix_start_ns: Annotated[str, Meta(pattern=r"^-?[0-9]{1,19}\Z")]
+    code_version: Text
     core: CoreConfig
     #: Resolved configuration with secrets as `***`, and its hash.
-    config: dict[str, Any] = {}
-    config_hash: str = ""
+    config: dict[str, dict[str, Any]] = {}
+    config_hash: Text = ""
     plugins: list[PluginRecord]
-    predictor: list[int]
+    predictor: Annotated[list[Count], Meta(min_length=5, max_length=5)]
     #: Seeds of the run's random streams, as strings.
-    seeds: dict[str, str] = {}
-    model_fingerprint: str = ""
+    seeds: dict[str, Text] = {}
+    model_fingerprint: Text = ""
     #: How many (content hash, integer) pairs the block name table keeps.
-    block_table_size: int = 0
+    block_table_size: Count = 0
     host: dict[str, Any] = {}
-    #: What is recorded beside the numbers: `default` or `tokens`.
-    level: str = "default"
+    #: What is recorded beside the numbers.
+    level: Literal["default", "tokens"] = "default"
     #: In a later segment of one run: the last `h` of the segment before.
-    previous_h: str = ""
+    previous_h: Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")] = ""
 
 
 class Checkpoint(Marker, frozen=True, kw_only=True, tag="checkpoint"):

@@ -113,6 +113,17 @@ def test_a_run_whose_header_cannot_be_written_is_a_clear_error(tmp_path: Path, m
     assert (tmp_path / "latest" / "trace.jsonl").samefile(before)
 
 
+def test_a_header_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, "run")
+    writer.append(encode_body(traces.header(predictor=[1, 2, 3, 4, 1 << 63])))
+    with pytest.raises(
+        LogWriteError, match=r"cannot record to .*, because nothing could read it: predictor\[4\]: Expec"
+    ):
+        writer.flush()
+    writer.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_where_latest_is_something_else_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
     with LogWriter(tmp_path, "run") as writer:

@@ -17,10 +17,14 @@ from eventlm.events import (
     Finished,
     Header,
     Launched,
+    PluginRecord,
     StepCompleted,
     TextEnded,
 )
 from eventlm.events.codec import chain, close_line, encode_body
+from eventlm.types import PluginKind
+
+PLUGINS: list[tuple[PluginKind, str]] = [("policy", "fcfs"), ("batcher", "fixed"), ("router", "pull")]
 
 
 def header(**changes: object) -> Header:
@@ -30,7 +34,7 @@ def header(**changes: object) -> Header:
         "unix_start_ns": "1735689600000000000",
         "code_version": "0.1.0",
         "core": core,
-        "plugins": [],
+        "plugins": [PluginRecord(kind=kind, name=name, reference=f"eventlm.policies.{name}") for kind, name in PLUGINS],
         "predictor": [1, 2, 3, 4, 5],
     }
     return Header(**(fields | changes))

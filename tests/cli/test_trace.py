@@ -72,13 +72,14 @@ def test_info_counts_in_words_and_shows_the_plug_ins_parameters(
     parameters = {"multiplier": 2, "min_deadline_ms": 300}
     plugins = [
         PluginRecord(kind="policy", name="edf", reference="m:Edf", parameters=parameters),
+        PluginRecord(kind="batcher", name="fixed", reference="m:Fixed"),
         PluginRecord(kind="router", name="pull", reference="m:Pull"),
     ]
     path.write_bytes(b"".join(lines([header(plugins=plugins), *events(1200, end=False)[1:]])))
     assert main(["trace", "info", str(path)]) == 0
     output = capsys.readouterr().out
     rows = {line[:10].strip(): line[12:] for line in output.splitlines()}
-    assert rows["plug-ins"] == "policy edf:multiplier=2,min_deadline_ms=300, router pull"
+    assert rows["plug-ins"] == "policy edf:multiplier=2,min_deadline_ms=300, batcher fixed, router pull"
     assert rows["events"].startswith("1,200: ")
     assert rows["events"].endswith(" decisions, 1 marker")
     assert rows["trace"] == f"{path}, {path.stat().st_size:,} bytes, no clean end"

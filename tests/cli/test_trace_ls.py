@@ -27,7 +27,11 @@ def test_the_state_folder_in_columns(runs: Path, capsys: pytest.CaptureFixture[s
     assert main(["trace", "ls"]) == 0
     columns, *rows = capsys.readouterr().out.splitlines()
     assert columns.split() == ["run", "model", "policy", "started", "(UTC)", "end", "seconds", "events", "MiB"]
-    assert [row.split()[:3] for row in rows] == [["one", "fake", "edf"], ["two", "fake", "fcfs"], ["three", "m", "-"]]
+    assert [row.split()[:3] for row in rows] == [
+        ["one", "fake", "edf"],
+        ["two", "fake", "fcfs"],
+        ["three", "m", "fcfs"],
+    ]
     assert "2025-01-01 00:00:00  killed" in rows[-1]
     assert main(["trace", "ls", str(runs), "--full"]) == 0
     columns, *rows = capsys.readouterr().out.splitlines()

@@ -15,6 +15,7 @@ from eventlm.compose.cache_plan import (
     plan_cache,
 )
 from eventlm.config import Config
+from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
 from tests.checkpoints import make_checkpoint
@@ -165,6 +166,26 @@ def test_the_fake_model_has_a_pool_of_its_own() -> None:
     config = config_with(model="fake")
     assert plan_cache(config, None) == (FAKE_NUM_BLOCKS, FAKE_MAX_MODEL_LEN, [])
     assert plan_cache(config_with(model="fake", max_model_len=20_000), None).max_model_len == 20_000
+
+
+def test_no_more_blocks_than_an_engine_can_have(checkpoint: Path) -> None:
+    much = (MAX_BLOCKS + 5) * BLOCK_BYTES
+    plan = plan_cache(config_with(kv_memory=f"{much}B"), checkpoint, available_bytes=2 * much, all_bytes=2 * much)
+    assert plan.num_blocks == MAX_BLOCKS
+    assert plan.warnings == [
+        f"there is memory for {MAX_BLOCKS + 5:,} KV blocks of each replica, and an engine can have at most "
+        f"{MAX_BLOCKS:,}: the rest stays free; raise --block-size to use it"
+    ]
+    of_two = config_with(kv_memory=f"{much}B", replicas=2)
+    assert plan_cache(of_two, checkpoint, available_bytes=4 * much, all_bytes=4 * much).num_blocks == MAX_BLOCKS // 2
+    fake = config_with(model="fake", num_blocks=MAX_BLOCKS)
+    assert plan_cache(fake, None).num_blocks == MAX_BLOCKS
+    with pytest.raises(
+        UsageError, match=r"--num-blocks 8388609: an engine can have at most 8,388,608 for each of 2 re"
+    ):
+        plan_cache(config_with(model="fake", num_blocks=MAX_BLOCKS // 2 + 1, replicas=2), None)
+    with pytest.raises(UsageError, match="--num-blocks 16777217: must be an integer from 0 to 16777216"):
+        config_with(model="fake", num_blocks=MAX_BLOCKS + 1)
 
 
 def test_a_smaller_type_has_more_blocks(checkpoint: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
         ("[server]\nport = 8000.0", ", [server]: port = 8000.0: must be an integer from 0 to 65535"),
         (
             "[scheduler]\nmax_num_seqs = 0",
-            ", [scheduler]: max_num_seqs = 0: must be an integer of at least 1",
+            ", [scheduler]: max_num_seqs = 0: must be an integer of at least 1, below 2^63",
         ),
         ("[server]\nhost = 2020-01-01", "host = datetime.date(2020, 1, 1): must be a string"),
         (
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
         ("port", "x", "--port 'x': must be an integer from 0 to 65535"),
         ("port", "-1", "--port '-1': must be an integer from 0 to 65535"),
         ("port", True, "--port True: must be an integer from 0 to 65535"),
-        ("max_model_len", "4k", "--max-model-len '4k': must be an integer of at least 0"),
+        ("max_model_len", "4k", "--max-model-len '4k': must be an integer of at least 0, below 2^63"),
         ("dtype", "bf16", "--dtype 'bf16': must be one of auto, bfloat16, float16, float32"),
         ("predictor", "1,a", "--predictor '1,a': must be a list of integers"),
         ("fake", "x", "--fake: 'x': 'x' is not of the form PARAMETER=VALUE"),
@@ -349,5 +349,5 @@ def test_fields_of_the_core_are_replaced_by_name() -> None:
     assert (changed.num_blocks, changed.max_num_seqs, changed.max_model_len) == (16, 4, 64)
     with pytest.raises(UsageError, match="--set: unknown key 'num_block'; did you mean num_blocks"):
         replace_fields(core, {"num_block": 1}, where="--set")
-    with pytest.raises(UsageError, match="--set: num_blocks=0: expected `int` >= 1"):
+    with pytest.raises(UsageError, match="--set: num_blocks=0: expected `int` >= 2"):
         replace_fields(core, {"num_blocks": 0}, where="--set")

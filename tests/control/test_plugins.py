@@ -10,9 +10,10 @@ import pytest
 
 from eventlm import __version__
 from eventlm.config.plugin_spec import parse_plugin_spec
-from eventlm.control.plugins import BUILT_IN, PluginKind, ResolvedPlugin, list_plugins, resolve
+from eventlm.control.plugins import BUILT_IN, ResolvedPlugin, list_plugins, resolve
 from eventlm.core.plugin import Policy
 from eventlm.errors import UsageError
+from eventlm.types import PluginKind
 
 SHORTEST_FIRST = '''
 from eventlm.core.plugin import Policy, Router

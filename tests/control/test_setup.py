@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.config import Config, GpuConfig, ModelConfig, SchedulerConfig
+from eventlm.config.core import MAX_BLOCKS
 from eventlm.control.setup import Device, EngineSetup, make_setup, with_blocks, worker_setups
 from eventlm.errors import UsageError
 
@@ -83,6 +84,11 @@ def test_all_replicas_get_the_blocks_of_the_one_that_has_fewest() -> None:
 def test_the_context_is_cut_to_what_the_blocks_hold() -> None:
     setup = with_blocks(setup_with(num_blocks=0), [11])
     assert (setup.core.num_blocks, setup.core.max_model_len) == (11, 160)
+
+
+def test_workers_with_more_room_than_an_engine_can_use_get_what_it_can() -> None:
+    setup = with_blocks(setup_with(num_blocks=0, replicas=3), [MAX_BLOCKS] * 3)
+    assert setup.core.num_blocks == MAX_BLOCKS // 3
 
 
 def test_a_setup_whose_blocks_are_known_is_as_it_was() -> None:

@@ -10,6 +10,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventlm.config import CoreConfig
+from eventlm.config.core import MAX_REPLICAS, most_blocks
 from eventlm.events import DECISIONS, FACTS, MARKERS, Event, Resumed, UserMark
 from eventlm.events.codec import (
     SUFFIX_BYTES,
@@ -21,8 +23,10 @@ from eventlm.events.codec import (
     split_line,
 )
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
-INTEGERS = st.integers(0, 2**53 - 1)
+CHARACTERS = st.characters(codec="utf-8")
+TEXT = st.text(CHARACTERS, max_size=20)
+LARGEST = 2**53 - 1
+INTEGERS = st.integers(0, LARGEST)
 JSON = st.recursive(
     st.none() | st.booleans() | INTEGERS | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -35,8 +39,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        least = max((meta.ge or 0 for meta in hint.__metadata__ if isinstance(meta, msgspec.Meta)), default=0)
-        return st.integers(least, 2**53 - 1)
+        [meta] = hint.__metadata__
+        return limited_values(hint.__origin__, meta)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, types.UnionType):
@@ -52,9 +56,24 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     return {int: INTEGERS, str: TEXT, bool: st.booleans(), types.NoneType: st.none(), Any: JSON, msgspec.Raw: RAW}[hint]
 
 
+def limited_values(hint: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
+    """Values of an integer, a string or a list within its limits."""
+    if hint is int:
+        return st.integers(limits.ge or 0, min(limits.le or LARGEST, LARGEST))  # type: ignore[type-var]
+    if hint is str and limits.pattern is not None:
+        return st.from_regex(limits.pattern, alphabet=CHARACTERS)
+    if hint is str:
+        return st.text(CHARACTERS, min_size=limits.min_length or 0, max_size=20)
+    least = limits.min_length or 0
+    return st.lists(values(get_args(hint)[0]), min_size=least, max_size=limits.max_length or least + 4)
+
+
 def structs(struct: type[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(struct, include_extras=True)
-    return st.builds(struct, **{name: values(hints[name]) for name in struct.__struct_fields__})
+    fields = {name: values(hints[name]) for name in struct.__struct_fields__}
+    if struct is CoreConfig:
+        fields["num_blocks"] = st.integers(2, most_blocks(MAX_REPLICAS))
+    return st.builds(struct, **fields)
 
 
 EVENTS = st.sampled_from([*FACTS, *DECISIONS, *MARKERS]).flatmap(structs)

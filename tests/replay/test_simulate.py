@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.config import CoreConfig
+from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
 from eventlm.config.objectives import Objectives
 from eventlm.errors import UsageError
@@ -138,6 +139,16 @@ def test_blocks_come_from_the_recorded_run_and_other_limits_are_told() -> None:
     engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
     assert (engine.setup.core.num_blocks, engine.setup.core.max_num_batched_tokens) == (123, 8192)
     assert engine.notes == ["123 KV blocks, as recorded", "--max-num-seqs is 8; the run was recorded with 4"]
+
+
+def test_no_engine_has_more_blocks_than_one_can_have() -> None:
+    config = load_config(None, {"block_size": 1, "replicas": 2}, environment={})
+    engine = build_engine(config, requests((0, 10**7, 9)), COST)
+    assert engine.setup.core.num_blocks == MAX_BLOCKS // 2
+    assert "as many as an engine can have" in engine.notes[0]
+    recorded = CoreConfig(models=["m"], num_blocks=MAX_BLOCKS, max_model_len=1000)
+    with pytest.raises(UsageError, match="16,777,216 KV blocks for each of 2 replicas are too many, 8,388,608 are"):
+        build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
 
 
 def test_a_step_of_the_usual_size_is_that_of_a_processor_and_takes_all_that_run() -> None:

@@ -1,0 +1,75 @@
+"""The limits of the core: part of a trace's header, and of what every option of them may say.
+
+A header may have been made by anybody, so what it says is checked by the same limits as an engine's start: no run can
+be recorded that would be refused when it is read, and none can be made up that takes more memory than a real one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+MAX_REPLICAS = 64
+#: Tokens in one KV block.
+MAX_BLOCK_SIZE = 512
+#: KV blocks of all replicas together. A core keeps some 60 bytes for each, 1 GiB in all, and whoever reads a trace
+#: builds one; each is in the snapshots of a trace too, of which every one is a line.
+MAX_BLOCKS = 1 << 24
+MAX_STEPS_IN_FLIGHT = 16
+#: Characters of a model's name.
+MAX_NAME_LENGTH = 1024
+#: What any number of a header can be: it has 64 bits.
+MAX_NUMBER = (1 << 63) - 1
+
+Count = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+PositiveCount = Annotated[int, Meta(ge=1, le=MAX_NUMBER)]
+StepsInFlight = Annotated[int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT)]
+ModelName = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+
+
+def most_blocks(num_replicas: int) -> int:
+    """How many KV blocks each of so many replicas can have."""
+    return MAX_BLOCKS // num_replicas
+
+
+class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the core knows of the machine and its limits. Part of the header: it and the facts make a run.
+
+    Lengths are in tokens. `max_model_len` has been cut to (num_blocks - 1) x block_size before it gets here.
+    Raises ValueError for more blocks than all replicas together can have; the other limits are checked by who decodes
+    or converts.
+    """
+
+    models: Annotated[list[ModelName], Meta(min_length=1)]
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)] = 16
+    #: One is never given away.
+    num_blocks: Annotated[int, Meta(ge=2, le=MAX_BLOCKS)]
+    max_model_len: PositiveCount
+    num_replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
+    max_num_seqs: PositiveCount = 256
+    max_num_batched_tokens: PositiveCount = 2048
+    #: Sequences that may wait; online groups that would not fit are rejected.
+    max_queue_len: Count = 1024
+    max_steps_in_flight: StepsInFlight = 2
+    max_decodes_in_flight_per_seq: StepsInFlight = 2
+    #: No step is planned behind one that is predicted to take this long; 0: whatever it takes.
+    run_ahead_ms: Count = 0
+    #: Most tokens that one row may produce in one step; above 1 for speculation.
+    max_tokens_per_row: PositiveCount = 1
+    #: Batch sizes, ascending, for which workers have captured a decode step as a graph; larger steps run without one,
+    #: as they do in a what-if that raises max_num_seqs. Empty: none.
+    graph_buckets: list[PositiveCount] = []
+    #: How often a sequence may be passed over by less urgent ones that fit before it blocks the line.
+    max_skips: Count = 8
+    #: Evictions at admission that a sequence can suffer between two of its tokens.
+    max_evictions: Count = 2
+    #: Workers lost in a row while they computed a sequence, until it ends with an error; 0: never.
+    max_losses: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.num_replicas * self.num_blocks > MAX_BLOCKS:
+            raise ValueError(
+                f"{self.num_replicas} replicas of {self.num_blocks:,} blocks are more than the {MAX_BLOCKS:,} blocks "
+                "that all replicas can have together"
+            )

@@ -1,0 +1,71 @@
+"""The first line of a trace, checked whole before anything is made of it: it may have been made up, with right hashes.
+
+Limits of single fields stand with their types, in `eventlm.config.core` and in `Header`; here is what a type cannot
+tell. A writer checks its header by the same function, so no run can be recorded that would be refused afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from eventlm.events.codec import UNREADABLE, decode_body
+from eventlm.events.markers import Header
+from eventlm.types import PluginKind
+
+#: A few KiB are usual: configuration and plug-ins. It also bounds what is read of a file that is no trace.
+MAX_HEADER_BYTES = 1 << 20
+#: Of tables and lists in each other. All that goes through them calls itself for each.
+MAX_DEPTH = 64
+#: JSON numbers are exact below this.
+_END_OF_NUMBERS = 1 << 53
+#: Of a message of msgspec: `Expected ... - at `$.core.num_blocks``.
+_AT = re.compile(r"^(?P<what>.*) - at `\$\.(?P<where>.*)`$", re.S)
+
+
+def decode_header(body: bytes) -> Header:
+    """The header of a line's body. Raises ValueError, which names the field, for what no engine can have written."""
+    if len(body) > MAX_HEADER_BYTES:
+        raise ValueError(f"it has {len(body):,} bytes, and no header has more than {MAX_HEADER_BYTES:,}")
+    try:
+        header = decode_body(body)
+    except UNREADABLE as error:
+        found = _AT.match(str(error))
+        raise ValueError(f"{found['where']}: {found['what']}" if found else str(error)) from error
+    if not isinstance(header, Header):
+        raise ValueError("it is another event")
+    for problem in _problems(header):
+        raise ValueError(problem)
+    return header
+
+
+def _problems(header: Header) -> Iterator[str]:
+    for name in ("s", "ts", "c"):
+        value = getattr(header, name)
+        if not 0 <= value < _END_OF_NUMBERS:
+            yield f"{name}: {value} is not from 0 to 2^53"
+    kinds = {record.kind for record in header.plugins}
+    for kind in get_args(PluginKind):
+        if kind not in kinds:
+            yield f"plugins: none of them is a {kind}"
+    nested = {"config": header.config, "host": header.host}
+    for place, record in enumerate(header.plugins):
+        nested[f"plugins[{place}].parameters"] = record.parameters
+        if "type" in record.parameters:
+            # It would stand for the plug-in's name.
+            yield f"plugins[{place}].parameters: none can be called `type`"
+    for name, value in nested.items():
+        if _is_deeper(value, MAX_DEPTH):
+            yield f"{name}: more than {MAX_DEPTH} tables and lists stand in each other"
+
+
+def _is_deeper(outermost: dict[str, Any], depth: int) -> bool:
+    """Whether tables and lists stand in each other more than `depth` deep."""
+    level: list[Any] = [outermost]
+    for _ in range(depth):
+        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
