@@ -12,6 +12,9 @@ from eventlm.events import PluginFailed
 #: Generation of keys that no policy made: they compare with none of any policy.
 NO_GENERATION = -1
 
+#: What a plug-in may raise without stopping the engine: anything, an exit of the program too; but not an interrupt.
+RAISED = (Exception, SystemExit)
+
 
 class Keys(NamedTuple):
     """One key for each sequence asked about, and the generation of the policy that made them."""
@@ -30,7 +33,7 @@ def ask_policy(state: CoreState, views: list[SequenceView]) -> Keys:
         if len(keys) == len(views) and set(map(type, keys)) == {int}:
             return Keys(list(keys), state.policy_generation)
         error = f"the policy returned something else than {len(views)} integers"
-    except Exception as raised:  # a plug-in may raise anything; it must not stop the engine
+    except RAISED as raised:
         error = f"the policy raised {type(raised).__name__}"
     state.decide(PluginFailed, error=error)
     return Keys([view.arrival_ns for view in views], NO_GENERATION)
@@ -43,7 +46,7 @@ def ask_margin(state: CoreState) -> int | None:
         if margin is None or type(margin) is int:
             return margin
         error = "the policy's margin is neither an integer nor None"
-    except Exception as raised:  # as above
+    except RAISED as raised:
         error = f"the policy raised {type(raised).__name__} on its margin"
     state.decide(PluginFailed, error=error)
     return None
@@ -56,7 +59,7 @@ def ask_batcher(state: CoreState, load: StepLoad, view: SequenceView, max_tokens
         if type(num_tokens) is int and int(idle) <= num_tokens <= max_tokens:
             return num_tokens
         error = f"the batcher answered something else than {int(idle)} to {max_tokens} tokens"
-    except Exception as raised:  # as above
+    except RAISED as raised:
         error = f"the batcher raised {type(raised).__name__}"
     state.decide(PluginFailed, error=error)
     return max_tokens
@@ -69,7 +72,7 @@ def ask_router(state: CoreState, question: RequestView, replicas: Seq[ReplicaVie
         if home is None or (type(home) is int and any(view.index == home for view in replicas)):
             return home
         error = "the router answered something else than the index of a replica that is up"
-    except Exception as raised:  # as above
+    except RAISED as raised:
         error = f"the router raised {type(raised).__name__}"
     state.decide(PluginFailed, error=error)
     return None

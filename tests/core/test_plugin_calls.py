@@ -66,7 +66,7 @@ def errors(rig: Rig) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", [BadPolicy, BadStaticPolicy])
-@pytest.mark.parametrize("answer", [ValueError, KeyError, None, [], [1] * 99, 0.5, True, "1", float("nan")])
+@pytest.mark.parametrize("answer", [ValueError, KeyError, SystemExit, None, [], [1] * 99, 0.5, True, "1", float("nan")])
 def test_a_policy_that_fails_leaves_the_order_of_arrival(kind: type[BadPolicy], answer: object) -> None:
     rig = Rig(policy=kind(answer=answer), max_num_seqs=1)
     seqs = [rig.arrive(4, 2) for _ in range(3)]
@@ -113,7 +113,7 @@ def test_keys_of_one_policy_are_not_compared_with_those_of_another() -> None:
     assert rig.preempted() == []
 
 
-@pytest.mark.parametrize("margin", [ZeroDivisionError, 0.0, True, "far"])
+@pytest.mark.parametrize("margin", [ZeroDivisionError, SystemExit, 0.0, True, "far"])
 def test_a_margin_that_is_none_means_never(margin: object) -> None:
     rig = Rig(policy=BadPolicy(answer=0, margin=margin), max_num_seqs=1)
     rig.arrive(4, 3)
@@ -124,7 +124,7 @@ def test_a_margin_that_is_none_means_never(margin: object) -> None:
     assert "margin" in errors(rig).pop()
 
 
-@pytest.mark.parametrize("answer", [RuntimeError, None, -1, 10**6, 2.0, True, "3"])
+@pytest.mark.parametrize("answer", [RuntimeError, SystemExit, None, -1, 10**6, 2.0, True, "3"])
 def test_a_batcher_that_fails_leaves_the_whole_chunk(answer: object) -> None:
     rig = Rig(batcher=BadBatcher(answer=answer))
     seq = rig.arrive(10, 2)
@@ -147,7 +147,7 @@ def test_a_batcher_may_leave_a_chunk_for_later_but_not_for_ever() -> None:
     assert [end[0] for end in rig.finished()] == [first, second]
 
 
-@pytest.mark.parametrize("answer", [OSError, 7, -1, True, 0.0, "0"])
+@pytest.mark.parametrize("answer", [OSError, SystemExit, 7, -1, True, 0.0, "0"])
 def test_a_router_that_fails_leaves_it_to_whoever_has_room(answer: object) -> None:
     rig = Rig(router=BadRouter(answer=answer), num_replicas=2)
     seqs = rig.arrive_all(arrival(), arrival())
