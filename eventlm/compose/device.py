@@ -26,6 +26,9 @@ LEAST_CAPABILITY = (8, 0)
 #: The oldest GPUs that have fp8.
 FP8_CAPABILITY = (8, 9)
 
+#: Sequences at once on a GPU. A worker lays out memory there for each, whether it comes or not.
+MAX_SEQS_ON_GPU = 16_384
+
 #: Options that mean something on one kind of device only.
 OF_PROCESSORS = ("threads", "pin_threads", "cpu_kernels")
 OF_GPUS = ("attention_backend", "gpu_memory_utilization", "cuda_graphs", "batch_invariant", "torch_compile")
@@ -122,6 +125,10 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
     if config.gpu.torch_compile and config.gpu.batch_invariant:
         raise UsageError(
             "--torch-compile chooses kernels whose results depend on the batch: not with --batch-invariant"
+        )
+    if config.scheduler.max_num_seqs > MAX_SEQS_ON_GPU:
+        raise UsageError(
+            f"--max-num-seqs {config.scheduler.max_num_seqs}: {where}, which takes at most {MAX_SEQS_ON_GPU:,}"
         )
     _check_backend(config.gpu.attention_backend)
     if config.model.quantization == "int8":

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 
 #: Sizes double up to it and go on in multiples of it: each graph holds memory, each row of padding costs time.
 MULTIPLE = 16
+#: A larger step has enough for the device to do that its launches hide behind it.
+LARGEST = 512
 
 
 def default_buckets(max_num_seqs: int) -> list[int]:
-    """Sizes for steps of 1 to `max_num_seqs` rows, ascending: 1, 2, 4, 8, multiples of 16, and the largest step's."""
-    sizes = [1, 2, 4, 8, *range(MULTIPLE, max_num_seqs, MULTIPLE)]
-    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+    """Sizes for steps of 1 to `max_num_seqs` rows, and no more than LARGEST: 1, 2, 4, 8, multiples of 16, and the
+    largest step's. Ascending.
+    """
+    largest = min(max_num_seqs, LARGEST)
+    sizes = [1, 2, 4, 8, *range(MULTIPLE, largest, MULTIPLE)]
+    return [size for size in sizes if size < largest] + [largest]
 
 
 def bucket_of(buckets: Sequence[int], num_rows: int) -> int:

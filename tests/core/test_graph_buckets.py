@@ -24,6 +24,13 @@ def test_sizes_reach_from_one_row_to_the_largest_step(max_num_seqs: int, wanted:
     assert default_buckets(max_num_seqs) == wanted
 
 
+@pytest.mark.parametrize("max_num_seqs", [512, 513, 10**12])
+def test_large_steps_have_none(max_num_seqs: int) -> None:
+    buckets = default_buckets(max_num_seqs)
+    assert buckets == [1, 2, 4, 8, *range(16, 513, 16)]
+    assert bucket_of(buckets, 513) == 0
+
+
 def test_the_smallest_that_is_large_enough_is_taken() -> None:
     assert [bucket_of([1, 2, 8], num_rows) for num_rows in (1, 2, 3, 8, 9)] == [1, 2, 8, 8, 0]
     assert bucket_of([], 1) == 0
