@@ -6,6 +6,7 @@ The server makes text of tokens by these bytes, and the worker masks tokens by t
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import tokenizers
 from eventlm.errors import CheckpointError
 from eventlm.models.safetensors_header import not_downloaded
 
+#: An id as the key of a JSON object. No vocabulary comes near its end.
+_ID = re.compile("[0-9]{1,9}")
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -111,7 +114,7 @@ def _added_tokens(folder: Path, config: dict[str, Any]) -> list[tuple[int, token
     return [
         (int(token_id), tokenizers.AddedToken(text, **{name: entry.get(name) is True for name in _ADDED_TOKEN_FLAGS}))
         for token_id, entry in declared.items()
-        if token_id.isdecimal() and isinstance(entry, dict) and (text := _token_text(entry)) is not None
+        if _ID.fullmatch(token_id) and isinstance(entry, dict) and (text := _token_text(entry)) is not None
     ]
 
 

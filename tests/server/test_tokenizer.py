@@ -116,6 +116,14 @@ def test_tokens_that_tokenizer_json_forgot_are_transformers(tmp_path: Path, plac
     assert ours.encode("<far>", add_special_tokens=False) != [size + 9]
 
 
+@pytest.mark.parametrize("token_id", ["9" * 5000, str(2**70), "-1", "1.5", ""])
+def test_an_added_token_whose_id_is_none_is_left_out(tmp_path: Path, token_id: str) -> None:
+    folder = byte_level(tmp_path)
+    before = CheckpointTokenizer(folder).encode("<x>", add_special_tokens=False)
+    edit_json(folder / "tokenizer_config.json", added_tokens_decoder={token_id: {"content": "<x>"}})
+    assert CheckpointTokenizer(folder).encode("<x>", add_special_tokens=False) == before
+
+
 def test_chat_template_sources(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "x"}]
 
