@@ -100,7 +100,7 @@ def resolve(kind: PluginKind, spec: PluginSpec) -> ResolvedPlugin:
         kind=kind,
         name=name,
         reference=source.reference,
-        parameters=_parameters(instance),
+        parameters=_parameters(kind, name, instance),
         version=_version(kind, plugin_class, source),
         source_hash=_source_hash(plugin_class),
     )
@@ -238,10 +238,21 @@ def _instantiate(kind: PluginKind, name: str, plugin_class: type[msgspec.Struct]
         return msgspec.convert(parameters, plugin_class, strict=True)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise UsageError(f"{kind} {name}: {error}") from error
+    except (Exception, SystemExit) as error:  # code of its own may be run, as above
+        raise UsageError(f"{kind} {name}: failed at {_place(error)}: {type(error).__name__}: {error}") from error
 
 
-def _parameters(instance: msgspec.Struct) -> dict[str, Any]:
-    return {name: msgspec.to_builtins(getattr(instance, name)) for name in instance.__struct_fields__}
+def _parameters(kind: PluginKind, name: str, instance: msgspec.Struct) -> dict[str, Any]:
+    """As a trace's header has them. Raises UsageError where a replay could not make the plug-in of them again."""
+    values = {key: getattr(instance, key) for key in instance.__struct_fields__}
+    if "type" in values:
+        raise UsageError(f"{kind} {name}: a parameter cannot be called `type`, which stands for the {kind}'s name")
+    try:
+        recorded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
+        msgspec.convert(recorded, type(instance), strict=True)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise UsageError(f"{kind} {name}: its parameters cannot be recorded: {lower_first(str(error))}") from error
+    return recorded
 
 
 def _version(kind: PluginKind, plugin_class: type[Any], source: _Source) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eventlm import __version__
@@ -16,6 +17,11 @@ from eventlm.errors import UsageError
 from eventlm.types import PluginKind
 
 SHORTEST_FIRST = '''
+import re
+import sys
+from typing import Any
+
+import msgspec
 from eventlm.core.plugin import Policy, Router
 
 
@@ -45,6 +51,28 @@ class Picky(Policy, frozen=True, kw_only=True):
     def __post_init__(self):
         if self.share > 1:
             raise ValueError("share is at most 1")
+        if self.share < 0:
+            sys.exit(4)
+
+
+class Endless(Policy, frozen=True, kw_only=True):
+    limit: float = float("inf")
+
+
+class Matching(Policy, frozen=True, kw_only=True):
+    pattern: Any = re.compile("a")
+
+
+class Keyed(Policy, frozen=True, kw_only=True):
+    weights: dict[int, int] = msgspec.field(default_factory=lambda: {1: 2})
+
+
+class Typed(Policy, frozen=True, kw_only=True):
+    type: str = "x"
+
+
+class Paired(Policy, frozen=True, kw_only=True):
+    pair: tuple[int, float] = (1, 1 << 70)
 
 
 not_a_class = 3
@@ -134,6 +162,13 @@ def test_a_class_of_a_file_in_the_current_directory(here: Path) -> None:
     assert plugin.record.parameters == {"weight": 3, "name": "x", "exact": True}
 
 
+def test_parameters_are_as_a_trace_has_them(here: Path) -> None:
+    record = resolved("policy", "shortest:Paired").record
+    assert msgspec.json.decode(msgspec.json.encode(record.parameters)) == record.parameters == {"pair": [1, 1 << 70]}
+    again = resolve("policy", {"type": record.name, **record.parameters})
+    assert again.instance == resolved("policy", "shortest:Paired").instance
+
+
 def test_a_class_states_its_version_or_has_that_of_its_distribution(here: Path) -> None:
     install(here, "short = shortest:ShortestFirst\nversioned = shortest:Versioned")
     assert resolved("policy", "short:weight=1").record.version == "2.3"
@@ -152,6 +187,11 @@ def test_a_class_states_its_version_or_has_that_of_its_distribution(here: Path) 
         ("shortest:not_a_class", "is not a policy"),
         ("shortest:Versioned", "shortest:Versioned is a router, not a policy; choose it with --router"),
         ("shortest:Picky:share=2", "policy shortest:Picky: share is at most 1"),
+        ("shortest:Picky:share=-1", "shortest.py:37: SystemExit: 4"),
+        ("shortest:Endless", "shortest:Endless: its parameters cannot be recorded: expected `float`, got `null`"),
+        ("shortest:Matching", "its parameters cannot be recorded: encoding objects of type re.Pattern is unsupported"),
+        ("shortest:Keyed", "its parameters cannot be recorded: expected `int`, got `str`"),
+        ("shortest:Typed", "policy shortest:Typed: a parameter cannot be called `type`, which stands for the policy's"),
     ],
 )
 def test_a_wrong_class_is_explained(here: Path, text: str, message: str) -> None:
