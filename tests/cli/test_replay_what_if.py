@@ -96,8 +96,8 @@ def test_pictures_are_written(trace: str, tmp_path: Path, run_here: RunHere) -> 
 
 
 MISTAKES = {
-    ("--set", "blocks=0"): "--set: num_blocks=0: expected `int` >= 1",
-    ("--set", "blocks=1"): "at least 2 blocks are needed",
+    ("--set", "blocks=0"): "--set: num_blocks=0: expected `int` >= 2",
+    ("--set", "blocks=1"): "--set: num_blocks=1: expected `int` >= 2",
     ("--set", "blocks=1", "--set", "num_blocks=2"): "--set gives num_blocks twice",
     ("--set", "block_size=8"): "--set block_size: the trace's facts were made for 4",
     ("--set", "num_replicas=2"): "--set num_replicas: say --replicas instead",
