@@ -28,8 +28,10 @@ STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 #: Inputs of an int8 matrix are padded to a multiple of this; each of its outputs has a scale, a float32.
 INT8_BLOCK = 64
 INT8_SCALE_BYTES = 4
-#: Where config.json ties them, a file that has both has one matrix twice.
+#: Where config.json ties them, they are one matrix: a checkpoint has it by either name, or twice.
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+#: How the names of buffers end that old checkpoints carry.
+_OLD_BUFFER = "rotary_emb.inv_freq"
 #: So many pieces of so many bytes of two matrices are compared.
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
@@ -112,24 +114,38 @@ def find_weights(folder: Path, config: DecoderConfig) -> list[WeightFile]:
     """
     missing = weight_shapes(config)
     files = []
-    headers: dict[str, tuple[Path, Header]] = {}
-    for path in find_shards(folder):
-        header = read_header(path)
-        _check(path, header, missing, config)
-        headers |= {name: (path, header) for name in (_EMBEDDING, _HEAD) if name in header.tensors}
-        tensors = [
-            StoredTensor(name, info.dtype, info.shape, header.data_start + info.data_offsets[0])
+    headers = {path: read_header(path) for path in find_shards(folder)}
+    ends = {
+        name: (path, header)
+        for path, header in headers.items()
+        for name in (_EMBEDDING, _HEAD)
+        if name in header.tensors
+    }
+    is_head_taken = not config.tie_word_embeddings or _EMBEDDING not in ends
+    for path, header in headers.items():
+        taken = {
+            name: info
             for name, info in tensors_by_offset(header)
-            if not _is_ignored(name, config)
+            if not name.endswith(_OLD_BUFFER) and (is_head_taken or name != _HEAD)
+        }
+        _check(path, taken, missing, config)
+        tensors = [
+            StoredTensor(_role(name, config), info.dtype, info.shape, header.data_start + info.data_offsets[0])
+            for name, info in taken.items()
         ]
         files.append(WeightFile(path, header.stamp, tensors))
     if missing:
         name = next(iter(missing))
         more = f" ({len(missing)} are)" if len(missing) > 1 else ""
         raise CheckpointError(f"{_where(folder, name)}: tensor {name} is missing{more}; download the model again")
-    if config.tie_word_embeddings and _HEAD in headers:
-        _check_tied(headers)
+    if not is_head_taken and _HEAD in ends:
+        _check_tied(ends)
     return files
+
+
+def _role(name: str, config: DecoderConfig) -> str:
+    """The name of a stored tensor by `weight_shapes`."""
+    return _EMBEDDING if config.tie_word_embeddings and name == _HEAD else name
 
 
 def _check_tied(headers: dict[str, tuple[Path, Header]]) -> None:
@@ -158,14 +174,15 @@ def _samples(path: Path, header: Header, tensor: TensorInfo) -> list[bytes]:
     return samples
 
 
-def _check(path: Path, header: Header, missing: dict[str, tuple[int, ...]], config: DecoderConfig) -> None:
+def _check(
+    path: Path, tensors: dict[str, TensorInfo], missing: dict[str, tuple[int, ...]], config: DecoderConfig
+) -> None:
     """Strike the file's tensors off those that are missing."""
-    for name, info in header.tensors.items():
-        if _is_ignored(name, config):
-            continue
-        if name not in missing:
-            raise CheckpointError(f"{path}: tensor {name} {_why_unknown(name, config)}")
-        shape = missing.pop(name)
+    for name, info in tensors.items():
+        role = _role(name, config)
+        if role not in missing:
+            raise CheckpointError(f"{path}: tensor {name} {_why_unknown(role, config)}")
+        shape = missing.pop(role)
         if info.dtype not in STORED_DTYPES:
             raise CheckpointError(f"{path}: tensor {name} has dtype {info.dtype}{_why_not(info)}")
         if info.shape != shape:
@@ -188,11 +205,6 @@ def _why_not(info: TensorInfo) -> str:
     if info.dtype.startswith(("F8", "F4", "F6", "I8", "U8", "I4", "U4")):
         return f", as quantized weights have{supported}; {_UNQUANTIZED}"
     return f", which weights never have{supported}; download the model again"
-
-
-def _is_ignored(name: str, config: DecoderConfig) -> bool:
-    """Buffers that old checkpoints carry, and a head that is the embedding once more."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == _HEAD)
 
 
 def _where(folder: Path, name: str) -> Path:

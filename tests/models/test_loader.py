@@ -70,6 +70,27 @@ def test_a_tied_head_may_be_stored_once_more(tmp_path: Path) -> None:
     load_decoder(tmp_path)
 
 
+@pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_embedding_may_be_stored_as_the_head_alone(max_shard_size: str, dtype: str, tmp_path: Path) -> None:
+    # `safetensors.torch.save_model` keeps the first of the two names.
+    make_checkpoint(tmp_path, tied=True, max_shard_size=max_shard_size)
+    wanted = load_decoder(tmp_path, dtype=dtype).state_dict()
+    for path in tmp_path.glob("*.safetensors"):
+        tensors = load_file(path)
+        if "model.embed_tokens.weight" in tensors:
+            tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+            save_file(tensors, path, metadata={"format": "pt"})
+    index = tmp_path / "model.safetensors.index.json"
+    if index.exists():
+        index.write_text(index.read_text().replace("model.embed_tokens.weight", "lm_head.weight"))
+    decoder = load_decoder(tmp_path, dtype=dtype)
+    assert decoder.lm_head is decoder.embed_tokens
+    found = decoder.state_dict()
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def drop(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
 
