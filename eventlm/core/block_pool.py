@@ -233,27 +233,30 @@ class BlockPool:
 
     def problems(self, tables: list[list[int]]) -> list[str]:
         """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is."""
+        references, names, tree = self.references, self._name, self.tree
         counts = [0] * self.num_blocks
         for table in tables:
             for block in table:
                 counts[block] += 1
         found = []
-        if counts != self.references:
-            wrong = [block for block in range(self.num_blocks) if counts[block] != self.references[block]]
+        if counts != references:
+            wrong = [block for block in range(self.num_blocks) if counts[block] != references[block]]
             found.append(f"references of blocks {wrong[:8]} differ from the tables'")
         idle: list[int] = []
         free: list[int] = []
-        for block, name in enumerate(self._name):
+        for block, name in enumerate(names):
             if not counts[block]:
                 (idle if name else free).append(block)
         if sorted(self._idle) != idle or sorted(self._free) != free:
             found.append("free or idle blocks are not those without a reference")
-        for name, (block, parent) in self.tree.items():
-            if self._name[block] != name:
+        for name, (block, parent) in tree.items():
+            if names[block] != name:
                 found.append(f"block {block} is not the one that the tree names {name}")
-            above = self.tree.get(parent)
-            if parent != ROOT and above is None:
+            if parent == ROOT:
+                continue
+            above = tree.get(parent)
+            if above is None:
                 found.append(f"block {block} ({name}) has lost its parent {parent}")
-            if above is not None and self.references[above[0]] < self.references[block]:
+            elif references[above[0]] < references[block]:
                 found.append(f"block {block} is held more often than its parent {above[0]}")
         return found

@@ -146,8 +146,8 @@ class CoreState:
         """The queue that a waiting sequence belongs in."""
         return self.shared_queue if sequence.home < 0 else self.replicas[sequence.home].queue
 
-    def digests(self) -> dict[str, str]:
-        """16 hex digits for each component. Costs what has changed since the last call, plus the residents."""
+    def add_up_sequences(self) -> None:
+        """Bring their digest up to date. Costs what has changed since the last call, plus the residents."""
         for replica in self.replicas:
             for sequence in replica.running:
                 self.touch(sequence)
@@ -156,6 +156,10 @@ class CoreState:
             self.sequences_digest += share - sequence.contribution
             sequence.contribution = share
         self.touched.clear()
+
+    def digests(self) -> dict[str, str]:
+        """16 hex digits for each component. Costs what `add_up_sequences` does."""
+        self.add_up_sequences()
         unrouted = [(request, index) for request, index in self.unrouted]
         suspects = [(*identity, *suspect) for identity, suspect in self.suspects.items()]
         queues = [to_hex(queue.digest) for queue in self.queues]

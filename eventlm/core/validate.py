@@ -20,7 +20,7 @@ def validate(state: CoreState) -> None:
     for replica in state.replicas:
         found += _replica_problems(state, replica)
     found += _place_problems(state, sequences)
-    state.digests()
+    state.add_up_sequences()
     total = sum(sequence_share(sequence) for sequence in sequences)
     if (total & MASK) != (state.sequences_digest & MASK):
         found.append("the incremental digest of the sequences differs from the full one")
