@@ -107,6 +107,7 @@ async def send_events(
     stream: EventStream, events: StreamEvents, generation: Generation, prompt_param: str
 ) -> web.StreamResponse:
     """Send a generation's events to its end, whatever that is."""
+    reads_on = True
     try:
         while events.error is None and not generation.is_over:
             data = events.take(await generation.take())
@@ -127,12 +128,14 @@ async def send_events(
         if not stream.is_started:
             raise
         _log.exception("a stream failed")
-        error = internal_error()
+        # Its text would fail again.
+        error, reads_on = internal_error(), False
     if error is not None:
         if not stream.is_started:
             raise error
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
+    end = stream.end(tail)
     # Somebody else may read the text that goes on behind an error.
-    await generation.read_until(stream.end(tail))
+    await (generation.read_until(end) if reads_on else end)
     return stream.response

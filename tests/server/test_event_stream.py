@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -13,6 +14,7 @@ import pytest
 
 from eventlm.control.request import EngineUnavailableError
 from eventlm.server.detokenizer import SequenceText
+from eventlm.server.event_stream import EventStream
 
 from .conftest import PATIENCE_SECONDS, RunningServer, capture_logs, wait_until
 from .engine_double import spell
@@ -160,7 +162,15 @@ def test_a_failure_while_a_client_does_not_read_ends_its_stream_by_an_error(
             raise ZeroDivisionError
         return push(self, token_ids)
 
+    end = EventStream.end
+
+    async def end_when_more_has_come(self: EventStream, data: bytes) -> None:
+        num_said = server.engine.num_said
+        await asyncio.to_thread(wait_until, lambda: server.engine.num_said > num_said + 1)
+        await end(self, data)
+
     monkeypatch.setattr(SequenceText, "push", fail_late)
+    monkeypatch.setattr(EventStream, "end", end_when_more_has_come)
     server.engine.script_end = None
     with capture_logs() as logs:
         stalled = connect(server)
