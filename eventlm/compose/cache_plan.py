@@ -83,9 +83,8 @@ def plan_cache(
             return CachePlan(0, asked or longest, warnings)
     else:
         num_blocks, warnings = _plan_in_memory(config, folder, decoder, available_bytes, all_bytes)
-    most = most_blocks(config.scheduler.replicas)
-    if num_blocks > most:
-        num_blocks, warnings = most, [*warnings, _cut_warning(config, num_blocks)]
+    num_blocks, cut = _within_limit(config, num_blocks)
+    warnings = [*warnings, *cut]
     capacity = (num_blocks - 1) * config.cache.block_size
     if capacity < max(asked, 1):
         raise _too_small(config, decoder, num_blocks)
@@ -99,19 +98,23 @@ def plan_cache(
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-def _cut_warning(config: Config, num_blocks: int) -> str:
-    """Of memory for more blocks than an engine can have. Raises UsageError where so many were asked for."""
-    num_replicas, most = config.scheduler.replicas, most_blocks(config.scheduler.replicas)
+def _within_limit(config: Config, num_blocks: int) -> tuple[int, list[str]]:
+    """As many of the blocks as an engine can have, and warnings. Raises UsageError where more were asked for."""
+    num_replicas = config.scheduler.replicas
+    most = most_blocks(num_replicas)
+    if num_blocks <= most:
+        return num_blocks, []
     limit = f"{most:,} for each of {num_replicas} replicas" if num_replicas > 1 else f"{most:,}"
     if config.cache.num_blocks:
         raise UsageError(
             f"--num-blocks {num_blocks}: an engine can have at most {limit}; lower it, and raise --block-size for "
             "the same memory"
         )
-    return (
+    warning = (
         f"there is memory for {num_blocks:,} KV blocks of each replica, and an engine can have at most {limit}: the "
         "rest stays free; raise --block-size to use it"
     )
+    return most, [warning]
 
 
 def _plan_on_gpus(config: Config, folder: Path, decoder: DecoderConfig, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:

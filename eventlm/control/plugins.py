@@ -24,6 +24,7 @@ from eventlm.config.options import did_you_mean
 from eventlm.config.plugin_spec import format_value
 from eventlm.control.source_hash import source_hash
 from eventlm.core.plugin import Batcher, Policy, Router
+from eventlm.core.plugin_calls import RAISED
 from eventlm.errors import UsageError
 from eventlm.events import PluginRecord
 from eventlm.types import PluginKind
@@ -182,7 +183,7 @@ def load_class(name: str, reference: str) -> type[Any]:
         raise UsageError(
             f"plug-in {name!r}: no module {error.name!r} in {os.getcwd()} or among the installed packages"
         ) from error
-    except (Exception, SystemExit) as error:  # a script leaves by itself
+    except RAISED as error:
         raise UsageError(
             f"plug-in {name!r}: importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"
         ) from error
@@ -238,7 +239,7 @@ def _instantiate(kind: PluginKind, name: str, plugin_class: type[msgspec.Struct]
         return msgspec.convert(parameters, plugin_class, strict=True)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise UsageError(f"{kind} {name}: {error}") from error
-    except (Exception, SystemExit) as error:  # code of its own may be run, as above
+    except RAISED as error:  # from code of its own, as above
         raise UsageError(f"{kind} {name}: failed at {_place(error)}: {type(error).__name__}: {error}") from error
 
 

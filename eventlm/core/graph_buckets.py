@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 #: Sizes double up to it and go on in multiples of it: each graph holds memory, each row of padding costs time.
 MULTIPLE = 16
-#: A larger step has enough for the device to do that its launches hide behind it.
+#: Larger steps are launched kernel by kernel: with contexts of usual lengths they should keep the device for longer
+#: than the host takes to do so (not measured on a GPU).
 LARGEST = 512
 
 
