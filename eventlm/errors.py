@@ -1,32 +1,65 @@
-"""Errors that a user can cause or must act on: a message that says what, where and what to do, and an exit code.
-
-2: what was given (a flag, a variable, a file of settings, and the folder, file or address that they name) cannot be
-used, and another must be given. 1: what was given is right, and something failed or is damaged. Others have their own.
-"""
+"""Exit codes, and errors that a user can cause or must act on: one line that says what, where and what to do."""
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """All exit codes of `eventlm`, and what each means.
+
+    2 or 1: a start that fails with 2 fails again until somebody changes a flag or a file, so a service manager must
+    not restart it (`RestartPreventExitStatus=2`). What fails with 1 may pass later: a network, a full disk, a crash.
+    """
+
+    meaning: str
+
+    OK = 0, "done"
+    FAILED = 1, "failed, and may succeed another time"
+    USAGE = 2, "usage: a flag, file, folder or address that cannot be used"
+    DAMAGED = 3, "the trace is damaged"
+    TORN = 4, "its last line is torn (with --strict)"
+    DIFFERENT = 10, "different decisions or tokens"
+    INVARIANT = 11, "the core broke an invariant"
+    LIVENESS = 12, "a sequence waits for nothing"
+    VERSION = 13, "written by another version"
+    GAP = 14, "events were not recorded"
+    INTERRUPTED = 130, "interrupted by Ctrl-C"
+    BROKEN_PIPE = 141, "the reader of the output is gone"
+    TERMINATED = 143, "ended by SIGTERM"
+
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
+        """A member with its meaning."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
 
 class EventLMError(Exception):
-    """Base of all errors that are shown to a user as one line, without a traceback."""
+    """Base of all errors that are shown to a user as one line, without a traceback.
 
-    exit_code = 1
+    exit_code: of this error, where it is not that of its class.
+    """
+
+    exit_code: int = ExitCode.FAILED
+
+    def __init__(self, *words: object, exit_code: int | None = None) -> None:
+        super().__init__(*words)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class UsageError(EventLMError):
     """A flag, a config key or a combination of them makes no sense."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class CheckpointError(EventLMError):
-    """A model folder is broken or of an architecture that is not supported."""
+    """A model folder is missing, broken or of an architecture that is not supported."""
 
-
-class NoCheckpointError(CheckpointError):
-    """What was given as a model is no checkpoint's folder."""
-
-    exit_code = UsageError.exit_code
+    exit_code = ExitCode.USAGE
 
 
 class PullError(EventLMError):
@@ -36,28 +69,28 @@ class PullError(EventLMError):
 class TraceCorruptError(EventLMError):
     """A complete line of a trace fails its hash, or a line is missing or out of order."""
 
-    exit_code = 3
+    exit_code = ExitCode.DAMAGED
 
 
 class TornTraceError(EventLMError):
     """The last line of a trace is incomplete and the caller asked for a whole one."""
 
-    exit_code = 4
+    exit_code = ExitCode.TORN
 
 
 class TraceVersionError(EventLMError):
     """The trace was written by a version whose format or behaviour this code does not have."""
 
-    exit_code = 13
+    exit_code = ExitCode.VERSION
 
 
 class InvariantError(EventLMError):
     """The state of the core broke one of its own rules: a defect of eventlm, never of its input."""
 
-    exit_code = 11
+    exit_code = ExitCode.INVARIANT
 
 
 class LivenessError(InvariantError):
     """Something waits although nothing is under way that could ever wake it."""
 
-    exit_code = 12
+    exit_code = ExitCode.LIVENESS

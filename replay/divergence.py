@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.core.core import Core
+from eventlm.errors import ExitCode
 from eventlm.events import Event
 from eventlm.events.codec import encode_body
 
@@ -17,7 +18,7 @@ from eventlm.events.codec import encode_body
 class Kind(NamedTuple):
     """A code's exit status, what it means and what to do about it."""
 
-    exit_code: int
+    exit_code: ExitCode
     cause: str
     remedy: str
 
@@ -31,31 +32,37 @@ _RERUN = (
 class Code(Enum):
     """Stable names of divergences."""
 
-    MISSING_DECISION = Kind(10, "the replay made no decision where the trace has one", _RERUN)
-    EXTRA_DECISION = Kind(10, "the replay made a decision that the trace does not have", _RERUN)
-    DIFFERENT_DECISION = Kind(10, "the replay decided otherwise than the trace", _RERUN)
-    REORDERED_DECISION = Kind(10, "the replay made the same decisions in another order", _RERUN)
-    STATE_DIGEST = Kind(10, "the decisions agree, but the state behind them does not", _RERUN)
-    SNAPSHOT = Kind(10, "the decisions agree, but the state that the next segment starts from is another", _RERUN)
+    MISSING_DECISION = Kind(ExitCode.DIFFERENT, "the replay made no decision where the trace has one", _RERUN)
+    EXTRA_DECISION = Kind(ExitCode.DIFFERENT, "the replay made a decision that the trace does not have", _RERUN)
+    DIFFERENT_DECISION = Kind(ExitCode.DIFFERENT, "the replay decided otherwise than the trace", _RERUN)
+    REORDERED_DECISION = Kind(ExitCode.DIFFERENT, "the replay made the same decisions in another order", _RERUN)
+    STATE_DIGEST = Kind(ExitCode.DIFFERENT, "the decisions agree, but the state behind them does not", _RERUN)
+    SNAPSHOT = Kind(
+        ExitCode.DIFFERENT, "the decisions agree, but the state that the next segment starts from is another", _RERUN
+    )
     CONFIG_DRIFT = Kind(
-        10,
+        ExitCode.DIFFERENT,
         "the replay was given another configuration than the run",
         "none is needed if this is what you asked for; leave the change out to verify the run itself",
     )
     POLICY_DRIFT = Kind(
-        10,
+        ExitCode.DIFFERENT,
         "a plug-in is not the one that ran: another was asked for, or its source has changed",
         "none is needed if this is what you asked for; else restore the recorded source",
     )
     TOKEN = Kind(
-        10,
+        ExitCode.DIFFERENT,
         "the model did not give again what it gave in the run",
         "run it on the host, with the software and the threads that the header names, and the model's own files; "
         "--teacher-force lists all that differs",
     )
-    SAFETY = Kind(11, "the state broke an invariant of the core", "report it with the trace")
-    LIVENESS = Kind(12, "a sequence waits and nothing is under way", "report it with the trace")
-    GAP = Kind(14, "events were not recorded", "what comes before the gap is verified; nothing can be said of the rest")
+    SAFETY = Kind(ExitCode.INVARIANT, "the state broke an invariant of the core", "report it with the trace")
+    LIVENESS = Kind(ExitCode.LIVENESS, "a sequence waits and nothing is under way", "report it with the trace")
+    GAP = Kind(
+        ExitCode.GAP,
+        "events were not recorded",
+        "what comes before the gap is verified; nothing can be said of the rest",
+    )
 
 
 class Divergence(Struct, frozen=True, kw_only=True):

@@ -163,8 +163,8 @@ class WorkerProcesses:
         self._workers[replica] = worker
         await worker.start()
         message = await worker.answer(self._start_seconds)
-        if isinstance(message, WorkerFailed) and message.user_error:
-            raise CheckpointError(message.message)
+        if isinstance(message, WorkerFailed) and message.exit_code:
+            raise CheckpointError(message.message, exit_code=message.exit_code)
         if not isinstance(message, WorkerReady):
             ending = _ending(worker, message, self._start_seconds)
             raise EngineUnavailableError(f"the worker {ending} while it started; see above for its last words")

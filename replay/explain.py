@@ -47,10 +47,6 @@ _LINES_PER_PROGRESS = 1024
 class DivergenceError(EventLMError):
     """The trace is not what this code decides. `exit_code` is that of the divergence."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
 
 class Explained(Struct, frozen=True, kw_only=True):
     """What was asked for, in that order; and what a user should know of the trace."""
@@ -312,7 +308,7 @@ def _diverged(path: str, line: LogLine, found: Found, drift: list[str]) -> Diver
     return DivergenceError(
         f"{path} is not what this version decides: at event {line.s} {found.what}{because}; what it explained would "
         f"not be what happened, `eventlm replay {path}` tells more",
-        found.code.value.exit_code,
+        exit_code=found.code.value.exit_code,
     )
 
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError, ExitCode, UsageError
 from eventlm.events import Gap, Header
 from eventlm.replay.cost_fit import FitReport, fit_cost
 from eventlm.replay.cost_model import CostModel, StepShape
@@ -53,7 +53,7 @@ OnStage = Callable[[str, int, int], None]
 class NullTestError(EventLMError):
     """The run cannot be repeated: what an alternative would do cannot be told either."""
 
-    exit_code = 10
+    exit_code = ExitCode.DIFFERENT
 
 
 class Simulated(Struct, frozen=True, kw_only=True):

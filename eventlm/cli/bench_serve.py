@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.exit_codes import exit_code_lines
 from eventlm.cli.parser import Parser
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from eventlm.bench.records import RequestRecord
@@ -48,7 +49,14 @@ examples:
   eventlm bench serve --prefix-len 512 --num-prefixes 4 --request-rate 8
   eventlm bench serve --trace FILE.csv   (arrival_s,prompt_tokens,output_tokens)
 
-exit codes: 0 done, 1 no request succeeded or the server went away, 2 usage, 130 interrupted (with a report)"""
+""" + exit_code_lines(
+        ExitCode.OK,
+        ExitCode.USAGE,
+        meanings={
+            ExitCode.FAILED: "no request succeeded or the server went away",
+            ExitCode.INTERRUPTED: "interrupted (with a report)",
+        },
+    )
     _add_server_flags(parser.add_argument_group("server"))
     _add_load_flags(parser.add_argument_group("load"))
     _add_prompt_flags(parser.add_argument_group("prompts"))

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace import warn
 from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 from eventlm.wording import counted
@@ -69,9 +70,7 @@ chunk if it goes on with the next step.
 The core goes through the file in which the request arrived from its start, at
 some 10 MB of trace a second; files are as long as --record-segment says.
 
-exit codes: 0 explained, 2 usage, 3 damaged, 4 torn (with --strict),
-            10 to 12 and 14 the trace is not what this version decides
-            (`eventlm replay` tells more), 13 written by another version"""
+""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
     parser.add_argument(
         "words",
         metavar="[TRACE] REQUEST",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from eventlm._version import __version__
 from eventlm.cli.parser import Parser
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError, ExitCode, UsageError
 
 #: Each command is the module `eventlm.cli.<name>` with a `configure(parser)` that sets `run`.
 COMMANDS = {
@@ -30,8 +30,6 @@ COMMANDS = {
     "version": "print versions of eventlm and what it runs on",
 }
 
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 #: What the system says where there is no more room for a file.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -47,17 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"eventlm: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # What read our output has gone.
         _drop_output()
-        return EXIT_BROKEN_PIPE
+        return ExitCode.BROKEN_PIPE
     except OSError as error:
         if error.errno not in _FULL:
             raise
         _drop_output()
         print(f"eventlm: error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
-        return EventLMError.exit_code
+        return ExitCode.FAILED
 
 
 def _drop_output() -> None:
@@ -75,7 +73,7 @@ def _run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
-        return UsageError.exit_code
+        return ExitCode.USAGE
     # `eventlm.__main__` has let SIGINT end the process as long as there was nothing to clean up.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

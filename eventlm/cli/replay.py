@@ -7,12 +7,13 @@ import sys
 from typing import Any
 
 from eventlm.cli import replay_execute, replay_what_if
+from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 
 PLUGIN_KINDS = ("policy", "batcher", "router")
 #: What people call fields of the core's configuration.
@@ -41,9 +42,7 @@ examples:
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
   eventlm replay runs/latest --execute   on the model again, token by token
 
-exit codes: 0 verified, 2 usage, 3 damaged, 4 torn (with --strict),
-            10 divergence, 11 safety invariant, 12 liveness,
-            13 written by another version, 14 gap"""
+""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
     parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     parser.add_argument("--verify", action="store_true", help="verify under the changes given by the flags below")
     for kind in PLUGIN_KINDS:

@@ -107,6 +107,7 @@ def _model(header: Header, given: str | None) -> str:
         if given is not None:
             raise
         raise PullError(
-            f"the trace names a model that is not in the cache: {error}, or give it with --model"
+            f"the trace names a model that is not in the cache: {error}, or give it with --model",
+            exit_code=error.exit_code,
         ) from error
     return FAKE_MODEL if folder is None else str(folder)

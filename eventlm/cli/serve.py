@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm._version import __version__
 from eventlm.cli.config_flags import add_config_flags, add_model_argument, config_from_arguments, print_config
+from eventlm.cli.exit_codes import exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.config import Config, ServerConfig
 from eventlm.config.load import API_KEY_VARIABLE
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.config.structs import AUTO
+from eventlm.errors import ExitCode
 from eventlm.wording import counted
 
 if TYPE_CHECKING:
@@ -75,8 +77,10 @@ keys.toml, which only you may read:
   scopes = ["inference"]              or "admin", or both
   limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }
 
-exit codes: 0 ended by a signal, 1 it failed, 2 usage: what was given, a folder
-  or an address too, cannot be used"""
+A service manager may start it again after 1, which can pass (a crash, no
+network), but not after 2, which stays until somebody changes something.
+
+""" + exit_code_lines(ExitCode.USAGE, meanings={ExitCode.OK: "ended by a signal", ExitCode.FAILED: "it failed"})
     add_model_argument(parser)
     add_config_flags(parser)
     parser.set_defaults(run=run)

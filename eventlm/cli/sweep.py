@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import config_from_arguments, given_options
 from eventlm.cli.cost_model_flag import read_cost_model
+from eventlm.cli.exit_codes import exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.simulation_flags import (
     COST_MODEL_HELP,
@@ -19,7 +20,7 @@ from eventlm.cli.simulation_flags import (
 )
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.cores import usable_cores
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from eventlm.config import Config
@@ -49,7 +50,12 @@ examples:
   eventlm sweep runs/latest --cost-model runs/latest --output sweep \\
     --replicas 1 --replicas 2 --slo p99_ttft=500,p90_tpot=50
 
-exit codes: 0 done, 1 a simulation failed (the others are in the table), 2 usage, 130 interrupted"""
+""" + exit_code_lines(
+        ExitCode.OK,
+        ExitCode.USAGE,
+        ExitCode.INTERRUPTED,
+        meanings={ExitCode.FAILED: "a simulation failed (the others are in the table)"},
+    )
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
     parser.add_argument("--cost-model", required=True, metavar="MODEL", help=COST_MODEL_HELP)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the results")
@@ -107,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     failures = [(each.name, load, error) for each in result.configurations for load, error in each.errors.items()]
     for name, load_ppm, error in failures:
         print(f"eventlm: warning: {name}, load {load_ppm / 1e6:g} failed: {error}", file=sys.stderr)
-    return int(bool(failures))
+    return ExitCode.FAILED if failures else ExitCode.OK
 
 
 def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -> SweepPlan:

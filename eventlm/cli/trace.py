@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.cli import trace_diff, trace_export, trace_grep, trace_import, trace_ls, trace_stats
+from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_flags import add_strict_flag
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
-from eventlm.errors import TraceCorruptError
+from eventlm.errors import ExitCode, TraceCorruptError
 from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.wording import counted
 
@@ -58,8 +59,7 @@ examples:
   eventlm trace check runs/latest     every line against the hash chain
   eventlm trace repair runs/latest    cut off a half-written last line
 
-exit codes: 0 ok, 2 usage, 3 damaged, 4 torn (with --strict),
-            10 different, 13 written by another version"""
+""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     for action in ACTIONS:

@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
 from eventlm.cli.trace_path import HELP, trace_file
+from eventlm.errors import ExitCode, UsageError
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 from eventlm.wording import counted
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from eventlm.replay.diff import SequenceDelta, TraceDiff, TraceSide
     from eventlm.replay.first_difference import FirstDifference, SideOfDifference
 
-EXIT_DIFFERENT = 10
 _TIMES = {"ttft": "TTFT, ms", "tpot": "TPOT, ms", "e2e": "end to end, ms", "queue": "queueing, ms"}
 _COUNTS = {"preemptions": "preemptions", "cached_tokens": "cached tokens", "output_tokens": "output tokens"}
 _QUANTILES = ("p50", "p90", "p99")
@@ -45,8 +46,11 @@ and more count those of which B's value is smaller or larger.
 Two live runs soon differ by time alone: a step that takes longer meets other
 requests at its end. `eventlm simulate` takes that out of a comparison.
 
-exit codes: 0 all requests and decisions alike (times may differ), 2 usage,
-            3 damaged, 4 torn (with --strict), 10 different, 13 other version"""
+""" + exit_code_lines(
+        *READING_A_TRACE,
+        ExitCode.DIFFERENT,
+        meanings={ExitCode.OK: "all requests and decisions alike (times may differ)"},
+    )
     parser.add_argument("a", metavar="A", help=HELP.partition(" (default")[0])
     parser.add_argument("b", metavar="B", help="the other trace, likewise")
     parser.add_argument(
@@ -69,9 +73,8 @@ exit codes: 0 all requests and decisions alike (times may differ), 2 usage,
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs; returns 0 or EXIT_DIFFERENT."""
+    """Print what differs; returns the exit code."""
     from eventlm.cli.trace import warn
-    from eventlm.errors import UsageError
     from eventlm.replay.diff import diff, read_side
 
     if arguments.top < 0:
@@ -88,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(render(found, metric=arguments.by, num_most=arguments.top, whole=arguments.whole)))
     warn([warning for side in sides for warning in side.warnings])
-    return 0 if found.is_same else EXIT_DIFFERENT
+    return ExitCode.OK if found.is_same else ExitCode.DIFFERENT
 
 
 def render(found: TraceDiff, *, metric: str, num_most: int, whole: bool = False) -> Iterator[str]:

@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 from eventlm.config import ModelConfig
 from eventlm.config.options import nearest
-from eventlm.errors import NoCheckpointError, PullError, UsageError
+from eventlm.errors import CheckpointError, PullError, UsageError
 from eventlm.models.default import KNOWN_MODELS
 from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cache_folder, cached, pull
 from eventlm.worker.protocol import FAKE_MODEL
+
+#: What a GGUF file begins with.
+_GGUF_MAGIC = b"GGUF"
 
 
 class ModelSource(NamedTuple):
@@ -27,7 +30,7 @@ def find_model(config: ModelConfig, *, may_fetch: bool = True) -> ModelSource:
 
     may_fetch: False where the name is nobody's wish who is here; then one that is not cached is an error.
 
-    Raises NoCheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
+    Raises CheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
     model and for `--revision` without a repository.
     """
     folder = Path(config.model).expanduser()
@@ -55,7 +58,8 @@ def _repository(config: ModelConfig, *, may_fetch: bool) -> Path:
     try:
         return pull_repo(config.model, config.revision, may_fetch=may_fetch)
     except PullError as error:
-        raise PullError(f"--model {config.model}: there is no such folder, and {error}") from error
+        message = f"--model {config.model}: there is no such folder, and {error}"
+        raise PullError(message, exit_code=error.exit_code) from error
 
 
 def _fake_parameters(config: ModelConfig) -> UsageError:
@@ -75,13 +79,26 @@ def _cached_or_pulled(name: str, *, may_fetch: bool) -> Path:
 def _check_folder(folder: Path, given: str) -> None:
     known = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
     wanted = "give the folder of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)"
+    if folder.is_file() and _is_gguf(folder):
+        raise CheckpointError(
+            f"--model {given}: this is a GGUF file, and eventlm runs only safetensors checkpoints; take the repository "
+            "that it was quantized from (ORG/NAME, or its folder), and --quantization int8 if memory is short"
+        )
     if folder.is_file():
-        raise NoCheckpointError(f"--model {given}: this is a file; {wanted}")
+        raise CheckpointError(f"--model {given}: this is a file; {wanted}")
     if not folder.is_dir():
         guess = nearest(given, [*KNOWN_MODELS, FAKE_MODEL])
         suggestion = f"did you mean {guess}? Else " if guess else ""
-        raise NoCheckpointError(f"--model {given}: no such folder; {suggestion}{wanted}, ORG/NAME or one of {known}")
+        raise CheckpointError(f"--model {given}: no such folder; {suggestion}{wanted}, ORG/NAME or one of {known}")
     if not (folder / "config.json").is_file():
         below = sorted(path.parent.name for path in folder.glob("*/config.json"))
         hint = f"the folder {below[0]} in it has one" if below else wanted
-        raise NoCheckpointError(f"--model {given}: there is no config.json in this folder; {hint}")
+        raise CheckpointError(f"--model {given}: there is no config.json in this folder; {hint}")
+
+
+def _is_gguf(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+    except OSError:
+        return file.suffix.lower() == ".gguf"

@@ -160,8 +160,8 @@ class ReplicaController:
         ending = worker.ending or f"said nothing that can be read in {self._config.start_timeout_seconds} s"
         await self._discard()
         if isinstance(message, WorkerFailed):
-            if message.user_error:
-                raise CheckpointError(message.message)
+            if message.exit_code:
+                raise CheckpointError(message.message, exit_code=message.exit_code)
             self._log_crash(message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
         phase = f" ({phases.phase})" if phases.phase else ""

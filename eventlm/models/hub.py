@@ -12,12 +12,16 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from eventlm.errors import PullError
+from eventlm.errors import ExitCode, PullError
 from eventlm.models.child_process import last_line, run_child, script_command
 
 _SCRIPT = Path(__file__).with_name("hub_snapshot.py")
 #: The hub's own rule for names; what has another form is a path.
 _REPO_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+#: Problems that stay until another name, revision or token is given.
+_PERMANENT = frozenset(
+    {"no repository", "gated", "refused", "no revision", "no safetensors", "no tokenizer", "bad name"}
+)
 
 
 class _Result(Struct, frozen=True):
@@ -52,7 +56,8 @@ def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True, ma
         raise PullError(f"fetching {repo_id} failed: {last_line(errors, code)}") from None
     if result.folder:
         return Path(result.folder)
-    raise PullError(_message(repo_id, revision, result, may_fetch=may_fetch))
+    exit_code = ExitCode.USAGE if result.problem in _PERMANENT else ExitCode.FAILED
+    raise PullError(_message(repo_id, revision, result, may_fetch=may_fetch), exit_code=exit_code)
 
 
 def _message(repo_id: str, revision: str, result: _Result, *, may_fetch: bool) -> str:

@@ -31,7 +31,7 @@ from typing import Protocol
 import msgspec
 from tqdm import tqdm
 
-from eventlm.errors import PullError
+from eventlm.errors import ExitCode, PullError
 from eventlm.models.child_process import last_line, module_command, run_child, script_command
 from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
 
@@ -294,7 +294,8 @@ def _artifact(name: str, models: Mapping[str, Artifact]) -> Artifact:
         known = ", ".join(models)
         raise PullError(
             f"no model is known as {name!r} (known: {known}, or a repository ORG/NAME); "
-            "a checkpoint folder that you have needs no pull: `eventlm serve PATH`"
+            "a checkpoint folder that you have needs no pull: `eventlm serve PATH`",
+            exit_code=ExitCode.USAGE,
         )
     return models[name]
 

@@ -166,7 +166,7 @@ class Worker:
             samples = runner.warm_up() if setup.warm_up else []
             fingerprint, host = runner.describe()
         except EventLMError as error:
-            self._send(WorkerFailed(epoch=setup.epoch, message=str(error), user_error=True))
+            self._send(WorkerFailed(epoch=setup.epoch, message=str(error), exit_code=error.exit_code))
             return None
         except Exception as error:
             # There is nothing of a client's yet that the error could quote.

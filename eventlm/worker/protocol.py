@@ -204,14 +204,14 @@ class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):
 
 
 class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
-    """The worker cannot go on; `message` is for a person, `user_error` if the cause is the user's to mend.
+    """The worker cannot go on; `message` is for a person.
 
-    `traceback` is that of a defect.
+    exit_code: of an error that the user can mend; 0 for a defect, which has a `traceback`.
     """
 
     epoch: int
     message: str
-    user_error: bool = False
+    exit_code: int = 0
     traceback: str = ""
 
 

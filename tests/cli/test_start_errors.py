@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.errors import ExitCode
 from tests.checkpoints import edit_json, make_checkpoint
 from tests.serving import PATIENCE_SECONDS, command
 
@@ -82,9 +83,18 @@ def test_a_broken_checkpoint(
 ) -> None:
     folder = checkpoint(tmp_path / "broken")
     damage(folder)
-    error = error_of("serve", "--port", "0", "--model", str(folder), cwd=tmp_path, code=1)
+    error = error_of("serve", "--port", "0", "--model", str(folder), cwd=tmp_path, code=ExitCode.USAGE)
     assert message in error
     assert str(folder) in error
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF\x03\0\0\0")
+    error = error_of("serve", "--port", "0", "--model", str(file), cwd=tmp_path, code=ExitCode.USAGE)
+    assert str(file) in error
+    assert "this is a GGUF file" in error
+    assert "safetensors" in error
 
 
 def test_kernels_that_cannot_run_the_model(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
@@ -110,7 +120,7 @@ def test_int8_in_another_type(tmp_path: Path, checkpoint: Callable[[Path], Path]
 def test_int8_of_what_is_quantized(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
     folder = checkpoint(tmp_path / "awq")
     edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
-    assert error_of("serve", "--port", "0", "--model", str(folder), "--quantization", "int8", cwd=tmp_path, code=1) == (
+    assert error_of("serve", "--port", "0", "--model", str(folder), "--quantization", "int8", cwd=tmp_path, code=2) == (
         f"{folder}/config.json: its weights are quantized (quantization_config: awq in 4 bits), and such checkpoints "
         "cannot be run; take the one in bfloat16 or float16 that it was made from (--quantization int8 quantizes it "
         "while it loads)"

@@ -21,6 +21,7 @@ from msgspec import structs
 from eventlm.control import worker_process
 from eventlm.control.request import EngineUnavailableError
 from eventlm.control.worker_process import WorkerProcess
+from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
 from eventlm.worker.protocol import (
     FromWorker,
@@ -246,7 +247,7 @@ async def test_a_model_that_cannot_be_loaded_is_the_user_s_to_mend(tmp_path: Pat
     async with spawned(model=str(tmp_path / "none")) as worker:
         failed = await next_word(worker)
         assert isinstance(failed, WorkerFailed)
-        assert failed.user_error
+        assert failed.exit_code == ExitCode.USAGE
         assert str(tmp_path / "none") in failed.message
 
 

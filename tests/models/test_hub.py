@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.errors import PullError
+from eventlm.errors import ExitCode, PullError
 from eventlm.models.hub import is_repo_id, pull_repo
 from tests.models.hub_server import COMMIT, HubServer, make_cached
 from tests.serving import PATIENCE_SECONDS, children, is_running, wait_until
@@ -57,9 +57,10 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def error_of(repo_id: str, revision: str = "") -> str:
+def error_of(repo_id: str, revision: str = "", code: ExitCode | None = None) -> str:
     with pytest.raises(PullError) as caught:
         pull_repo(repo_id, revision)
+    assert code is None or caught.value.exit_code == code
     return str(caught.value)
 
 
@@ -99,11 +100,13 @@ def test_the_token_is_sent_and_never_shown(hub: HubServer, monkeypatch: pytest.M
 
 
 def test_what_the_hub_refuses_is_one_line(hub: HubServer) -> None:
-    missing = error_of("acme/nothing")
+    missing = error_of("acme/nothing", code=ExitCode.USAGE)
     assert missing.startswith(f"{hub.url} has no repository acme/nothing, or does not show it without the right token")
     assert "set HF_TOKEN" in error_of("acme/private")
     assert error_of("acme/gated").startswith(f"acme/gated is gated: ask for access at {hub.url}/acme/gated")
-    assert error_of("acme/tiny", "v2").startswith("acme/tiny has no revision 'v2': leave --revision out")
+    assert error_of("acme/tiny", "v2", ExitCode.USAGE).startswith(
+        "acme/tiny has no revision 'v2': leave --revision out"
+    )
     assert error_of("acme/a--b") == "acme/a--b is no name of a repository: it is ORG/NAME"
 
 
@@ -130,7 +133,7 @@ def test_offline_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert f"acme/other is not complete in the cache {cache}" in error_of("acme/other")
     (snapshot / "model-2.safetensors").unlink()
-    assert "acme/tiny is not complete in the cache" in error_of("acme/tiny")
+    assert "acme/tiny is not complete in the cache" in error_of("acme/tiny", code=ExitCode.FAILED)
 
 
 def test_what_may_not_be_fetched_is_not_asked_for(hub: HubServer, cache: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eventlm import LLM, SamplingParams
 from eventlm.control.setup import worker_setups
-from eventlm.errors import EventLMError, NoCheckpointError, PullError, UsageError
+from eventlm.errors import CheckpointError, EventLMError, PullError, UsageError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.options import compose_from
 from eventlm.offline.prompts import ChatOptions, parse_prompts, render_conversations
@@ -205,7 +205,7 @@ def larger_tokenizer(folder: Path) -> Path:
     ("given", "error", "message"),
     [
         ("nowhere", UsageError, "tokenizer nowhere: no such folder; give a folder with a tokenizer.json, a repository"),
-        ("empty", NoCheckpointError, "tokenizer empty: this folder has no tokenizer.json; give a folder with a"),
+        ("empty", CheckpointError, "tokenizer empty: this folder has no tokenizer.json; give a folder with a"),
         (
             "a/repository",
             PullError,

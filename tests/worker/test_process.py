@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import zmq
 
+from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake import FakeParameters, fake_token
@@ -240,7 +241,7 @@ def test_a_missing_model_is_the_user_s_to_mend(start: Callable[..., Peer], tmp_p
     peer.set_up(model=str(tmp_path / "none"))
     failed = peer.word()
     assert isinstance(failed, WorkerFailed)
-    assert failed.user_error
+    assert failed.exit_code == ExitCode.USAGE
     assert "none" in failed.message
     assert peer.process.wait(PATIENCE_SECONDS) == 1
     assert peer.process.stderr is not None
@@ -252,7 +253,7 @@ def test_a_defect_is_told_in_one_line_and_with_its_traceback(start: Callable[...
     peer.set_up(fake={"speed": 3})
     failed = peer.word()
     assert isinstance(failed, WorkerFailed)
-    assert not failed.user_error
+    assert not failed.exit_code
     assert failed.message.startswith("TypeError: ")
     assert failed.traceback.startswith("Traceback (most recent call last):")
     assert peer.process.wait(PATIENCE_SECONDS) == 1

@@ -85,7 +85,7 @@ def test_while_a_step_is_launched(
     runner = gpu_runner(folder)
     monkeypatch.setattr(runner.forward, "run", fail(error))
     failed = say(runner, folder)
-    assert not failed.user_error
+    assert not failed.exit_code
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(failed.message)
     # Where it was, for the log.
