@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := eventlm kernels policies replay tests benchmarks
 
-.PHONY: run test check install soak
+.PHONY: run test nightly check install soak kernel-table
 
 run: install
 	$(BIN)/eventlm serve
 
 test: install check
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
+
+# Everything: the soak tests too, and every GPU kernel compiled. It takes hours.
+nightly: install check
+	EVENTLM_COMPILE_ALL_KERNELS=1 $(BIN)/python -m pytest -q -n 2 -m ''
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(CHECKED)
@@ -22,6 +26,10 @@ check: $(STAMP)
 
 soak: install
 	$(BIN)/python -m pytest -q -m soak
+
+# The GPU kernels that tests need not compile again; with ARGS=--all, all of them are.
+kernel-table: $(STAMP)
+	$(BIN)/python -m tests.kernels.gpu.compiled_table $(ARGS)
 
 install: $(STAMP)
 	$(BIN)/eventlm pull smollm2

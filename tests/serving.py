@@ -64,7 +64,7 @@ def run_command(*arguments: str, cwd: Path, stdin: str = "", **environment: str)
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        env=os.environ | environment,
     )
 
 
@@ -86,7 +86,7 @@ class Server:
                 cwd=folder,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+                env=os.environ | (environment or {}),
             )
         self._pids: list[int] = []
 

@@ -82,8 +82,6 @@ def folder() -> Path:
     folder = cached(DEFAULT_MODEL)
     if folder is None:
         pytest.fail("the default model is not cached: run `make install`", pytrace=False)
-    # One thread: two that wait for each other crawl on a busy machine.
-    torch.set_num_threads(1)
     return folder
 
 

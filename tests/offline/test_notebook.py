@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ class Notebook:
 
     def __init__(self, folder: Path) -> None:
         self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "kernel"))
-        self.manager.start_kernel(cwd=str(folder), env=os.environ | {"OMP_NUM_THREADS": "1"})
+        self.manager.start_kernel(cwd=str(folder))
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=PATIENCE_SECONDS)

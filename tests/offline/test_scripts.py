@@ -57,7 +57,7 @@ class Script:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"TMPDIR": str(folder / "tmp")},
         )
         self.pids: list[int] = []
 

@@ -45,7 +45,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    torch.set_num_threads(1)
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), **MODELS[request.param])
     return make_pair(folder)
 

@@ -1,15 +1,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from eventlm.kernels.cpu.native import available_builds
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Small tensors gain nothing by a second thread, and wait for it where the machine is busy."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

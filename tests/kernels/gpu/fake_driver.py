@@ -1,8 +1,10 @@
 """A CUDA driver that runs nothing: launchers called under it compile their kernels for a GPU that is not there.
 
-Triton brings its own assembler, so that all is found that a compiler can find, and how many registers, bytes of shared
-memory and spills a kernel takes. Only in a process without TRITON_INTERPRET. As a program, it launches everything in
-`tests.kernels.gpu.compiled` for the compute capability that is its argument and prints a JSON line for each kernel.
+Triton brings its own assembler, so this finds all that a compiler can find, and how many registers, bytes of shared
+memory and spilled bytes a kernel takes. Only in a process without TRITON_INTERPRET. As a program, it launches all of
+`tests.kernels.gpu.compiled` for the compute capability in its argument and prints a JSON line for each launch.
+
+A kernel in `compiled.json` is not compiled again: `compiled_table` says what identifies one.
 """
 
 from __future__ import annotations
@@ -19,10 +21,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITCallable
+
+from tests.kernels.gpu.compiled_table import Kernel, kernel_key, read_table
 
 #: What a block can have of shared memory, by compute capability.
 SHARED_BYTES = {80: 166_912, 90: 232_448}
@@ -32,11 +39,12 @@ _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class FakeDriver(CudaDriver):  # type: ignore[misc]
-    """Answers for one device; `launched` are the kernels in the order of their launches, each once."""
+    """Answers for one device; `launched` are the kernels by key, in the order of their first launches."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, known: dict[str, Kernel]) -> None:
         self._capability = capability
-        self.launched: dict[str, dict[str, Any]] = {}
+        self._known = known
+        self.launched: dict[str, Kernel] = {}
         self.utils = SimpleNamespace(load_binary=self._load, get_device_properties=lambda device: self._properties())
         self.launcher_cls = lambda source, metadata: lambda *arguments: None
 
@@ -57,8 +65,40 @@ class FakeDriver(CudaDriver):  # type: ignore[misc]
 
     def _load(self, name: str, binary: bytes, shared: int, device: int) -> tuple[object, int, int, int, int]:
         usage = resource_usage(binary)
-        self.launched[f"{name} {len(self.launched)}"] = {"kernel": name, "shared": shared, **usage}
+        self._loaded = {"shared": shared, **usage}
         return object(), 0, usage["registers"], usage["spilled"], 1024
+
+    def compile(self, source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> Any:
+        """The kernel, compiled unless its resources are known."""
+        backend = make_backend(target)
+        key = kernel_key(source, backend, backend.parse_options(options))
+        if known := self._known.get(key):
+            self.launched[key] = known
+            return _KnownKernel()
+        kernel = triton.compile(source, target=target, options=options)
+        # Loads it, and refuses one that needs more shared memory than there is.
+        kernel._init_handles()
+        self.launched[key] = {"kernel": source.name, "capability": self._capability, **self._loaded}
+        return kernel
+
+
+class _KnownKernel:
+    """Stands for a kernel that was compiled when the table was made."""
+
+    function = packed_metadata = None
+
+    def run(self, *arguments: object) -> None:
+        """Launch nothing."""
+
+    def launch_metadata(self, *arguments: object) -> None:
+        """There is none."""
+
+
+_FIRST_LINE = property(lambda kernel: 1, lambda kernel, number: None)
+
+
+def _compile(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> Any:
+    return triton.runtime.driver.active.compile(source, target, options)
 
 
 def resource_usage(binary: bytes) -> dict[str, int]:
@@ -72,22 +112,29 @@ def resource_usage(binary: bytes) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def fake_driver(capability: int) -> Iterator[FakeDriver]:
-    """Triton's active driver is a fake one."""
-    driver = FakeDriver(capability)
+def fake_driver(capability: int, known: dict[str, Kernel]) -> Iterator[FakeDriver]:
+    """Triton's active driver is a fake one, which compiles no kernel that is in `known`."""
+    driver = FakeDriver(capability, known)
     triton.runtime.driver.set_active(driver)
     try:
-        yield driver
+        with (
+            # A kernel takes this function when it is first launched, and keeps it.
+            mock.patch.object(triton.compiler, "compile", _compile),
+            # A kernel is the same wherever in its file it is.
+            mock.patch.object(JITCallable, "starting_line_number", _FIRST_LINE, create=True),
+        ):
+            yield driver
     finally:
         triton.runtime.driver._active = None
 
 
 def main(capability: int, package: str = "tests.kernels.gpu.compiled") -> None:
     """Compile everything, going on where something does not compile."""
+    known = read_table()
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         for name, launch in importlib.import_module(f"{package}.{module.name}").launches():
             error = ""
-            with fake_driver(capability) as driver:
+            with fake_driver(capability, known) as driver:
                 try:
                     launch()
                 except Exception as problem:
@@ -96,8 +143,8 @@ def main(capability: int, package: str = "tests.kernels.gpu.compiled") -> None:
                     error += f" ({cause})" if cause else ""
             if _NO_FP8 in error and capability < 89:
                 continue
-            kernels = list(driver.launched.values())
-            print(json.dumps({"launch": f"{module.name}: {name}", "error": error, "kernels": kernels}), flush=True)
+            launched = {"launch": f"{module.name}: {name}", "error": error, "kernels": driver.launched}
+            print(json.dumps(launched), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs a worker's start and some steps under a CUDA driver that runs nothing: every kernel is compiled as it is called.
 
-As a program, with the folder of a checkpoint and the compute capability; prints a JSON line for each kernel.
+As a program, with the folder of a checkpoint and the compute capability; prints the kernels by key, in JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from eventlm.worker.gpu import runner as gpu_runner_module
 from eventlm.worker.gpu.warm_kernels import warm_kernels
 from eventlm.worker.warm_up import Shape, measure
+from tests.kernels.gpu.compiled_table import read_table
 from tests.kernels.gpu.fake_driver import fake_driver
 from tests.worker.gpu.driven import gpu_runner
 
@@ -23,7 +24,7 @@ def main(folder: Path, capability: int, kv_cache_dtype: str) -> None:
     """A worker in bfloat16."""
     with (
         mock.patch.object(gpu_runner_module, "open_device", return_value=torch.device("cpu")),
-        fake_driver(capability) as driver,
+        fake_driver(capability, read_table()) as driver,
     ):
         for is_invariant in (False, True):
             runner = gpu_runner(
@@ -32,8 +33,7 @@ def main(folder: Path, capability: int, kv_cache_dtype: str) -> None:
             warm_kernels(runner)
             for shape in (Shape(1, 1, 32), Shape(8, 1, 100), Shape(1, 60, 30)):
                 measure(runner, shape)
-    for kernel in driver.launched.values():
-        print(json.dumps(kernel))
+    print(json.dumps(driver.launched))
 
 
 if __name__ == "__main__":
