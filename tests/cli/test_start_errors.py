@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,21 +12,31 @@ import pytest
 
 from eventlm.errors import ExitCode
 from tests.checkpoints import edit_json, make_checkpoint
-from tests.serving import PATIENCE_SECONDS, command
+from tests.serving import PATIENCE_SECONDS, command, run_command
 
-from .conftest import StartServer
+from .conftest import RunHere, StartServer
+
+ErrorOf = Callable[..., str]
 
 
-def error_of(*arguments: str, cwd: Path, code: int) -> str:
-    done = subprocess.run(
-        command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_SECONDS, stdin=subprocess.DEVNULL
-    )
-    assert (done.returncode, done.stdout) == (code, ""), done.stderr
-    # A warning about an exposed server and such may come before it.
-    *_, last = done.stderr.splitlines()
+def the_error(errors: str) -> str:
+    """The only one, which comes last: a warning about an exposed server and such may come before it."""
+    assert "Traceback" not in errors
+    *_, last = errors.splitlines()
     assert last.startswith("eventlm: error: ")
-    assert "Traceback" not in done.stderr
     return last.removeprefix("eventlm: error: ")
+
+
+@pytest.fixture
+def error_of(run_here: RunHere) -> ErrorOf:
+    """The error that a command line in `tmp_path` ends with, in this process. Its output is empty."""
+
+    def run(*arguments: str, code: int = ExitCode.USAGE) -> str:
+        exit_code, output, errors = run_here(*arguments)
+        assert (exit_code, output) == (code, ""), errors
+        return the_error(errors)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -79,60 +88,74 @@ BREAKS: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("damage", "message"), BREAKS)
 def test_a_broken_checkpoint(
-    tmp_path: Path, checkpoint: Callable[[Path], Path], damage: Callable[[Path], object], message: str
+    error_of: ErrorOf,
+    tmp_path: Path,
+    checkpoint: Callable[[Path], Path],
+    damage: Callable[[Path], object],
+    message: str,
 ) -> None:
     folder = checkpoint(tmp_path / "broken")
     damage(folder)
-    error = error_of("serve", "--port", "0", "--model", str(folder), cwd=tmp_path, code=ExitCode.USAGE)
+    error = error_of("serve", "--port", "0", "--model", str(folder))
     assert message in error
     assert str(folder) in error
 
 
-def test_a_gguf_file(tmp_path: Path) -> None:
+def test_an_error_ends_the_process(tmp_path: Path) -> None:
+    done = run_command("serve", "--port", "0", "--model", str(tmp_path), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert str(tmp_path) in the_error(done.stderr)
+
+
+def test_a_gguf_file(error_of: ErrorOf, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF\x03\0\0\0")
-    error = error_of("serve", "--port", "0", "--model", str(file), cwd=tmp_path, code=ExitCode.USAGE)
+    error = error_of("serve", "--port", "0", "--model", str(file))
     assert str(file) in error
     assert "this is a GGUF file" in error
     assert "safetensors" in error
 
 
-def test_kernels_that_cannot_run_the_model(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
+def test_kernels_that_cannot_run_the_model(
+    error_of: ErrorOf, tmp_path: Path, checkpoint: Callable[[Path], Path]
+) -> None:
     folder = checkpoint(tmp_path / "float32")
     flags = ["--model", str(folder), "--cpu-kernels", "amx", "--port", "0"]
-    error = error_of("serve", *flags, cwd=tmp_path, code=2)
+    error = error_of("serve", *flags)
     assert error.startswith("--cpu-kernels amx: not on this machine") or error.endswith(
         f"--cpu-kernels amx cannot run {folder}: it computes in bfloat16, not float32; use auto or torch"
     )
 
 
 @pytest.mark.parametrize("dtype", ["half", "float32"])
-def test_int8_in_another_type(tmp_path: Path, checkpoint: Callable[[Path], Path], dtype: str) -> None:
+def test_int8_in_another_type(
+    error_of: ErrorOf, tmp_path: Path, checkpoint: Callable[[Path], Path], dtype: str
+) -> None:
     """And before a model is looked for."""
     for model in (str(checkpoint(tmp_path / "model")), "/nowhere"):
         flags = ["--model", model, "--quantization", "int8", "--dtype", dtype]
-        assert error_of("generate", "hi", *flags, cwd=tmp_path, code=2) == (
+        assert error_of("generate", "hi", *flags) == (
             "--quantization int8 computes in bfloat16 what it does not quantize, --dtype "
             f"{dtype.replace('half', 'float16')} cannot be had with it; leave one of them out"
         )
 
 
-def test_int8_of_what_is_quantized(tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
+def test_int8_of_what_is_quantized(error_of: ErrorOf, tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
     folder = checkpoint(tmp_path / "awq")
     edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
-    assert error_of("serve", "--port", "0", "--model", str(folder), "--quantization", "int8", cwd=tmp_path, code=2) == (
+    assert error_of("serve", "--port", "0", "--model", str(folder), "--quantization", "int8") == (
         f"{folder}/config.json: its weights are quantized (quantization_config: awq in 4 bits), and such checkpoints "
         "cannot be run; take the one in bfloat16 or float16 that it was made from (--quantization int8 quantizes it "
         "while it loads)"
     )
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint(error_of: ErrorOf, tmp_path: Path) -> None:
     for command_name, others in (("serve", ["--port", "0"]), ("generate", ["hi"])):
         for model, words in (("nowhere", "no such folder"), ("", "no config.json in this folder")):
-            error = error_of(command_name, *others, "--model", str(tmp_path / model), cwd=tmp_path, code=2)
+            error = error_of(command_name, *others, "--model", str(tmp_path / model))
             assert words in error
-    assert "did you mean smollm2?" in error_of("serve", "--port", "0", "--model", "smollm", cwd=tmp_path, code=2)
+    assert "did you mean smollm2?" in error_of("serve", "--port", "0", "--model", "smollm")
 
 
 @pytest.mark.parametrize(
@@ -151,70 +174,64 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
     ],
 )
-def test_flags_that_make_no_sense(tmp_path: Path, flags: list[str], message: str) -> None:
-    assert message in error_of("serve", "--model", "fake", "--port", "0", *flags, cwd=tmp_path, code=2)
+def test_flags_that_make_no_sense(error_of: ErrorOf, flags: list[str], message: str) -> None:
+    assert message in error_of("serve", "--model", "fake", "--port", "0", *flags)
 
 
-def test_a_cache_larger_than_memory_is_found_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_a_cache_larger_than_memory_is_found_before_the_model_is_looked_for(error_of: ErrorOf) -> None:
     flags = ["--model", "/nowhere", "--kv-memory", "1024TiB"]
-    error = error_of("generate", "hi", *flags, cwd=tmp_path, code=2)
+    error = error_of("generate", "hi", *flags)
     assert "--kv-memory 1024TiB: a KV cache of 1,073,741,824 MiB is more than all the memory here, which is" in error
 
 
 @pytest.mark.parametrize("flag", ["--policy", "--batcher", "--router"])
-def test_a_plugin_that_is_not_there_is_found_before_the_model_is_looked_for(tmp_path: Path, flag: str) -> None:
-    assert "'nonsense'" in error_of(
-        "serve", "--model", "/nowhere", "--port", "0", flag, "nonsense", cwd=tmp_path, code=2
-    )
+def test_a_plugin_that_is_not_there_is_found_before_the_model_is_looked_for(error_of: ErrorOf, flag: str) -> None:
+    assert "'nonsense'" in error_of("serve", "--model", "/nowhere", "--port", "0", flag, "nonsense")
 
 
 def test_what_is_kept_matters_only_where_something_is_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "eventlm", "generate", "hi", "--model", "fake", "--max-tokens", "2"]
-    command += ["--record-keep", "1KiB", "--no-record"]
-    assert (
-        subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=PATIENCE_SECONDS, check=False).returncode
-        == 0
-    )
+    flags = ["--model", "fake", "--max-tokens", "2", "--record-keep", "1KiB", "--no-record"]
+    assert run_command("generate", "hi", *flags, cwd=tmp_path).returncode == 0
 
 
-def test_a_config_with_a_typo(tmp_path: Path) -> None:
+def test_a_config_with_a_typo(error_of: ErrorOf, tmp_path: Path) -> None:
     (tmp_path / "eventlm.toml").write_text("[model]\nmodel = 'fake'\nmax_model_length = 4\n")
-    error = error_of("serve", "--config", "eventlm.toml", cwd=tmp_path, code=2)
+    error = error_of("serve", "--config", "eventlm.toml")
     assert "max_model_length" in error
     assert "did you mean max_model_len?" in error
 
 
-def test_a_config_with_a_quantization_that_is_none(tmp_path: Path) -> None:
+def test_a_config_with_a_quantization_that_is_none(error_of: ErrorOf, tmp_path: Path) -> None:
     for table, message in (
         ("quantization = 'int3'", "must be one of none, int8"),
         ("quantization = 'int8'\ndtype = 'float32'", "--dtype float32 cannot be had with it"),
     ):
         (tmp_path / "eventlm.toml").write_text(f"[model]\nmodel = 'fake'\n{table}\n")
-        assert message in error_of("generate", "hi", "--config", "eventlm.toml", cwd=tmp_path, code=2)
+        assert message in error_of("generate", "hi", "--config", "eventlm.toml")
 
 
-def test_a_taken_port_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_a_taken_port_is_found_before_the_model_is_loaded(error_of: ErrorOf) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         flags = ["--model", "/nowhere", "--port", port]
-        error = error_of("serve", *flags, cwd=tmp_path, code=2)
-        assert "did you mean edf?" in error_of("serve", *flags, "--policy", "edff", cwd=tmp_path, code=2)
+        error = error_of("serve", *flags)
+        assert "did you mean edf?" in error_of("serve", *flags, "--policy", "edff")
     assert error == (
         f"cannot listen on 127.0.0.1:{port}: Address already in use; another eventlm may be running there; give "
         f"another port, such as --port {int(port) + 1}, or --port 0 for one that is free"
     )
 
 
-def test_a_folder_that_cannot_be_recorded_to(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_recorded_to(error_of: ErrorOf, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    error = error_of("serve", "--model", "fake", "--port", "0", "--record", "runs", cwd=tmp_path, code=2)
+    error = error_of("serve", "--model", "fake", "--port", "0", "--record", "runs")
     assert error == "cannot record to runs: File exists; choose another folder"
-    error = error_of("generate", "hi", "--model", "fake", "--record", "/proc/runs", cwd=tmp_path, code=2)
+    error = error_of("generate", "hi", "--model", "fake", "--record", "/proc/runs")
     assert error.startswith("cannot record to /proc/runs: ")
     (tmp_path / "models" / "latest").mkdir(parents=True)
     # Before the model is looked for, which may take long.
     flags = ("--model", str(tmp_path / "none"), "--port", "0", "--record", "models")
-    error = error_of("serve", *flags, cwd=tmp_path, code=2)
+    error = error_of("serve", *flags)
     assert error == "cannot replace models/latest: Is a directory; choose another folder"
 
 
