@@ -29,7 +29,7 @@ soak: install
 
 # The GPU kernels that tests need not compile again; with ARGS=--all, all of them are.
 kernel-table: $(STAMP)
-	$(BIN)/python -m tests.kernels.gpu.compiled_table $(ARGS)
+	$(BIN)/python -m tests.kernels.gpu.renew_table $(ARGS)
 
 install: $(STAMP)
 	$(BIN)/eventlm pull smollm2

@@ -1,9 +1,7 @@
 """Kernels that have been compiled for GPUs, in `compiled.json`: what identifies one, and the resources that it takes.
 
-A kernel that a test launches and that is not in the table is compiled, and its test warns that the table is old.
-
-python -m tests.kernels.gpu.compiled_table: write the table anew; compile only what is not in it
-python -m tests.kernels.gpu.compiled_table --all: the same, and compile everything
+A kernel that a test launches and that is not in the table is compiled, and its test warns that the table is old. The
+program `tests.kernels.gpu.renew_table` writes it anew.
 """
 
 from __future__ import annotations
@@ -11,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -55,23 +55,17 @@ def write_table(kernels: dict[str, Kernel]) -> None:
     PATH.write_text(f"{{\n{lines}\n}}\n")
 
 
-def main() -> None:
-    """Launch everything and keep what was launched."""
-    # They launch by way of this module.
-    from tests.kernels.gpu.test_compiles import CAPABILITIES, launches
-    from tests.worker.gpu.test_compiles import WORKERS, worker_kernels
-
-    if "--all" in sys.argv:
-        os.environ[COMPILE_ALL] = "1"
-    kernels: dict[str, Kernel] = {}
-    for capability in CAPABILITIES:
-        for launch in launches(capability):
-            kernels |= launch["kernels"]
-    for model, capability, kv_cache_dtype in WORKERS:
-        kernels |= worker_kernels(model, capability, kv_cache_dtype)
-    write_table(kernels)
-    print(f"{len(kernels)} kernels in {PATH}")
+def run_launches(*command: str) -> list[dict[str, Any]]:
+    """What a program that launches kernels printed of them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-if __name__ == "__main__":
-    main()
+def warn_if_compiled(kernels: dict[str, Kernel]) -> None:
+    """Say how the kernels that are not in the table come into it."""
+    if new := sorted({kernel["kernel"] for key, kernel in kernels.items() if key not in read_table()}):
+        warnings.warn(f"compiled anew: {', '.join(new)}; `make kernel-table` keeps them", stacklevel=2)

@@ -29,9 +29,11 @@ from triton.backends.nvidia.driver import CudaDriver
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITCallable
 
-from tests.kernels.gpu.compiled_table import Kernel, kernel_key, read_table
+from tests.kernels.gpu.compiled_table import Kernel, kernel_key, read_table, run_launches
 
-#: What a block can have of shared memory, by compute capability.
+#: Compute capabilities of A100 and of H100 and H200.
+CAPABILITIES = (80, 90)
+#: Bytes of shared memory that a block can have, by compute capability.
 SHARED_BYTES = {80: 166_912, 90: 232_448}
 #: What Triton says of fp8 (e4m3) before compute capability 8.9: such launches are left out there.
 _NO_FP8 = "fp8e4nv not supported in this architecture"
@@ -126,6 +128,11 @@ def fake_driver(capability: int, known: dict[str, Kernel]) -> Iterator[FakeDrive
             yield driver
     finally:
         triton.runtime.driver._active = None
+
+
+def launches(capability: int) -> list[dict[str, Any]]:
+    """All launches, with their errors and kernels."""
+    return run_launches("tests.kernels.gpu.fake_driver", str(capability))
 
 
 def main(capability: int, package: str = "tests.kernels.gpu.compiled") -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -15,9 +17,26 @@ import torch
 from eventlm.worker.gpu import runner as gpu_runner_module
 from eventlm.worker.gpu.warm_kernels import warm_kernels
 from eventlm.worker.warm_up import Shape, measure
-from tests.kernels.gpu.compiled_table import read_table
+from tests.checkpoints import make_checkpoint
+from tests.kernels.gpu.compiled_table import Kernel, read_table, run_launches
 from tests.kernels.gpu.fake_driver import fake_driver
 from tests.worker.gpu.driven import gpu_runner
+
+#: Shape of the model, compute capability and dtype of the KV cache.
+WORKERS: list[tuple[dict[str, Any], int, str]] = [
+    ({"family": "qwen3", "head_dim": 128, "num_heads": 4, "num_kv_heads": 2, "tied": True}, 90, "auto"),
+    ({"head_dim": 64, "num_heads": 4, "num_kv_heads": 1, "bias": True}, 90, "fp8"),
+    ({"head_dim": 128, "num_heads": 8, "num_kv_heads": 2}, 80, "auto"),
+]
+
+
+def worker_kernels(model: dict[str, Any], capability: int, kv_cache_dtype: str) -> dict[str, Kernel]:
+    """The kernels that a worker with this model launches, by key."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder), num_layers=1, **model)
+        command = ["tests.worker.gpu.compile_worker", folder, str(capability), kv_cache_dtype]
+        (kernels,) = run_launches(*command)
+        return kernels
 
 
 def main(folder: Path, capability: int, kv_cache_dtype: str) -> None:
