@@ -31,6 +31,12 @@ settings.load_profile("eventlm")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first, so that no process of pytest-xdist works on one when the others have finished."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Servers record to a folder that goes with the tests, and cache there. Only models are the user's own.

@@ -23,6 +23,8 @@ import pytest
 from eventlm.kernels.cpu.native import BUILDS
 from tests.serving import PATIENCE_SECONDS, Server, fake_text
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "eventlm", "kernels", "policies", "replay")
 #: Nothing of the checkout is importable.

@@ -18,6 +18,8 @@ from eventlm.worker.model_runner import ModelRunner
 from tests.worker.launches import new_sequence
 from tests.worker.reference import Key, Schedule, make_runner
 
+pytestmark = pytest.mark.long
+
 NUM_OUTPUT_TOKENS = 8
 BLOCK_SIZE = 16
 #: Blocks of each prompt's own.

@@ -22,6 +22,8 @@ from eventlm.worker.protocol import TORCH_BACKEND, backend_name
 from tests.checkpoints import make_checkpoint
 from tests.replay.traces import tampered
 
+pytestmark = pytest.mark.long
+
 #: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds. Most run
 #: to their last token, so that the small pools below are too small for certain, whatever is drawn.
 PARAMS: list[dict[str, Any]] = [

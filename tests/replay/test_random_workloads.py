@@ -23,6 +23,8 @@ from tests.replay.workload_runs import ALL_TAGS, in_processes
 from tests.simulation import Simulation
 from tests.workload import BATCHERS, MILLISECOND, POLICIES, ROUTERS, Chaos, Outcome, draw_machine
 
+pytestmark = pytest.mark.long
+
 #: Four with each combination of plug-ins, in a minute of two idle cores; the soak test runs those that follow.
 NUM_WORKLOADS = 192
 NUM_RECORDED_AGAIN = 36
