@@ -229,6 +229,7 @@ class _Execution:
                 self._requests.finish(event)
             case WorkerUp():
                 self._epochs[event.replica] = event.epoch
+                self._requests.set_worker(event.replica, event.epoch)
             case WorkerLost() | Desynced():
                 await self._lose(event)
             case _:
@@ -347,7 +348,7 @@ class _Execution:
     async def _lose(self, fact: WorkerLost | Desynced) -> None:
         if fact.epoch != self._epochs.get(fact.replica):
             return
-        self._requests.forget_worker(fact.replica)
+        self._requests.set_worker(fact.replica, None)
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != fact.replica}
         await self._workers.lose(fact.replica)
 

@@ -42,6 +42,7 @@ from eventlm.events import (
     StepOps,
     TextEnded,
     WorkerLost,
+    WorkerUp,
 )
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
@@ -133,7 +134,14 @@ class Driver:
         self.put(make)
 
     def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
-        """Queue the completion of a step."""
+        """Queue the completion of a step; nothing if its worker is lost.
+
+        Raises ResultMismatchError if it is no answer to what was launched; then the worker must count as lost.
+        """
+        worker = self.core.state.replicas[replica]
+        if not worker.up or result.epoch < worker.epoch:
+            return
+        self.live.answer(replica, result)
 
         def make(seq: int) -> list[Fact]:
             if result.ops:
@@ -210,11 +218,13 @@ class Driver:
 
     def _apply(self, fact: Fact) -> None:
         self._unpublished.append(fact)
-        if isinstance(fact, WorkerLost | Desynced) and fact.epoch == self.core.state.replicas[fact.replica].epoch:
-            self.live.forget_worker(fact.replica)
         if isinstance(fact, Cancelled):
             self.live.cancel(fact.request, fact.reason)
-        for decision in self.core.apply(fact):
+        decisions = self.core.apply(fact)
+        if isinstance(fact, WorkerUp | WorkerLost | Desynced):
+            replica = self.core.state.replicas[fact.replica]
+            self.live.set_worker(fact.replica, replica.epoch if replica.up else None)
+        for decision in decisions:
             self._unpublished.append(decision)
             self._effect(decision)
 

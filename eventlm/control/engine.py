@@ -292,7 +292,10 @@ class InferenceEngine:
         self._wake()
 
     def complete(self, replica: int, result: StepResult) -> None:
-        """Queue a step's completion. The worker's clock is this machine's monotonic one."""
+        """Queue a step's completion. The worker's clock is this machine's monotonic one.
+
+        Raises ResultMismatchError if it does not answer what was launched.
+        """
         self._require_driver().complete(
             replica,
             result,

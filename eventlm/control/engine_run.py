@@ -136,6 +136,7 @@ def _make_live(setup: EngineSetup, seed: int, block_table_size: int, digest_key:
         block_size=block_size,
         seed_key=seed.to_bytes(8, "little"),
         digest_key=digest_key,
+        vocab_size=setup.vocab_size,
     )
 
 

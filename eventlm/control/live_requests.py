@@ -6,6 +6,7 @@ fact that the core may see (counts, block integers, a digest); turns decisions i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from eventlm.control.request import (
     RequestOutput,
     TokensOutput,
 )
+from eventlm.control.result_check import ResultMismatchError, check_result, wants_extras
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
 from eventlm.grammars import GrammarError
@@ -49,10 +51,11 @@ class Sample:
 class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "sink")
+    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "sink", "wants_extras")
 
     def __init__(self, request: EngineRequest, sink: Sink) -> None:
         self.request = request
+        self.wants_extras = wants_extras(request)
         self.sink = sink
         self.num_unfinished = request.n
         #: Why its grammar cannot be had.
@@ -69,6 +72,20 @@ class Output(NamedTuple):
     ended: SequenceId | None = None
 
 
+class _Worker:
+    """What a replica's worker of this epoch holds, and its launches that are not completed, the oldest first. Of these
+    it has answered the first `num_answered`; those completions are not applied yet.
+    """
+
+    __slots__ = ("epoch", "held", "launches", "num_answered")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.held: set[SequenceId] = set()
+        self.launches: deque[Launched] = deque()
+        self.num_answered = 0
+
+
 class _Completing(NamedTuple):
     """The step whose completion is being applied: its rows, their tokens, and by row what came beside them."""
 
@@ -78,19 +95,23 @@ class _Completing(NamedTuple):
 
 
 class LiveRequests:
-    """All live requests of an engine. `seed_key` makes the seeds of requests that bring none."""
+    """All live requests of an engine. `seed_key` makes the seeds of requests that bring none. `vocab_size` 0: unknown,
+    then workers may answer any token id.
+    """
 
-    def __init__(self, names: BlockNames, *, block_size: int, seed_key: bytes, digest_key: bytes) -> None:
+    def __init__(
+        self, names: BlockNames, *, block_size: int, seed_key: bytes, digest_key: bytes, vocab_size: int = 0
+    ) -> None:
         self._names = names
+        self._vocab_size = vocab_size
         self._block_size = block_size
         self._seed_key = seed_key
         self._digest_key = digest_key
         self._requests: dict[int, LiveRequest] = {}
         #: Sequences that take tokens: neither closing nor finished.
         self._samples: dict[SequenceId, Sample] = {}
-        #: What each replica's worker holds, and the launches that it has not answered.
-        self._held: dict[int, set[SequenceId]] = {}
-        self._launches: dict[tuple[int, int, int], Launched] = {}
+        #: By replica.
+        self._workers: dict[int, _Worker] = {}
         self._completing = _Completing([], [], {})
 
     def __len__(self) -> int:
@@ -188,9 +209,10 @@ class LiveRequests:
 
     def launch(self, launched: Launched) -> StepPayload:
         """What the worker needs beside the launch: the sequences among its rows that it does not hold."""
-        held = self._held.setdefault(launched.replica, set())
+        worker = self._workers.setdefault(launched.replica, _Worker(launched.epoch))
+        held = worker.held
         held.difference_update(SequenceId(*pair) for pair in launched.forget)
-        self._launches[(launched.replica, launched.epoch, launched.step)] = launched
+        worker.launches.append(launched)
         new = []
         for row in launched.chunks:
             identity = SequenceId(row[0], row[1])
@@ -210,19 +232,36 @@ class LiveRequests:
             kind=sample.request.request.kind,
         )
 
-    def forget_worker(self, replica: int) -> None:
-        """A replica's worker is gone with all that it held."""
-        self._held.pop(replica, None)
-        self._launches = {key: launch for key, launch in self._launches.items() if key[0] != replica}
+    def set_worker(self, replica: int, epoch: int | None) -> None:
+        """The replica's worker is that of this epoch, or there is none. One before it is gone with all that it held."""
+        worker = self._workers.get(replica)
+        if worker is not None and worker.epoch != epoch:
+            del self._workers[replica]
+
+    def answer(self, replica: int, result: StepResult) -> None:
+        """A worker has answered; its completion will be applied by `complete`, in the order of the answers.
+
+        Raises ResultMismatchError if that is no answer to the oldest launch that it has not answered.
+        """
+        worker = self._workers.get(replica)
+        if worker is None or worker.num_answered == len(worker.launches):
+            raise ResultMismatchError(f"a result of step {result.step}, and no step is under way")
+        launched = worker.launches[worker.num_answered]
+        asking = [
+            (row, sample.request.request)
+            for row, identity in enumerate(_rows(launched))
+            if (sample := self._samples.get(identity)) is not None and sample.request.wants_extras
+        ]
+        check_result(result, launched, asking, vocab_size=self._vocab_size)
+        worker.num_answered += 1
 
     def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> StepCompleted:
         """The fact of a worker's result. Its tokens are kept until the core says which of them count."""
-        launched = self._launches.pop((replica, result.epoch, result.step), None)
+        launched = self._take_launch(replica, result)
         rows: list[SequenceId] = []
         filled: list[tuple[int, list[int]]] = []
         if launched is not None:
-            rows = [SequenceId(row[0], row[1]) for row in launched.decodes]
-            rows += [SequenceId(row[0], row[1]) for row in launched.chunks]
+            rows = _rows(launched)
             filled = self._name_filled(launched, rows, result.tokens)
         self._completing = _Completing(rows, result.tokens, {extras.row: extras for extras in result.extras})
         return StepCompleted(
@@ -237,6 +276,14 @@ class LiveRequests:
             ends=result.ends,
             filled=filled,
         )
+
+    def _take_launch(self, replica: int, result: StepResult) -> Launched | None:
+        """The launch that a result answers; None if its worker is lost."""
+        worker = self._workers.get(replica)
+        if worker is None or worker.epoch != result.epoch:
+            return None
+        worker.num_answered = max(worker.num_answered - 1, 0)
+        return worker.launches.popleft()
 
     def digest(self, tokens: list[list[int]]) -> str:
         """What the fact of a step says of its tokens."""
@@ -321,3 +368,9 @@ class LiveRequests:
             FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),
             ended=identity,
         )
+
+
+def _rows(launched: Launched) -> list[SequenceId]:
+    """The sequences of a launch, in the order of its rows."""
+    rows = [SequenceId(row[0], row[1]) for row in launched.decodes]
+    return rows + [SequenceId(row[0], row[1]) for row in launched.chunks]

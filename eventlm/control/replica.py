@@ -16,6 +16,7 @@ from msgspec import structs
 from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.control.grammar_builds import GrammarBuilds
 from eventlm.control.request import EngineUnavailableError
+from eventlm.control.result_check import ResultMismatchError
 from eventlm.control.start_phases import OnProgress, StartPhases
 from eventlm.control.worker_process import WorkerProcess
 from eventlm.errors import CheckpointError
@@ -51,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def complete(self, replica: int, result: StepResult) -> None:
-        """Queue a step's completion."""
+        """Queue a step's completion. Raises ResultMismatchError if it does not answer what was launched."""
         ...
 
     @property
@@ -226,8 +227,13 @@ class ReplicaController:
     def _take(self, message: FromWorker) -> str:
         """One message; why the worker is lost, or nothing."""
         if isinstance(message, StepResult):
+            if message.epoch != self._setup.epoch:
+                return f"wrong result of step {message.step}: it is of epoch {message.epoch}"
+            try:
+                self._engine.complete(self.index, message)
+            except ResultMismatchError as error:
+                return str(error)
             self._num_failures = 0
-            self._engine.complete(self.index, message)
         elif isinstance(message, Heartbeat):
             if message.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
                 return f"one step took longer than {self._config.step_timeout_seconds} s"
@@ -235,7 +241,7 @@ class ReplicaController:
         elif isinstance(message, GrammarBuilt):
             self._engine.grammars.built(self.index, message)
         elif isinstance(message, WorkerDesync):
-            self._engine.put_fact(Desynced(replica=self.index, epoch=message.epoch, step=message.step))
+            self._engine.put_fact(Desynced(replica=self.index, epoch=self._setup.epoch, step=message.step))
             return f"desync in step {message.step}: {message.detail}"
         elif isinstance(message, WorkerFailed):
             self._log_crash(message)

@@ -104,7 +104,7 @@ def test_a_new_worker_is_sent_everything_and_steps_of_the_old_one_mean_nothing()
     shell.arrive(1, [11, 12, 13])
     lost = launched(0, chunks=[(1, 0, 0, 3, 1)])
     shell.live.launch(lost)
-    shell.live.forget_worker(0)
+    shell.live.set_worker(0, None)
     fact = shell.complete(lost, [[99]])
     assert (fact.c, fact.filled) == (0, [])
     again = shell.live.launch(structs.replace(lost, epoch=2, step=1))
@@ -191,7 +191,8 @@ def test_outputs_of_a_life_and_nothing_remains_of_it() -> None:
     assert len(shell.live) == 0
     shell.live.launch(launched(2, forget=[(1, 0), (1, 1)]))
     shell.complete(launched(2), [])
-    assert (shell.live._samples, shell.live._launches, shell.live._held) == ({}, {}, {0: set()})
+    worker = shell.live._workers[0]
+    assert (shell.live._samples, list(worker.launches), worker.held) == ({}, [], set())
 
 
 def test_a_rejected_request_leaves_nothing() -> None:
