@@ -35,7 +35,7 @@ from prometheus_client.parser import text_string_to_metric_families
 # As a script this has its own folder on the path, and not the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from eventlm.replay.verify import verify
+from eventlm.replay.verify.verifier import verify
 from tests.attacks import ATTACKS, HUNG, Client, Target, cancel_burst, completion, run_attack
 from tests.serving import Server, children
 

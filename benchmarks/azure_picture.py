@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from eventlm.replay.cost_files import load_cost_model
-from eventlm.replay.cost_model import LinearCost
-from eventlm.replay.cost_roofline import RooflineCost
-from eventlm.replay.simulation_summary import ClassSummary
-from eventlm.replay.sweep import Configuration, Sweep, SweepPlan, SweepResult, make_configurations
-from eventlm.replay.workload_file import WorkloadHeader, WorkloadLine, write_workload
-from eventlm.replay.workload_source import load_workload
+from eventlm.replay.cost.files import load_cost_model
+from eventlm.replay.cost.model import LinearCost
+from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.simulate.summary import ClassSummary
+from eventlm.replay.sweep.sweep import Configuration, Sweep, SweepPlan, SweepResult, make_configurations
+from eventlm.replay.workload.file import WorkloadHeader, WorkloadLine, write_workload
+from eventlm.replay.workload.source import load_workload
 from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from typing import NamedTuple, TypedDict
 
 from eventlm.bus.log_reader import LogLine
 from eventlm.config import CoreConfig
-from eventlm.control.plugins import resolve
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
+from eventlm.engine.plugins.registry import resolve
 from eventlm.events import Arrived, Event, Header, Launched, StepCompleted, WorkerUp
 from eventlm.events.codec import encode_body
 from eventlm.replay.rebuild import rebuild
-from eventlm.replay.verify import Verifier
+from eventlm.replay.verify.verifier import Verifier
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128

@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
 from benchmarks.random_qwen import save_random_qwen
-from eventlm.bench.machine_probe import Machine, measure
-from eventlm.bench.step_floor import StepShape, floor_ns, step_work, total
+from eventlm.bench.step.floor import StepShape, floor_ns, step_work, total
+from eventlm.bench.step.machine_probe import Machine, measure
 from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu.decoder import DrawRows

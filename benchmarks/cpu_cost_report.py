@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from eventlm.bench.machine_probe import Machine
+from eventlm.bench.step.machine_probe import Machine
 from eventlm.table import table
 from eventlm.types import ceil_div
 

@@ -60,7 +60,7 @@ def children(pid: int) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         command = Path(f"/proc/{child}/cmdline").read_bytes().decode().replace("\0", " ")
-        kind = "front end" if "eventlm.cli.front_end" in command else "worker"
+        kind = "front end" if "eventlm.cli.serve.front_end" in command else "worker"
         counts[kind] += 1
         found[f"{kind} {counts[kind]}"] = int(child)
     return found
@@ -214,10 +214,10 @@ async def run_client(arguments: argparse.Namespace) -> dict[str, Any]:
 
 async def run_engine(arguments: argparse.Namespace) -> None:
     """An engine, and the same load without HTTP: whenever a line comes."""
-    from eventlm.compose.composition import compose
+    from eventlm.bootstrap.composition import compose
     from eventlm.config.load import load_config
-    from eventlm.control.engine import InferenceEngine
-    from eventlm.control.request import EngineRequest, TokensOutput
+    from eventlm.engine.inference_engine import InferenceEngine
+    from eventlm.engine.request import EngineRequest, TokensOutput
     from eventlm.sampler_params import SamplerParams
 
     async def one(engine: InferenceEngine, seed: int, places: asyncio.Semaphore) -> int:

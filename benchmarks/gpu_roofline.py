@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.bench.machine_probe import Machine
-from eventlm.bench.step_floor import floor_ns, shape_of, step_work, total
+from eventlm.bench.step.floor import floor_ns, shape_of, step_work, total
+from eventlm.bench.step.machine_probe import Machine
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Arrived, Launched, StepCompleted
 from eventlm.models.config import DTYPE_BYTES, DecoderConfig

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from eventlm.compose.model_source import find_model
+from eventlm.bootstrap.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams

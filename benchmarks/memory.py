@@ -23,9 +23,9 @@ import structlog
 import uvloop
 
 from eventlm.config import Config, ModelConfig, RecordConfig
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest, FinishedOutput
-from eventlm.control.setup import make_setup
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest, FinishedOutput
+from eventlm.engine.setup import make_setup
 from eventlm.sampler_params import SamplerParams
 
 PROMPT_TOKENS = 40

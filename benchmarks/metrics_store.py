@@ -26,11 +26,11 @@ from msgspec import structs
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.core_throughput import PROMPT_TOKENS, RAMP_TOKENS, Run, completion, make_header
-from eventlm.control.metrics import MetricsStore
-from eventlm.control.metrics_aggregates import Histogram
-from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.events import Arrived, Event, StepCompleted, WorkerUp
-from eventlm.server.metrics import OPENMETRICS, render
+from eventlm.metrics.aggregates import Histogram
+from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.metrics.store import MetricsStore
+from eventlm.server.endpoints.metrics import OPENMETRICS, render
 
 
 def record_steps(running: int, num_steps: int) -> tuple[list[Event], int, float]:

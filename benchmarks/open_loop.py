@@ -16,13 +16,13 @@ import numpy
 import uvloop
 
 from eventlm.bench.random_streams import random_stream
+from eventlm.bootstrap.composition import Composition, compose
 from eventlm.bus.log_reader import LogReader
-from eventlm.compose.composition import Composition, compose
 from eventlm.config.load import load_config
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest
 from eventlm.events import Arrived
-from eventlm.replay.workload import Fate, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
 from eventlm.sampler_params import SamplerParams
 
 BLOCK_SIZE = 16

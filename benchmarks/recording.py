@@ -22,10 +22,10 @@ import uvloop
 
 from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig
-from eventlm.control.driver import Driver
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest
-from eventlm.control.setup import make_setup
+from eventlm.engine.engine_core import Driver
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest
+from eventlm.engine.setup import make_setup
 from eventlm.events import Event
 from eventlm.models.pull import pull
 from eventlm.sampler_params import SamplerParams

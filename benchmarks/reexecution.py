@@ -31,13 +31,13 @@ import uvloop
 from eventlm.bus.trace_info import info
 from eventlm.cli.logging_setup import configure_logging
 from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest
-from eventlm.control.setup import make_setup
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest
+from eventlm.engine.setup import make_setup
 from eventlm.models.config import read_config
 from eventlm.models.pull import pull
-from eventlm.replay.execute import ExecuteResult, execute
-from eventlm.replay.execute_report import render
+from eventlm.replay.execute.execution import ExecuteResult, execute
+from eventlm.replay.execute.report import render
 from eventlm.sampler_params import SamplerParams
 from eventlm.table import table
 

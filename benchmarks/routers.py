@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 
 from eventlm.bus.bus import Bus
 from eventlm.config import Config, ModelConfig, SchedulerConfig
-from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
-from eventlm.control.driver import Driver
-from eventlm.control.live_requests import LiveRequests
-from eventlm.control.plugins import BUILT_IN
-from eventlm.control.request import EngineRequest, FinishedOutput, TokensOutput
-from eventlm.control.setup import EngineSetup, make_header, make_setup
 from eventlm.core.core import Core
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
+from eventlm.engine.engine_core import Driver
+from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.plugins.registry import BUILT_IN
+from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.setup import EngineSetup, make_header, make_setup
 from eventlm.events import Launched, WorkerUp
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake import FakeParameters, FakeRunner
+from eventlm.worker.fake.runner import FakeParameters, FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 
 SECOND = 1_000_000_000

@@ -19,7 +19,7 @@ import torch
 
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.protocol import NewSequence
-from eventlm.worker.sampler import Sampler
+from eventlm.worker.sampling.sampler import Sampler
 from eventlm.worker.sequence_table import Sequence
 
 CASES: dict[str, dict[str, Any]] = {

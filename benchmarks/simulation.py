@@ -20,21 +20,21 @@ from typing import Any, NamedTuple
 
 from eventlm.config.load import load_config
 from eventlm.config.objectives import Objectives
-from eventlm.control.setup import EngineSetup, make_setup
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
+from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.events import Arrived, Event, Fact, Header, Launched, Marker, WorkerUp
-from eventlm.replay.cost_files import load_cost_model
-from eventlm.replay.cost_model import CostModel, LinearCost
+from eventlm.replay.cost.files import load_cost_model
+from eventlm.replay.cost.model import CostModel, LinearCost
 from eventlm.replay.outcome import OutcomeCollector
-from eventlm.replay.simulate import simulate, simulated_header
-from eventlm.replay.simulated_engine import build_engine
-from eventlm.replay.simulated_trace import CHECKPOINT_EVENTS, SimulatedTrace
-from eventlm.replay.simulation_summary import SimulationSummary
-from eventlm.replay.simulator import Simulator, Subscriber
-from eventlm.replay.timing import ModelledTiming
-from eventlm.replay.workload import Fate, Workload, WorkloadRequest
-from eventlm.replay.workload_file import read_workload
+from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.simulation import simulate, simulated_header
+from eventlm.replay.simulate.simulator import Simulator, Subscriber
+from eventlm.replay.simulate.summary import SimulationSummary
+from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
+from eventlm.replay.workload.file import read_workload
+from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
 
 BATCH = 32
 TARGET_STEPS_PER_SECOND = 10_000

@@ -29,8 +29,8 @@ from benchmarks.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, 
 from eventlm.bus.log_reader import LogReader
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
-from eventlm.replay.what_if import what_if
-from eventlm.replay.what_if_engine import Alternative
+from eventlm.replay.what_if.engine import Alternative
+from eventlm.replay.what_if.what_if import what_if
 
 RECORDED = "fcfs"
 PREDICTED = ("edf", "lrs")

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
 from eventlm.replay.rebuild import Changes
-from eventlm.replay.what_if import WhatIfResult, what_if
-from eventlm.replay.what_if_engine import Alternative
+from eventlm.replay.what_if.engine import Alternative
+from eventlm.replay.what_if.what_if import WhatIfResult, what_if
 
 POLICIES = ("fcfs", "edf", "lrs")
 #: Of the rate at which a mix is served when all of it is there.

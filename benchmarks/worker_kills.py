@@ -26,13 +26,13 @@ import structlog
 import uvloop
 
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest, FinishedOutput, TokensOutput
-from eventlm.control.setup import make_setup
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.setup import make_setup
 from eventlm.events import Event, WorkerLost
-from eventlm.replay.verify import verify
+from eventlm.replay.verify.verifier import verify
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake import fake_token
+from eventlm.worker.fake.runner import fake_token
 
 #: Chance that a worker dies of itself in a step.
 DIE_PPM = 300

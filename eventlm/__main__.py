@@ -14,7 +14,7 @@ def program() -> int:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from eventlm.cli.standard_streams import open_standard_streams
+    from eventlm.cli.serve.standard_streams import open_standard_streams
 
     # Before anything else can be opened in their place.
     open_standard_streams()

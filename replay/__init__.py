@@ -1,1 +1,1 @@
-"""Reading a recorded run back: verification, and what a divergence means."""
+"""What can be done with a recorded run: verify, explain, re-execute, compare, and ask what-if."""

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.control.metrics import MetricsStore
-from eventlm.control.metrics_rows import RequestRow, StepRow
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
+from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.store import MetricsStore
 from eventlm.replay.table_file import Exported, Format, TableFile, Value, require_pyarrow
 from eventlm.types import OnProgress
 
 #: Columns and their types. `outcome`: finished, rejected, or unfinished where the log does not show the end. `request`
-#: is the seq of the arrival. For the times see `eventlm.control.metrics_aggregates`.
+#: is the seq of the arrival. For the times see `eventlm.metrics.aggregates`.
 REQUEST_COLUMNS: dict[str, type] = {
     "request": int,
     "index": int,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eventlm.control.metrics_live import Identity, producing_rows
 from eventlm.events import Emitted, Event, Finished, Launched, StepCompleted
+from eventlm.metrics.live import Identity, producing_rows
 
 
 def tokens_in_time(times_ns: Iterable[int], *, start_ns: int, ttft_ns: int, tpot_ns: int) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct, structs
 
 from eventlm.config.objectives import Objectives
-from eventlm.control.metrics import MetricsStore
-from eventlm.control.metrics_report import Distribution, distribution
-from eventlm.control.metrics_rows import CANCELLED, COMPLETED, RequestRow, StepRow
 from eventlm.events import Arrived, Event, Finished, Rejected
+from eventlm.metrics.rows import CANCELLED, COMPLETED, RequestRow, StepRow
+from eventlm.metrics.store import MetricsStore
+from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.fluidity import TokenTimes, tokens_in_time
 
 #: Of each sequence: what is compared, and how to get it.

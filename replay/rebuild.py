@@ -9,11 +9,11 @@ from msgspec import Struct, structs
 from eventlm.config import CoreConfig, PluginSpec
 from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
-from eventlm.control.plugins import ResolvedPlugin, resolve
 from eventlm.core.core import Core
 from eventlm.core.plugin import Policy
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import Plugins
+from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import TraceVersionError, UsageError
 from eventlm.events import Header, PluginRecord
 from eventlm.types import PluginKind

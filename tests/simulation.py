@@ -15,11 +15,11 @@ from msgspec import structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Recorder
-from eventlm.control.block_names import PAIRS_PER_BLOCK, BlockNames
-from eventlm.control.driver import Driver
-from eventlm.control.live_requests import LiveRequests
-from eventlm.control.request import ClosingOutput, EngineRequest, FinishedOutput, TokensOutput
 from eventlm.core.validate import validate, validate_liveness
+from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
+from eventlm.engine.engine_core import Driver
+from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.request import ClosingOutput, EngineRequest, FinishedOutput, TokensOutput
 from eventlm.events import (
     Arrived,
     CacheFlushed,

@@ -118,10 +118,16 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"eventlm"}
-    for expected in ("kernels/paged_attention.py", "policies/edf.py", "replay/verify.py", "core/core.py", "py.typed"):
+    for expected in (
+        "kernels/paged_attention.py",
+        "policies/edf.py",
+        "replay/verify/verifier.py",
+        "core/core.py",
+        "py.typed",
+    ):
         assert f"eventlm/{expected}" in names
     models = {path.name for path in (REPOSITORY / "replay" / "cost_models").iterdir()}
-    assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost_models/")}
+    assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost/models/")}
     kernels = {path.name for path in (REPOSITORY / "kernels" / "gpu").iterdir() if path.suffix in (".py", ".toml")}
     assert {f"eventlm/kernels/gpu/{name}" for name in kernels} == {
         name for name in names if name.startswith("eventlm/kernels/gpu/")
@@ -137,7 +143,7 @@ def test_it_serves_and_replays(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=empty)
     [site_packages] = environment.glob("lib/python*/site-packages")
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for module in ("eventlm", "eventlm.kernels.kv_store", "eventlm.policies.edf", "eventlm.replay.verify"):
+    for module in ("eventlm", "eventlm.kernels.kv_store", "eventlm.policies.edf", "eventlm.replay.verify.verifier"):
         found = run(python, "-c", f"import {module} as module; print(module.__file__)", cwd=empty)
         assert Path(found.strip()).is_relative_to(site_packages)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eventlm.events import Desynced, Launched, WorkerLost, WorkerUp
-from eventlm.worker.fake import FakeDeath, FakeRunner
+from eventlm.worker.fake.runner import FakeDeath, FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult
 from tests.workload import MILLISECOND
 

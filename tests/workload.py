@@ -11,15 +11,15 @@ import random
 from typing import Any, NamedTuple
 
 from eventlm.config import CoreConfig
-from eventlm.control.plugins import resolve
-from eventlm.control.request import EngineRequest
 from eventlm.core.core import Core
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state import Plugins
+from eventlm.engine.plugins.registry import resolve
+from eventlm.engine.request import EngineRequest
 from eventlm.events import Header
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
+from eventlm.worker.fake.runner import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")

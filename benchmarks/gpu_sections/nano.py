@@ -10,7 +10,7 @@ from benchmarks.gpu_sections import transformers_peer
 from benchmarks.gpu_sections.checkpoints import qwen
 from benchmarks.gpu_sections.engines import Run, Workload, generate, nano_workload, start, warm_up
 from benchmarks.gpu_sections.row import Context, Parts, Row, speed
-from eventlm.bench.machine_probe import Machine
+from eventlm.bench.step.machine_probe import Machine
 from eventlm.models.config import read_config
 
 TARGET, PEER_TARGET = 0.75, 5.0

@@ -18,7 +18,7 @@ from msgspec import structs
 from benchmarks.gpu_sections import Section
 from benchmarks.gpu_sections.row import Context, Row
 from benchmarks.gpu_sections.run_one import DEVICE_LOST, Began, Line
-from eventlm.wording import death_in_words
+from eventlm.formatting import death_in_words
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.1

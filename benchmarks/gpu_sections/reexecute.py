@@ -11,10 +11,10 @@ from typing import NamedTuple
 from benchmarks.gpu_sections.checkpoints import qwen
 from benchmarks.gpu_sections.engines import Run, Workload, generate, nano_workload, start
 from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
+from eventlm.bootstrap.device import devices_of_run
 from eventlm.bus.log_reader import LogReader
-from eventlm.compose.device import devices_of_run
-from eventlm.replay.execute import execute
-from eventlm.replay.execution_workers import WorkerProcesses
+from eventlm.replay.execute.execution import execute
+from eventlm.replay.execute.workers import WorkerProcesses
 
 WANTED_TOKENS = 1_000_000
 #: Of the section's time, for the run and its execution; the rest is for the control, and for starts that take longer.

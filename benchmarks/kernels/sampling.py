@@ -14,7 +14,7 @@ from benchmarks.sampler import make_logits, make_sequences
 from eventlm.kernels.gpu.draw_masked import draw_masked
 from eventlm.kernels.gpu.draw_tokens import draw_tokens
 from eventlm.worker.gpu.sampler import GpuSampler
-from eventlm.worker.sampler import Sampler
+from eventlm.worker.sampling.sampler import Sampler
 
 VOCAB_SIZE = 151_936
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from eventlm.bench.lengths import Lengths
 from eventlm.bench.random_streams import random_stream
-from eventlm.compose.composition import Composition
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
+from eventlm.bootstrap.composition import Composition
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
 from eventlm.errors import EventLMError
 from eventlm.sampler_params import SamplerParams
 

@@ -13,7 +13,7 @@ from eventlm.bench.records import RequestRecord
 from eventlm.bench.serve_bench import ServeOptions, ServeResult
 from eventlm.bench.statistics import Distribution, Statistics
 from eventlm.errors import UsageError
-from eventlm.wording import counted
+from eventlm.formatting import counted
 
 REQUESTS_FILE = "requests.jsonl"
 SUMMARY_FILE = "summary.json"

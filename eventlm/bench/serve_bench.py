@@ -41,8 +41,8 @@ from eventlm.client.openai_client import OpenAIClient
 from eventlm.config.objectives import Objectives
 from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
+from eventlm.formatting import counted
 from eventlm.server.tokenizer import Tokenizer
-from eventlm.wording import counted
 
 #: Requests where nothing else bounds the load.
 DEFAULT_NUM_PROMPTS = 100

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import huggingface_hub
 
-from eventlm.compose.tokenizer_source import find_tokenizer_folder
+from eventlm.bootstrap.tokenizer_source import find_tokenizer_folder
 from eventlm.models.default import KNOWN_MODELS
 from eventlm.models.hub import is_repo_id
 from eventlm.models.pull import cached

@@ -10,8 +10,8 @@ from eventlm.cli.progress import start_progress
 from eventlm.config import Config
 
 if TYPE_CHECKING:
-    from eventlm.compose.composition import Composition
-    from eventlm.control.engine import InferenceEngine
+    from eventlm.bootstrap.composition import Composition
+    from eventlm.engine.inference_engine import InferenceEngine
 
 
 def run_in_loop(config: Config, work: Coroutine[Any, Any, int]) -> int:
@@ -27,7 +27,7 @@ def run_in_loop(config: Config, work: Coroutine[Any, Any, int]) -> int:
 
 def compose_and_warn(config: Config) -> Composition:
     """Compose an engine and print what the user should know of it. Raises what `compose` raises."""
-    from eventlm.compose.composition import compose
+    from eventlm.bootstrap.composition import compose
 
     composed = compose(config)
     print_warnings(composed.warnings)

@@ -17,8 +17,8 @@ from eventlm.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from eventlm.compose.composition import Composition
-    from eventlm.control.request import EngineRequest
+    from eventlm.bootstrap.composition import Composition
+    from eventlm.engine.request import EngineRequest
     from eventlm.sampler_params import TokenLogprobs
     from eventlm.server.choice_output import ChoiceOutput
     from eventlm.server.protocol import CompletionRequest
@@ -73,7 +73,7 @@ def _standard_input() -> str:
 
 
 async def _generate(config: Config, arguments: argparse.Namespace, prompts: list[str]) -> int:
-    from eventlm.cli.stop_signals import StopSignals
+    from eventlm.cli.serve.stop_signals import StopSignals
 
     composed = compose_and_warn(config)
     group = [_request(composed, arguments, prompt) for prompt in prompts]

@@ -35,7 +35,7 @@ examples:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, no wider than the terminal: each plug-in's row, and its description under it."""
-    from eventlm.control.plugins import list_plugins
+    from eventlm.engine.plugins.registry import list_plugins
 
     infos = list_plugins()
     rows = [(info.kind, info.name, info.origin) for info in infos]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eventlm.control.replicas import OnStartProgress
+    from eventlm.engine.replicas.group import OnStartProgress
     from eventlm.worker.protocol import StartProgress
 
 #: A smaller file is read before a bar could be seen.

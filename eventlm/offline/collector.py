@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from eventlm.control.request import EngineRequest, EngineUnavailableError, FinishedOutput
+from eventlm.engine.request import EngineRequest, EngineUnavailableError, FinishedOutput
 from eventlm.errors import EventLMError
 from eventlm.offline.outputs import (
     CompletionOutput,
@@ -24,7 +24,7 @@ from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.generation import Generation
 from eventlm.server.logprobs import token_text
-from eventlm.server.replies import api_finish_reason
+from eventlm.server.responses import api_finish_reason
 from eventlm.server.tokenizer import Tokenizer
 
 AnyRequestOutput = RequestOutput | EmbeddingRequestOutput

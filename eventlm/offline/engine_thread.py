@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineUnavailableError
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineUnavailableError
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from eventlm.config import ModelConfig
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
 from eventlm.errors import UsageError
 from eventlm.offline.collector import AnyRequestOutput, Collector, collect
 from eventlm.offline.engine_thread import EngineThread

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eventlm.compose.composition import Composition, compose
-from eventlm.compose.tokenizer_source import find_tokenizer_folder
+from eventlm.bootstrap.composition import Composition, compose
+from eventlm.bootstrap.tokenizer_source import find_tokenizer_folder
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError

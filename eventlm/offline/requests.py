@@ -8,8 +8,8 @@ from hashlib import blake2b
 
 from msgspec import structs
 
-from eventlm.compose.composition import Composition
-from eventlm.control.request import EngineRequest
+from eventlm.bootstrap.composition import Composition
+from eventlm.engine.request import EngineRequest
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.prompts import Prompt
 from eventlm.offline.sampling_params import SamplingParams

@@ -10,15 +10,27 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from eventlm._version import __version__
-from eventlm.server.admin import ADMIN_ENDPOINTS
-from eventlm.server.chat import chat_completions
-from eventlm.server.completions import completions
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.cors import answer_preflight, set_cors_headers
-from eventlm.server.embeddings import EmbeddingList, EmbeddingRequest, embeddings
+from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
+from eventlm.server.endpoints.chat import chat_completions
+from eventlm.server.endpoints.completions import completions
+from eventlm.server.endpoints.embeddings import EmbeddingList, EmbeddingRequest, embeddings
+from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
+from eventlm.server.endpoints.metrics import metrics
+from eventlm.server.endpoints.openapi import JSON, SERVER_SENT_EVENTS, Endpoint, Parameter, openapi_document
+from eventlm.server.endpoints.request_info import ExplainReply, RequestInfo, explain_request, request_info
+from eventlm.server.endpoints.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
+from eventlm.server.endpoints.tokenization import (
+    Detokenization,
+    DetokenizeRequest,
+    Tokenization,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 from eventlm.server.errors import model_not_found
-from eventlm.server.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
-from eventlm.server.metrics import metrics
 from eventlm.server.middleware import (
     HEALTH_PATH,
     METRICS_PATH,
@@ -28,9 +40,8 @@ from eventlm.server.middleware import (
     observe,
     set_headers,
 )
-from eventlm.server.openapi import JSON, SERVER_SENT_EVENTS, Endpoint, Parameter, openapi_document
 from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
-from eventlm.server.replies import (
+from eventlm.server.responses import (
     CancelledReply,
     ChatCompletion,
     ChatCompletionChunk,
@@ -40,18 +51,7 @@ from eventlm.server.replies import (
     ModelList,
     Version,
 )
-from eventlm.server.request_info import ExplainReply, RequestInfo, explain_request, request_info
-from eventlm.server.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
 from eventlm.server.scheduling import CLASS_HEADER
-from eventlm.server.tokenization import (
-    Detokenization,
-    DetokenizeRequest,
-    Tokenization,
-    TokenizeChatRequest,
-    TokenizeRequest,
-    detokenize,
-    tokenize,
-)
 
 
 def make_app(context: ServerContext) -> web.Application:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from eventlm.control.request import FinishedOutput
+from eventlm.engine.request import FinishedOutput
 from eventlm.sampler_params import TokenLogprobs
 
 T = TypeVar("T")

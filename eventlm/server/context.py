@@ -15,23 +15,23 @@ from aiohttp import web
 
 from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
-from eventlm.control.request import AT_SHUTDOWN, EngineRequest, Submission
+from eventlm.engine.request import AT_SHUTDOWN, EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server import generation as generations
-from eventlm.server.api_keys import ApiKeys
-from eventlm.server.content_encoding import body_decoder
+from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, timed_out, unavailable
 from eventlm.server.generation import Generation
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.grammar_checker import GrammarChecker
+from eventlm.server.http.content_encoding import body_decoder
+from eventlm.server.http.tls import Tls
 from eventlm.server.output_queue import TakenOverError
 from eventlm.server.prompt_encoder import PromptEncoder
-from eventlm.server.tls import Tls
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import find_formats
 from eventlm.server.validation import Limits
-from eventlm.worker.fake_extras import FAKE_EMBEDDING_SIZE
+from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 
 _log = structlog.get_logger("eventlm.server")
 

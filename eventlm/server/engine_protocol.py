@@ -1,5 +1,5 @@
-"""What the server needs of an engine: `eventlm.control.engine.InferenceEngine` where both are in one process,
-`eventlm.server.remote_engine.RemoteEngine` in a front end.
+"""What the server needs of an engine: `eventlm.engine.inference_engine.InferenceEngine` where both are in one process,
+`eventlm.frontend.remote_engine.RemoteEngine` in a front end.
 """
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from eventlm.control.admin import AdminAction, EngineStatus
-from eventlm.control.explanations import ExplainAnswer
-from eventlm.control.metrics_components import EngineMetrics
-from eventlm.control.rate_limits import NO_LIMITS, RateLimits
-from eventlm.control.reply_status import ReplyStatus
-from eventlm.control.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
+from eventlm.engine.admin import AdminAction, EngineStatus
+from eventlm.engine.explanations import ExplainAnswer
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
+from eventlm.engine.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
+from eventlm.engine.response_status import ReplyStatus
+from eventlm.metrics.components import EngineMetrics
 
 
 class Engine(Protocol):

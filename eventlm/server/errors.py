@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
-from eventlm.control.admin import AmbiguousRequestError
-from eventlm.control.rate_limits import RateLimitError
-from eventlm.control.request import (
+from eventlm.engine.admin import AmbiguousRequestError
+from eventlm.engine.rate_limits import RateLimitError
+from eventlm.engine.request import (
     BY_OPERATOR,
     BY_OWNER,
     ContextLengthError,
@@ -19,9 +19,9 @@ from eventlm.control.request import (
     TokenIdError,
 )
 from eventlm.errors import EventLMError
-from eventlm.server.rate_limit_headers import rate_limit_headers
+from eventlm.formatting import sentence
+from eventlm.server.auth.rate_limit_headers import rate_limit_headers
 from eventlm.types import FinishReason, ceil_div
-from eventlm.wording import sentence
 
 #: Seconds after which a client should try again: a full queue empties in steps, a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1

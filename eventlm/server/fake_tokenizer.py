@@ -10,7 +10,7 @@ import re
 
 from eventlm.server.chat_template import ChatTemplate
 from eventlm.server.tokenizer import Tokenizer
-from eventlm.worker.grammar_vocabulary import FAKE_SPECIAL_TOKENS
+from eventlm.worker.grammar.vocabulary import FAKE_SPECIAL_TOKENS
 
 _NUM_BYTES = 256
 _SPECIAL_TOKENS = FAKE_SPECIAL_TOKENS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from eventlm.control.request import EngineRequest, PromptLogprobsOutput
+from eventlm.engine.request import EngineRequest, PromptLogprobsOutput
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.choice_output import ChoiceOutput, part_of
 from eventlm.server.detokenizer import SequenceText

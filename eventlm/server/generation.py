@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from eventlm.control.metrics_rows import RequestRow
-from eventlm.control.rate_limits import NO_LIMITS, RateLimits
-from eventlm.control.request import (
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
+from eventlm.engine.request import (
     CLIENT_LEFT,
     ClosingOutput,
     EngineRequest,
@@ -27,11 +26,12 @@ from eventlm.control.request import (
     TokensOutput,
 )
 from eventlm.errors import EventLMError
+from eventlm.metrics.rows import RequestRow
 from eventlm.server.choice_output import ChoiceOutput, Portion, part_of
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.generated_sequence import GeneratedSequence, generated_sequences
 from eventlm.server.output_queue import OutputQueue
-from eventlm.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
+from eventlm.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
 from eventlm.server.tokenizer import Tokenizer
 from eventlm.server.tools.formats import NO_FORMATS, Formats
 

@@ -15,11 +15,11 @@ from aiohttp import web
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.app import make_app
-from eventlm.server.connection import Connect, Gate
 from eventlm.server.context import ServerContext
 from eventlm.server.cors import check_origins
-from eventlm.server.tls import Tls
-from eventlm.server.tls_listener import TlsListener
+from eventlm.server.http.connection import Connect, Gate
+from eventlm.server.http.tls import Tls
+from eventlm.server.http.tls_listener import TlsListener
 
 #: Connections that wait to be accepted; the system cuts it to its own limit.
 BACKLOG = 4096

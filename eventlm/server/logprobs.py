@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 from msgspec import UNSET, UnsetType
 
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.detokenizer import Detokenizer
 from eventlm.server.echo import Echo
-from eventlm.server.replies import (
+from eventlm.server.responses import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,

@@ -11,13 +11,13 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from eventlm.server.api_keys import ApiKeys
+from eventlm.server.auth.api_keys import ApiKeys
+from eventlm.server.auth.principal import ANYBODY, PRINCIPAL, Principal, Scope
+from eventlm.server.auth.rate_limit_headers import rate_limit_headers
 from eventlm.server.context import CONTEXT, release_body
 from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, internal_error, invalid_value
 from eventlm.server.generation import Generation
-from eventlm.server.principal import ANYBODY, PRINCIPAL, Principal, Scope
 from eventlm.server.protocol import REQUEST_ID_PATTERN
-from eventlm.server.rate_limit_headers import rate_limit_headers
 
 _log = structlog.get_logger("eventlm.server")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from eventlm.control.request import RequestOutput, TakenOver
+from eventlm.engine.request import RequestOutput, TakenOver
 from eventlm.errors import EventLMError
 
 

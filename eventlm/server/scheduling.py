@@ -17,10 +17,10 @@ from msgspec import structs
 
 from eventlm.config.classes import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
 from eventlm.config.options import nearest
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
+from eventlm.server.auth.principal import PRINCIPAL, Principal
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.errors import ApiError, invalid_value
-from eventlm.server.principal import PRINCIPAL, Principal
 from eventlm.server.protocol import LatencyObjective, SchedulingFields
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 

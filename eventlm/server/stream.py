@@ -8,17 +8,17 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from eventlm.control.request import EngineRequest, Submission
+from eventlm.engine.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
+from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.choice_output import ChoiceOutput, join_outputs
 from eventlm.server.context import BODY, CONTEXT, json_response
 from eventlm.server.echo import Echo
 from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error, taken_over
-from eventlm.server.event_stream import EventStream
 from eventlm.server.generation import Generation
+from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR
 from eventlm.server.output_queue import TakenOverError
-from eventlm.server.principal import PRINCIPAL
 from eventlm.server.protocol import GenerationRequest
 from eventlm.server.scheduling import schedule
 from eventlm.server.stream_events import ReplyFormat, StreamEvents

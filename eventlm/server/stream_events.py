@@ -19,7 +19,7 @@ from eventlm.server.echo import Echo
 from eventlm.server.errors import ApiError, from_finish_reason
 from eventlm.server.generation import Generation
 from eventlm.server.protocol import GenerationRequest, StreamOptions
-from eventlm.server.replies import ReplyIdentity, Usage
+from eventlm.server.responses import ReplyIdentity, Usage
 from eventlm.server.timings import with_timings
 
 DONE = b"[DONE]"

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from eventlm.control.metrics_rows import RequestRow
+from eventlm.metrics.rows import RequestRow
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 T = TypeVar("T", bound=Struct)

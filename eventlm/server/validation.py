@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
 from eventlm.sampler_params import LARGEST_LOGIT_BIAS, SMALLEST_TEMPERATURE, SamplerParams
 from eventlm.server.errors import context_length_exceeded, invalid_type, invalid_value, model_not_found
 from eventlm.server.generation_config import GenerationDefaults

@@ -25,7 +25,7 @@ from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
-from eventlm.worker.sampler import Draw, DrawNext
+from eventlm.worker.sampling.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
 
 

@@ -14,15 +14,15 @@ from eventlm.models.config import read_config, resolve_dtype
 from eventlm.models.decoder import no_lap
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.forward import make_cache, make_forward
-from eventlm.worker.grammar_compiler import GrammarCompiler
-from eventlm.worker.grammar_table import GrammarTable
-from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
+from eventlm.worker.grammar.compiler import GrammarCompiler
+from eventlm.worker.grammar.table import GrammarTable
+from eventlm.worker.grammar.vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
-from eventlm.worker.row_extras import row_extras
 from eventlm.worker.runners import ExecutedStep
-from eventlm.worker.sampler import Sampler
+from eventlm.worker.sampling.row_extras import row_extras
+from eventlm.worker.sampling.sampler import Sampler
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 

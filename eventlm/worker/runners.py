@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from eventlm.events import Launched
-from eventlm.worker.fake import FakeDeath, FakeParameters, FakeRunner
+from eventlm.worker.fake.runner import FakeDeath, FakeParameters, FakeRunner
 from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
 from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, StartReport
 
@@ -134,7 +134,7 @@ class FakeModel:
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""
-        from eventlm.worker.fake_grammar import fake_compiler
+        from eventlm.worker.fake.grammar import fake_compiler
 
         return fake_compiler().prepare(grammar)
 

@@ -55,7 +55,7 @@ class StepRow(NamedTuple):
 class DrawRows(NamedTuple):
     """How S rows draw: greedily where the temperature is 0, else with noise.
 
-    keys: of each row's sequence, 64 bits, see `eventlm.worker.noise`. positions: of the token in its output.
+    keys: of each row's sequence, 64 bits, see `eventlm.worker.sampling.noise`. positions: of the token in its output.
     """
 
     temperatures: Sequence[float]

@@ -4,7 +4,7 @@ Entries are in an order: the larger logit first, the lower id first of equals. E
 is left is said by the last of them. Its key (see `order.py`) is searched for among all that a key can be: each pass
 over a row, which stays in the GPU's cache, asks for some keys how many entries have at least that key, or how much of
 the probability. As soon as few entries can matter they are written together, and the rest of the passes is over those.
-The reference is the worker's sampler in torch, `eventlm/worker/candidates.py`.
+The reference is the worker's sampler in torch, `eventlm/worker/sampling/candidates.py`.
 
 Shapes: S rows, V vocabulary, C entries of a block.
 """

@@ -1,4 +1,4 @@
-"""Keyed Gumbel noise inside kernels: what `eventlm/worker/noise.py` says, but for the rounding of its logarithms."""
+"""Keyed Gumbel noise inside kernels: what `eventlm/worker/sampling/noise.py` says, but for the rounding of its logarithms."""
 
 from __future__ import annotations
 

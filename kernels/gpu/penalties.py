@@ -1,7 +1,7 @@
 """Penalties on the logits of tokens that a sequence has had: repetition (Keskar et al., 2019) on prompt and output,
 frequency and presence (OpenAI) on the output.
 
-The reference is the worker's in torch, `eventlm/worker/logits_processors.py`.
+The reference is the worker's in torch, `eventlm/worker/sampling/logits_processors.py`.
 
 Shapes: S rows of logits, V vocabulary, R rows with penalties, N different tokens of the row that has most.
 """

@@ -12,9 +12,9 @@ import pytest
 
 from eventlm.bench.engine_bench import RequestFactory, run_batch
 from eventlm.bench.lengths import parse_lengths
-from eventlm.compose.composition import Composition, compose
+from eventlm.bootstrap.composition import Composition, compose
 from eventlm.config import Config, ModelConfig, RecordConfig
-from eventlm.control.request import ContextLengthError, EngineRequest
+from eventlm.engine.request import ContextLengthError, EngineRequest
 from eventlm.events import Arrived
 from tests.serving import verified
 

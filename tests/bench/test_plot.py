@@ -11,9 +11,8 @@ from eventlm.bench.plot import plot_load
 from eventlm.bench.serve_bench import ServeResult
 from eventlm.bench.statistics import summarize
 from eventlm.config.objectives import Objectives
-
-from .records import record, result
-from .test_report import serve_result
+from tests.bench.records import record, result
+from tests.bench.test_report import serve_result
 
 
 def figure_of(found: ServeResult, monkeypatch: pytest.MonkeyPatch) -> Figure:

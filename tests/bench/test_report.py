@@ -17,8 +17,7 @@ from eventlm.bench.serve_bench import ServeOptions, ServeResult
 from eventlm.bench.statistics import summarize
 from eventlm.config.objectives import Objectives
 from eventlm.errors import UsageError
-
-from .records import MS, record, result
+from tests.bench.records import MS, record, result
 
 
 def options(**fields: Any) -> ServeOptions:

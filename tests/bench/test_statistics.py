@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from eventlm.bench.statistics import concurrency, distribution, summarize
 from eventlm.config.objectives import Objectives
-
-from .records import MS, record, result
+from tests.bench.records import MS, record, result
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import azure_picture
-from eventlm.replay.workload_file import read_workload
+from eventlm.replay.workload.file import read_workload
 from tests.replay.workload_files import write_made_workload
 
 

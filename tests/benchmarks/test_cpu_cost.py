@@ -13,7 +13,7 @@ import pytest
 from benchmarks import cpu_cost
 from benchmarks.cpu_cost import MAX_LENGTH, Bench, all_series, num_blocks, run_series
 from benchmarks.cpu_cost_report import Cost, Point, Series, cliffs, render
-from eventlm.bench.machine_probe import Machine
+from eventlm.bench.step.machine_probe import Machine
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 MACHINE = Machine(bytes_per_second=1e10, flops_per_second=1e12)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu_roofline import Step, floor_seconds, gaps, read_steps
 from eventlm import LLM, SamplingParams
-from eventlm.bench.machine_probe import Machine
+from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
 from eventlm.models.config import DecoderConfig, RopeConfig
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.open_loop import BLOCK_SIZE, MAX_MODEL_LEN, MIXES, Prompts, draw_workload, run_workload
 from benchmarks.what_if_null import BLOCKS, settings
-from eventlm.compose.composition import compose
+from eventlm.bootstrap.composition import compose
 from eventlm.config.load import load_config
-from eventlm.replay.null_test import null_test
-from eventlm.replay.recorded_run import read_run
+from eventlm.replay.what_if.null_test import null_test
+from eventlm.replay.workload.recorded_run import read_run
 
 
 def test_a_seed_is_a_workload() -> None:

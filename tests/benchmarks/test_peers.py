@@ -15,7 +15,7 @@ from benchmarks import peer_checkpoints, peer_openvino_server, peer_servers, pee
 from benchmarks.peer_report import COLUMNS, Measurement, format_ratios, format_table, medians, ratios
 from benchmarks.peer_servers import COMMANDS, Server, ServerError, Target
 from benchmarks.peer_setup import MENDS, SetupError, apply_mends, locate, run_step
-from eventlm.cli import bench_serve
+from eventlm.cli.bench import serve as bench_serve
 from eventlm.cli.parser import Parser
 from eventlm.errors import PullError
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.routers import Outcome, Workload, measure
-from eventlm.control.plugins import BUILT_IN
+from eventlm.engine.plugins.registry import BUILT_IN
 
 WORKLOAD = Workload(num_requests=120, rate=400, num_prefixes=12, prefix_tokens=512, tail_tokens=(32,), output_tokens=8)
 

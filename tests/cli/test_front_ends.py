@@ -16,11 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from eventlm.events import Arrived, Cancelled, Finished, FrontEndLost, WorkerLost
+from tests.cli.conftest import StartServer
+from tests.cli.serve.test_command_swarm import expected, random_request
+from tests.cli.streams import Stream, until_all_have
 from tests.serving import PATIENCE_SECONDS, Server, children, is_running, wait_until
-
-from .conftest import StartServer
-from .streams import Stream, until_all_have
-from .test_serve_swarm import expected, random_request
 
 NUM_REQUESTS = 30
 SLOW = "base_ns=20000000"
@@ -31,7 +30,7 @@ def front_end_pids(server: Server) -> list[int]:
 
     def is_front_end(pid: int) -> bool:
         try:
-            return b"eventlm.cli.front_end" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            return b"eventlm.cli.serve.front_end" in Path(f"/proc/{pid}/cmdline").read_bytes()
         except FileNotFoundError:
             return False
 

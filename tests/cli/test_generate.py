@@ -11,10 +11,10 @@ from typing import Literal
 
 import pytest
 
+from eventlm.bootstrap.composition import compose
 from eventlm.cli.config_flags import config_from_arguments
 from eventlm.cli.generate import _request, configure
 from eventlm.cli.parser import Parser
-from eventlm.compose.composition import compose
 from eventlm.events import Arrived, End, Finished
 from eventlm.sampler_params import SamplerParams
 from tests.checkpoints import make_checkpoint

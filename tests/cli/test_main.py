@@ -14,7 +14,7 @@ import pytest
 from eventlm import __version__
 from eventlm.cli import main as program
 from eventlm.cli.main import COMMANDS, main
-from eventlm.control.plugins import BUILT_IN
+from eventlm.engine.plugins.registry import BUILT_IN
 
 HEAVY = ("torch", "transformers", "aiohttp", "numpy", "zmq")
 

@@ -12,9 +12,8 @@ import pytest
 
 from eventlm.errors import ExitCode
 from tests.checkpoints import edit_json, make_checkpoint
+from tests.cli.conftest import RunHere, StartServer
 from tests.serving import PATIENCE_SECONDS, command, run_command
-
-from .conftest import RunHere, StartServer
 
 ErrorOf = Callable[..., str]
 
@@ -256,8 +255,8 @@ def test_names_of_the_served_model(
 
 def test_serving_loads_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom eventlm.compose.composition import compose\n"
-        "import eventlm.server.http_server, eventlm.cli.serve\n"
+        "import sys\nfrom eventlm.bootstrap.composition import compose\n"
+        "import eventlm.server.http_server, eventlm.cli.serve.command\n"
         "from eventlm.config.load import load_config\ncompose(load_config(None, {'model': 'fake'}))\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -16,9 +16,8 @@ from eventlm.client.openai_client import OpenAIClient, StreamDelta, base_url
 from eventlm.errors import UsageError
 from tests.cli.conftest import StartServer
 from tests.cli.conftest import start_server as start_server
+from tests.client.scripted import Handler, replying, scripted_server, streaming
 from tests.serving import fake_text
-
-from .scripted import Handler, replying, scripted_server, streaming
 
 BODY = {"model": "m", "prompt": "hi", "max_tokens": 4}
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eventlm import LLM, SamplingParams
-from eventlm.control.setup import worker_setups
+from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, EventLMError, PullError, UsageError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.options import compose_from

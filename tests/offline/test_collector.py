@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from eventlm.control.request import EngineRequest, EngineUnavailableError, FinishedOutput
+from eventlm.engine.request import EngineRequest, EngineUnavailableError, FinishedOutput
 from eventlm.errors import EventLMError
 from eventlm.offline.collector import Collector
 from eventlm.offline.outputs import EmbeddingRequestOutput, Logprob, RequestOutput

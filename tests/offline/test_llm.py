@@ -18,11 +18,11 @@ import pytest
 import tqdm
 
 from eventlm import LLM, RequestOutput, SamplingParams
-from eventlm.control.request import EngineUnavailableError
+from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.events import Arrived, Cancelled
 from eventlm.offline.errors import InvalidInputError
-from tests.control.engines import expected_tokens, is_running
+from tests.engine.engines import expected_tokens, is_running
 from tests.serving import PATIENCE_SECONDS, fake_text, verified
 
 #: Short steps: what the fake worker says does not depend on how long it takes.

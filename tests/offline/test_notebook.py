@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests.control.engines import is_running
+from tests.engine.engines import is_running
 from tests.serving import PATIENCE_SECONDS, fake_text, verified, wait_until
 
 Message = dict[str, Any]

@@ -129,7 +129,7 @@ def test_within_running_loops_of_a_program_that_chose_its_own(start: StartScript
 
 def test_a_defect_is_logged_and_told_without_what_it_quotes(start: StartScript) -> None:
     call = """
-    from eventlm.control.live_requests import LiveRequests
+    from eventlm.engine.live_requests import LiveRequests
     def broken(self, emitted):
         local = "canary"
         raise KeyError(local)

@@ -16,8 +16,8 @@ import pytest
 
 from eventlm.offline import LLM, SamplingParams, StructuredOutputsParams
 from eventlm.offline.errors import InvalidInputError
-from eventlm.replay.execute import execute
-from eventlm.replay.verify import verify
+from eventlm.replay.execute.execution import execute
+from eventlm.replay.verify.verifier import verify
 from tests.checkpoints import make_checkpoint
 from tests.grammars import is_prefix, random_regex, random_schema
 

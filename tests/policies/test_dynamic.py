@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.control.plugins import resolve
 from eventlm.core.plugin import StepLoad
 from eventlm.core.predictor import Predictor
+from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.policies.dynamic import Dynamic
 from tests.policies.views import view

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.control.plugins import resolve
 from eventlm.core.plugin import StepLoad
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.policies.fixed import Fixed
 from tests.policies.views import view

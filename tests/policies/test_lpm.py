@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.control.plugins import resolve
 from eventlm.core.plugin import SequenceView
+from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.events import PolicySwapped
 from eventlm.policies.lpm import Lpm

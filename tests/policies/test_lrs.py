@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.control.plugins import resolve
+from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.policies.lrs import Lrs
 from tests.policies.views import view

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from eventlm.control.plugins import BUILT_IN, resolve
 from eventlm.core.plugin import RequestView, SequenceView, StepLoad
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.engine.plugins.registry import BUILT_IN, resolve
 from tests.policies.views import replica, view
 
 PREDICTOR = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.control.plugins import resolve
 from eventlm.core.plugin import Batcher, StepLoad
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.policies.dynamic import Dynamic
 from eventlm.policies.space_sharing import SpaceSharing

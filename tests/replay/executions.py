@@ -7,8 +7,8 @@ from typing import Any
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Header, Launched
-from eventlm.replay.execute import ExecuteResult, execute
-from eventlm.worker.fake import FakeRunner
+from eventlm.replay.execute.execution import ExecuteResult, execute
+from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import FAKE_MODEL, StepPayload, StepResult, WorkerSetup, decode_to_worker, encode
 from tests.simulation import DIGEST_KEY, Simulation
 

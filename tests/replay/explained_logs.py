@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.control.metrics import MetricsStore
-from eventlm.control.metrics_rows import RequestRow, StepRow
 from eventlm.events import (
     Arrived,
     Desynced,
@@ -20,7 +18,9 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
-from eventlm.replay.explain_result import Explanation, parts
+from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.store import MetricsStore
+from eventlm.replay.explain.result import Explanation, parts
 
 #: What comes up in so many cases at least so often.
 OFTEN = 5

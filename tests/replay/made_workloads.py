@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 from eventlm.config.load import load_config
-from eventlm.control.setup import EngineSetup, make_setup
+from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.events import Arrived
-from eventlm.replay.cost_model import LinearCost
-from eventlm.replay.workload import Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.cost.model import LinearCost
+from eventlm.replay.workload.workload import Cancel, Fate, TextEnd, Workload, WorkloadRequest
 
 MILLISECOND = 1_000_000
 #: 2 ms a step, 20 us a prefill token: a small engine that a few requests a second keep busy.

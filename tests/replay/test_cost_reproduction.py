@@ -8,13 +8,12 @@ from statistics import median
 import pytest
 from msgspec import structs
 
-from eventlm.replay.cost_fit import fit_cost
-from eventlm.replay.cost_model import CostModel, LinearCost, Overheads
+from eventlm.replay.cost.fit import fit_cost
+from eventlm.replay.cost.model import CostModel, LinearCost, Overheads
 from eventlm.replay.outcome import RunOutcome
-from eventlm.replay.recorded_run import read_run
-from eventlm.replay.simulate import simulate
-
-from .made_workloads import COST, PREDICTOR, make_engine, make_workload
+from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.workload.recorded_run import read_run
+from tests.replay.made_workloads import COST, PREDICTOR, make_engine, make_workload
 
 #: 2 ms a step, and what a linear predictor does not have: a dearer first chunk, and ways between the processes.
 STEADY = structs.replace(

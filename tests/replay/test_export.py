@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from eventlm.control.metrics_report import trace_stats
 from eventlm.errors import UsageError
+from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay import table_file
 from eventlm.replay.export import REQUEST_COLUMNS, STEP_COLUMNS, export
 from tests.replay.golden import FOLDER

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.replay.verify import verify
+from eventlm.replay.verify.verifier import verify
 from tests.replay.golden import BROKEN, FOLDER, GOLDEN, MAX_BYTES, record_golden
 from tests.replay.traces import read_objects
 

@@ -21,27 +21,28 @@ from eventlm.bus.trace_grep import Query, grep
 from eventlm.bus.trace_info import check
 from eventlm.bus.trace_repair import repair
 from eventlm.cli import main as command_line
-from eventlm.cli import trace, trace_ls, trace_stats
+from eventlm.cli.trace import command as trace
+from eventlm.cli.trace import ls as trace_ls
+from eventlm.cli.trace import stats as trace_stats
 from eventlm.config import Config, CoreConfig
 from eventlm.config.core import MAX_BLOCKS, MAX_REPLICAS
 from eventlm.config.load import redacted
 from eventlm.errors import EventLMError, TraceCorruptError, UsageError
 from eventlm.events.codec import chain, close_line
 from eventlm.events.header_check import MAX_DEPTH, MAX_HEADER_BYTES
-from eventlm.replay.cost_files import fit_trace
-from eventlm.replay.diff import diff, read_side
-from eventlm.replay.executable import computed
-from eventlm.replay.explain import explain
-from eventlm.replay.explain_rank import rank
+from eventlm.replay.cost.files import fit_trace
+from eventlm.replay.diff.diff import diff, read_side
+from eventlm.replay.execute.executable import computed
+from eventlm.replay.explain.explainer import explain
+from eventlm.replay.explain.rank import rank
 from eventlm.replay.export import export
-from eventlm.replay.verify import verify
-from eventlm.replay.what_if import what_if
-from eventlm.replay.what_if_engine import Alternative
-from eventlm.replay.workload_source import load_workload
+from eventlm.replay.verify.verifier import verify
+from eventlm.replay.what_if.engine import Alternative
+from eventlm.replay.what_if.what_if import what_if
+from eventlm.replay.workload.source import load_workload
 from eventlm.types import PluginKind
-
-from .golden import FOLDER
-from .traces import Objects, read_objects
+from tests.replay.golden import FOLDER
+from tests.replay.traces import Objects, read_objects
 
 GOLDEN = FOLDER / "edf_tight.jsonl"
 #: Up to the first steps, with a request that a reader can be asked about.

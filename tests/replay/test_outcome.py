@@ -9,9 +9,9 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.config.objectives import Objectives
-from eventlm.control.metrics_report import trace_stats
-from eventlm.control.metrics_rows import COMPLETED
 from eventlm.events import Arrived, Finished, Rejected
+from eventlm.metrics.rows import COMPLETED
+from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.outcome import CANCELLED, OutcomeCollector, RunOutcome
 from tests.simulation import Simulation
 

@@ -11,9 +11,9 @@ import msgspec
 from eventlm.bus.log_writer import LogWriter
 from eventlm.config import CoreConfig
 from eventlm.events.codec import chain, close_line, split_line
-from eventlm.replay.divergence import Divergence
-from eventlm.replay.verify import VerifyResult
-from eventlm.worker.fake import FakeParameters
+from eventlm.replay.verify.divergence import Divergence
+from eventlm.replay.verify.verifier import VerifyResult
+from eventlm.worker.fake.runner import FakeParameters
 from tests.simulation import Simulation
 from tests.workload import POLICIES, Chaos, Machine
 

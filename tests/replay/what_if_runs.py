@@ -10,15 +10,14 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Arrived, Event
-from eventlm.replay.cost_model import LinearCost
+from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.rebuild import Changes
-from eventlm.replay.simulate import simulate
-from eventlm.replay.what_if import WhatIfResult
-from eventlm.replay.what_if_compare import Metric
-from eventlm.replay.what_if_engine import Alternative
-from eventlm.replay.workload import Fate, Workload, WorkloadRequest
-
-from .made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
+from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.what_if.compare import Metric
+from eventlm.replay.what_if.engine import Alternative
+from eventlm.replay.what_if.what_if import WhatIfResult
+from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
 
 def made_run(folder: Path, seed: int = 1, *, num_requests: int = 40, **options: Any) -> Path:

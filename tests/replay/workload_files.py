@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
-from eventlm.replay.workload_file import WorkloadHeader, WorkloadLine, write_workload
+from eventlm.replay.workload.file import WorkloadHeader, WorkloadLine, write_workload
 
 
 def write_made_workload(path: Path, *, num_requests: int = 40, prompt_tokens: int = 60, gap_ms: int = 20) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import DECISIONS, FACTS, MARKERS, Event
-from eventlm.replay.verify import verify
+from eventlm.replay.verify.verifier import verify
 from tests.simulation import Simulation
 from tests.workload import draw_large_machine
 

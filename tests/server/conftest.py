@@ -24,8 +24,7 @@ from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.http_server import HttpServer
-
-from .engine_double import EngineDouble, spell
+from tests.server.engine_double import EngineDouble, spell
 
 #: For everything that a busy machine may delay.
 PATIENCE_SECONDS = 120.0

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 
 from jsonschema import Draft202012Validator
 
+from tests.server.conftest import Reply
 from tests.serving import Server, wait_until
-
-from .conftest import Reply
 
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 

@@ -12,7 +12,7 @@ from typing import Literal, cast
 
 from msgspec import UNSET
 
-from eventlm.control.admin import (
+from eventlm.engine.admin import (
     Abort,
     AdminAction,
     AmbiguousRequestError,
@@ -24,16 +24,11 @@ from eventlm.control.admin import (
     UnknownRequestError,
     reply_named,
 )
-from eventlm.control.ended_rows import EndedRows
-from eventlm.control.explanations import ExplainAnswer, NotExplainedError
-from eventlm.control.live_requests import Sink
-from eventlm.control.metering import charge_for, metered
-from eventlm.control.metrics import MetricsStore
-from eventlm.control.metrics_aggregates import Histogram
-from eventlm.control.metrics_components import SCHEDULING_BUCKETS_NS, EngineMetrics
-from eventlm.control.rate_limits import NO_LIMITS, RateLimiter, RateLimits
-from eventlm.control.reply_status import ReplyStatus, reply_status
-from eventlm.control.request import (
+from eventlm.engine.explanations import ExplainAnswer, NotExplainedError
+from eventlm.engine.live_requests import Sink
+from eventlm.engine.metering import charge_for, metered
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
+from eventlm.engine.request import (
     ClosingOutput,
     EmbeddingOutput,
     EngineRequest,
@@ -46,8 +41,13 @@ from eventlm.control.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.control.request_registry import Reply, RequestRegistry
+from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.engine.response_status import ReplyStatus, reply_status
 from eventlm.errors import EventLMError
+from eventlm.metrics.aggregates import Histogram
+from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.metrics.ended_rows import EndedRows
+from eventlm.metrics.store import MetricsStore
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.types import FinishReason
 

@@ -9,17 +9,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from eventlm.config import Config
-from eventlm.control.frames import FrameConnection
-from eventlm.control.front_end_calls import FrontEndCalls
-from eventlm.control.front_end_link import FrontEndLink
-from eventlm.control.front_end_protocol import FrontEndSetup, Outputs, decode_to_front_end, encode
-from eventlm.control.metrics_components import FrontEndMetrics
-from eventlm.control.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
+from eventlm.engine.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
+from eventlm.frontend.calls import FrontEndCalls
+from eventlm.frontend.frames import FrameConnection
+from eventlm.frontend.link import FrontEndLink
+from eventlm.frontend.protocol import FrontEndSetup, Outputs, decode_to_front_end, encode
+from eventlm.frontend.remote_engine import RemoteEngine
+from eventlm.metrics.components import FrontEndMetrics
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.remote_engine import RemoteEngine
-
-from .conftest import PATIENCE_SECONDS
-from .engine_double import EngineDouble, spell
+from tests.server.conftest import PATIENCE_SECONDS
+from tests.server.engine_double import EngineDouble, spell
 
 FIGURES = [FrontEndMetrics(index=3, is_up=True, num_restarts=0)]
 SETUP = FrontEndSetup(

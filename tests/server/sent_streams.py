@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from .conftest import RunningServer
+from tests.server.conftest import RunningServer
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.attacks import ATTACKS, CLOSED, HUNG, LEFT, Target, cancel_burst, run_attack
-
-from .conftest import PATIENCE_SECONDS, RunningServer, assert_serves, wait_until
+from tests.server.conftest import PATIENCE_SECONDS, RunningServer, assert_serves, wait_until
 
 NUM_CLIENTS = 36
 #: What a client may be told. A 500 is none of it.

@@ -10,8 +10,7 @@ from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.app import ENDPOINTS
 from eventlm.server.cors import check_origins
-
-from .conftest import INVALID, RunningServer, assert_error
+from tests.server.conftest import INVALID, RunningServer, assert_error
 
 PAGE = "https://chat.example.com"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}

@@ -12,8 +12,7 @@ import pytest
 from eventlm.server.chat_messages import chat_messages
 from eventlm.server.decoding import decode_object, decode_request
 from eventlm.server.protocol import ChatCompletionRequest
-
-from .conftest import INVALID, RunningServer, assert_error
+from tests.server.conftest import INVALID, RunningServer, assert_error
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeyp
         threads.append(threading.current_thread().name)
         return chat_messages(*args, **kwargs)
 
-    monkeypatch.setattr("eventlm.server.chat.chat_messages", noted)
+    monkeypatch.setattr("eventlm.server.endpoints.chat.chat_messages", noted)
     server.engine.max_model_len = 10**6
     for num_messages in (1, 500):
         assert server.chat(messages=[{"role": "user", "content": "x"}] * num_messages).status == 200

@@ -12,9 +12,8 @@ import pytest
 from eventlm.server.echo import echo_of_text, echo_of_tokens
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
-
-from .checkpoints import CORPUS, byte_fallback, byte_level
-from .conftest import RunningServer
+from tests.server.checkpoints import CORPUS, byte_fallback, byte_level
+from tests.server.conftest import RunningServer
 
 BOS = "<|bos|>"
 

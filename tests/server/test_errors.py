@@ -7,15 +7,14 @@ from typing import Any
 import openai
 import pytest
 
-from eventlm.control.request import (
+from eventlm.engine.request import (
     ContextLengthError,
     EngineUnavailableError,
     GroupSizeError,
     QueueFullError,
     TokenIdError,
 )
-
-from .conftest import INVALID, PATIENCE_SECONDS, RunningServer, assert_error, assert_serves
+from tests.server.conftest import INVALID, PATIENCE_SECONDS, RunningServer, assert_error, assert_serves
 
 
 def test_unknown_model(server: RunningServer) -> None:

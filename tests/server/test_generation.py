@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.control.request import (
+from eventlm.engine.request import (
     ClosingOutput,
     EmbeddingOutput,
     EngineRequest,
@@ -23,8 +23,7 @@ from eventlm.server.choice_output import ChoiceOutput, join_outputs
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation import Generation, resume, submit
 from eventlm.server.output_queue import OutputQueue, TakenOverError
-
-from .engine_double import EngineDouble, spell, spell_logprobs
+from tests.server.engine_double import EngineDouble, spell, spell_logprobs
 
 
 class Wire:

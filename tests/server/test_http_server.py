@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from eventlm.config import ServerConfig
-from eventlm.control.request import EngineUnavailableError
+from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import UsageError
 from eventlm.server.context import ServerContext
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.http_server import HttpServer, run_server
-
-from .conftest import (
+from tests.server.conftest import (
     INVALID,
     PATIENCE_SECONDS,
     Reply,
@@ -29,7 +28,7 @@ from .conftest import (
     capture_logs,
     wait_until,
 )
-from .engine_double import EngineDouble, spell
+from tests.server.engine_double import EngineDouble, spell
 
 
 def chat_bytes(**fields: Any) -> bytes:

@@ -8,18 +8,17 @@ from typing import Any
 import openai
 import pytest
 
-from eventlm.control.request import EngineRequest, FinishedOutput
+from eventlm.engine.request import EngineRequest, FinishedOutput
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.server.choice_output import ChoiceOutput
-from eventlm.server.completions import CompletionReplies
+from eventlm.server.endpoints.completions import CompletionReplies
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.generation import Generation
 from eventlm.server.output_queue import OutputQueue
 from eventlm.server.protocol import CompletionRequest
-from eventlm.server.replies import ReplyIdentity
-
-from .conftest import RunningServer
-from .engine_double import spell
+from eventlm.server.responses import ReplyIdentity
+from tests.server.conftest import RunningServer
+from tests.server.engine_double import spell
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 #: A token of several characters' parts, one that is cut, minus infinity, and a special token.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import RunningServer, capture_logs, wait_until
+from tests.server.conftest import RunningServer, capture_logs, wait_until
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,8 +10,8 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from .conftest import RunningServer
-from .engine_double import spell
+from tests.server.conftest import RunningServer
+from tests.server.engine_double import spell
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 

@@ -11,8 +11,7 @@ from eventlm.server.chat_template import ChatTemplate
 from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.prompt_encoder import INLINE_CHARACTERS, PromptEncoder, bad_words_token_ids
 from eventlm.server.tokenizer import CheckpointTokenizer
-
-from .checkpoints import CORPUS, byte_level
+from tests.server.checkpoints import CORPUS, byte_level
 
 
 @pytest.mark.parametrize("repeats", [1, 1000])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import INVALID, RunningServer, assert_error, assert_serves
+from tests.server.conftest import INVALID, RunningServer, assert_error, assert_serves
 
 BODIES_THAT_ARE_NOT_JSON = {
     "empty": b"",

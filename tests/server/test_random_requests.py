@@ -11,11 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.server.conftest import Reply
+from tests.server.described import Description, assert_idle
+from tests.server.random_requests import RandomRequest, random_request
 from tests.serving import PATIENCE_SECONDS, Server, serve
-
-from .conftest import Reply
-from .described import Description, assert_idle
-from .random_requests import RandomRequest, random_request
 
 
 @pytest.fixture(scope="module")

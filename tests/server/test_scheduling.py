@@ -10,11 +10,10 @@ import openai
 import pytest
 
 from eventlm.config import ServiceClass
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
 from eventlm.server.scheduling import check_key_classes
-
-from .conftest import INVALID, RunningServer, assert_error
-from .test_api_keys import bearer, write
+from tests.server.auth.test_api_keys import bearer, write
+from tests.server.conftest import INVALID, RunningServer, assert_error
 
 CLASSES = {
     "gold": ServiceClass(priority=-10, deadline_ms=500, slo_tpot_ms=40, drop_if_late=True),

@@ -17,10 +17,9 @@ from schemathesis.checks import CheckFunction
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from eventlm.server.app import ENDPOINTS
-from eventlm.server.openapi import Endpoint, openapi_path
+from eventlm.server.endpoints.openapi import Endpoint, openapi_path
+from tests.server.described import assert_idle
 from tests.serving import Server, serve
-
-from .described import assert_idle
 
 #: The handlers refuse more than schemas can say: a token id that the model does not have, a prompt over the context.
 UNCHECKED: list[CheckFunction] = [positive_data_acceptance]

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from eventlm.replay.execute import execute
+from eventlm.replay.execute.execution import execute
 from tests.serving import Server, serve
 
 #: Must not get anywhere but to the worker.

@@ -6,9 +6,8 @@ import openai
 import pytest
 
 from eventlm.server.timings import timings
-
-from .conftest import INVALID, RunningServer, assert_error
-from .test_request_info import ROW
+from tests.server.conftest import INVALID, RunningServer, assert_error
+from tests.server.endpoints.test_request_info import ROW
 
 
 def test_choices_in_their_order_and_times_that_add_up() -> None:

@@ -16,8 +16,7 @@ from eventlm.errors import CheckpointError
 from eventlm.server.detokenizer import Detokenizer
 from eventlm.server.tokenizer import CheckpointTokenizer
 from tests.checkpoints import edit_json
-
-from .checkpoints import byte_fallback, byte_level
+from tests.server.checkpoints import byte_fallback, byte_level
 
 TEXTS = ["The quick brown fox", " leading space", "naïve 日本語 🙂", "tabs\tand\n\nlines ", "x=199!", "зъ ۞ 🧑‍🚀"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import INVALID, RunningServer, assert_error
+from tests.server.conftest import INVALID, RunningServer, assert_error
 
 
 def user(content: Any) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.sampler import Sampler
+from eventlm.worker.sampling.sampler import Sampler
 from eventlm.worker.sequence_table import Sequence
 from tests.worker.launches import new_sequence
 

@@ -18,7 +18,7 @@ import zmq
 from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake import FakeParameters, fake_token
+from eventlm.worker.fake.runner import FakeParameters, fake_token
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,

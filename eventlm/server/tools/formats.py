@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from eventlm.config import ServerConfig
 from eventlm.config.options import did_you_mean
-from eventlm.control.plugins import load_class
+from eventlm.engine.plugins.registry import load_class
 from eventlm.errors import UsageError
 from eventlm.server.chat_template import ChatTemplate
 from eventlm.server.tools.call_parser import CallParser, CallSyntax

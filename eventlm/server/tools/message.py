@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
 from eventlm.server.tools.formats import Formats, ReasoningState
 from eventlm.server.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning, TextMachine
 

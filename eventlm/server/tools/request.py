@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eventlm.control.request import EngineRequest
+from eventlm.engine.request import EngineRequest
 from eventlm.server.errors import invalid_value
 from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.protocol import ChatCompletionRequest

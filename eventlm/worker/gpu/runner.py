@@ -26,13 +26,13 @@ from eventlm.worker.gpu.memory import size_cache
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.gpu.step import GpuStep
 from eventlm.worker.gpu.step_inputs import Sampled, StepInputs
-from eventlm.worker.grammar_compiler import GrammarCompiler
-from eventlm.worker.grammar_table import GrammarTable
-from eventlm.worker.grammar_vocabulary import checkpoint_vocabulary
+from eventlm.worker.grammar.compiler import GrammarCompiler
+from eventlm.worker.grammar.table import GrammarTable
+from eventlm.worker.grammar.vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import StepOutput, StepPayload, WorkerSetup
-from eventlm.worker.row_extras import row_extras
-from eventlm.worker.sampling_table import SampledRows
+from eventlm.worker.sampling.row_extras import row_extras
+from eventlm.worker.sampling.sampling_table import SampledRows
 from eventlm.worker.sequence_table import DesyncError, Sequence, SequenceTable, end_of
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from eventlm.kernels.gpu.draw_masked import draw_masked
 from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS, draw_tokens
 from eventlm.kernels.gpu.penalties import apply_penalties
-from eventlm.worker.logits_processors import process_logits
-from eventlm.worker.masks import Masks
-from eventlm.worker.noise import step_keys
-from eventlm.worker.sampler import SLICE_ENTRIES, slices
-from eventlm.worker.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable
+from eventlm.worker.sampling.logits_processors import process_logits
+from eventlm.worker.sampling.masks import Masks
+from eventlm.worker.sampling.noise import step_keys
+from eventlm.worker.sampling.sampler import SLICE_ENTRIES, slices
+from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable
 from eventlm.worker.sequence_table import Sequence
 from eventlm.worker.transfers import to_device
 

@@ -12,7 +12,7 @@ import torch
 from eventlm.kernels.cpu.decoder import CpuDecoder, DrawRows
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.loader import load_cpu_decoder
-from eventlm.worker.noise import hash_ids, negative_gumbel_noise, noise_keys
+from eventlm.worker.sampling.noise import hash_ids, negative_gumbel_noise, noise_keys
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 #: No multiple of the lanes, and more than one thread takes at a time.

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.draw_masked import draw_masked, mask_limits
-from eventlm.worker.candidates import mask_candidates
 from eventlm.worker.gpu.sampler import GpuSampler
-from eventlm.worker.sampling_table import MASKED
+from eventlm.worker.sampling.candidates import mask_candidates
+from eventlm.worker.sampling.sampling_table import MASKED
 from eventlm.worker.sequence_table import Sequence
 from tests.worker.draws import draw, make_sampler, sequence
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS, draw_tokens
 from eventlm.kernels.gpu.noise import negative_gumbel_noise
 from eventlm.kernels.gpu.order import number_of, order_keys, shift_of
-from eventlm.worker import noise
+from eventlm.worker.sampling import noise
 
 TEMPERATURES = (0.0, 1.0, 0.7, 30.0, 1e-5)
 

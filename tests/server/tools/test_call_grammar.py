@@ -18,8 +18,7 @@ from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.tools.call_grammar import reply_grammar
 from eventlm.server.tools.definitions import FunctionDefinition, ToolUse
 from eventlm.server.tools.message import MessageDelta, MessageFormat, parse_message
-
-from .cuttings import formats
+from tests.server.tools.cuttings import formats
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>")
 WEATHER = {

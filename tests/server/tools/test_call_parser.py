@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventlm.server.tools.message import CallDelta, MessageDelta, MessageFormat, parse_message
-
-from .cuttings import NAMES, formats
+from tests.server.tools.cuttings import NAMES, formats
 
 
 def parse(text: str, tool_parser: str = "hermes") -> tuple[str, list[tuple[str, str]]]:

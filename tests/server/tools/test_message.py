@@ -18,8 +18,7 @@ from eventlm.server.tools.message import (
     parse_message,
 )
 from eventlm.server.tools.pieces import CallArguments, CallBegins, Content
-
-from .cuttings import NAMES, cut, formats, parse_pieces, random_text
+from tests.server.tools.cuttings import NAMES, cut, formats, parse_pieces, random_text
 
 NUM_TEXTS = 1500
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -8,8 +8,7 @@ import pytest
 
 from eventlm.server.tools.message import MessageFormat
 from eventlm.server.tools.reasoning_tokens import ReasoningTokens, reasoning_tokens
-
-from .cuttings import cut, formats
+from tests.server.tools.cuttings import cut, formats
 
 #: Before, reasoning and behind; the marks are between them.
 TEXTS = [("", "\nhm, 日本?\n", "\n\nYes. <think> no </think>"), (" \n", "a </thin b", ""), ("", "", "x")]

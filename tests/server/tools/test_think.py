@@ -7,8 +7,7 @@ import pytest
 from eventlm.server.chat_template import ChatTemplate
 from eventlm.server.tools.message import MessageFormat, parse_message
 from eventlm.server.tools.think import DeepSeekR1, Qwen3
-
-from .cuttings import formats
+from tests.server.tools.cuttings import formats
 
 TEMPLATE = ChatTemplate(
     "{% for message in messages %}{{ message.content.split('</think>')[-1] }}{% endfor %}"

@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
-from eventlm.control.engine import InferenceEngine
-from eventlm.control.request import EngineRequest
-from eventlm.control.setup import Device, make_setup
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineRequest
+from eventlm.engine.setup import Device, make_setup
 from eventlm.events import WorkerLost
 from eventlm.sampler_params import SamplerParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.control.engines import Reader, recorded, verified
+from tests.engine.engines import Reader, recorded, verified
 from tests.worker.gpu.driven import Asked, Driven, small_checkpoint
 from tests.worker.reference import make_runner
 

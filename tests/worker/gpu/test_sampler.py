@@ -11,10 +11,10 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventlm.worker.gpu.sampler import GpuSampler
-from eventlm.worker.masks import Masks
+from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sequence_table import Sequence
 from tests.worker.draws import make_sampler, random_logits, sequence
-from tests.worker.test_sampler import MIXED
+from tests.worker.sampling.test_sampler import MIXED
 
 #: The GPU, or the CPU, where kernels are interpreted.
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")

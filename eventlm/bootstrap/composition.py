@@ -1,0 +1,163 @@
+"""The composition root: from a configuration to an engine and what its edges need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache
+from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
+from eventlm.bootstrap.model_source import find_model
+from eventlm.bootstrap.text_parts import load_text
+from eventlm.config import Config, RecordConfig
+from eventlm.config.load import replace_fields
+from eventlm.config.options import options
+from eventlm.config.sizes import memory_bytes
+from eventlm.core.predictor import Predictor
+from eventlm.cores import usable_cores
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worker_setups
+from eventlm.errors import UsageError
+from eventlm.formatting import counted
+from eventlm.models.checkpoint_weights import find_weights
+from eventlm.models.config import check_quantization, read_config, resolve_dtype
+from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.generation_config import GenerationDefaults
+from eventlm.server.tokenizer import Tokenizer
+from eventlm.worker.fake.runner import FakeParameters
+from eventlm.worker.protocol import FAKE_MODEL
+
+#: Options of what computes a model that has weights; the fake worker reads none of them.
+_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "device", *OF_PROCESSORS, *OF_GPUS)
+
+
+class Composition(NamedTuple):
+    """An engine that has not been started, its tokenizer, and what a request gets that does not say otherwise.
+
+    `vocab_size` and `embedding_size` (of a pooled prompt) are the model's; `warnings` are for the user.
+    """
+
+    engine: InferenceEngine
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    vocab_size: int
+    embedding_size: int
+    warnings: list[str]
+
+
+class ComposedEngine(NamedTuple):
+    """An engine that has not been started, and what the user should know of it."""
+
+    engine: InferenceEngine
+    warnings: list[str]
+
+
+def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
+    """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
+
+    `tokenizer_folder`, if given, has the tokenizer to be used in place of the model's own, which need not be there.
+    Raises UsageError, CheckpointError or PullError.
+    """
+    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder)
+    text = load_text(engine.setup.model, tokenizer_folder)
+    return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.embedding_size, warnings)
+
+
+def compose_engine(config: Config, *, tokenizer_folder: str = "") -> ComposedEngine:
+    """As `compose`, for those who have no text: the model needs no tokenizer."""
+    _check_predictor(config.scheduler.predictor)
+    replace_fields(FakeParameters(), config.model.fake, where="--fake")
+    _check_record(config.record)
+    # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
+    resolve_plugins(config.scheduler)
+    check_quantization(config.model.dtype, config.model.quantization)
+    gpus, device_warnings = choose_device(config)
+    choose_build(config.worker.cpu_kernels)
+    check_kv_memory(config, gpus)
+    _check_fake(config)
+    source = find_model(config.model)
+    forward = None if source.folder is None or gpus else _choose_forward(config, source.folder)
+    if source.folder is not None:
+        # What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds.
+        find_weights(source.folder, read_config(source.folder))
+    plan = plan_cache(config, source.folder, gpus)
+    setup = make_setup(
+        config,
+        model=str(source.folder) if source.folder else FAKE_MODEL,
+        model_name=source.served_name,
+        num_blocks=plan.num_blocks,
+        max_model_len=plan.max_model_len,
+        tokenizer=tokenizer_folder,
+        vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
+        devices=[gpu.device for gpu in gpus],
+    )
+    engine = InferenceEngine(setup)
+    warnings = device_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
+    return ComposedEngine(engine, warnings)
+
+
+def _thread_warnings(config: Config) -> list[str]:
+    """Of threads that have no processor."""
+    worker, replicas, cores = config.worker, config.scheduler.replicas, usable_cores()
+    if worker.threads * replicas <= cores:
+        return []
+    of_all = f" of each of {replicas} replicas" if replicas > 1 else ""
+    return [
+        f"--threads {worker.threads}{of_all} is more than the {counted(cores, 'processor')} that can be kept "
+        "busy here: they will wait for each other, and nothing gets faster"
+    ]
+
+
+def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str]:
+    """Of threads that no processor can be kept for."""
+    if forward is None or not setup.config.worker.pin_threads:
+        return []
+    if not forward.build:
+        return ["--pin-threads does nothing: it is for the compiled forward pass, and torch's operations are used"]
+    first = worker_setups(setup)[0]
+    if first.processors:
+        return []
+    num_threads = counted(setup.core.num_replicas * first.threads, "compute thread")
+    return [f"--pin-threads does nothing: there are {num_threads}, and fewer processors to keep them on"]
+
+
+def _choose_forward(config: Config, folder: Path) -> ForwardChoice:
+    """How a processor will compute the model. Raises UsageError if it cannot with the kernels that are asked for."""
+    decoder = read_config(folder)
+    dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
+    return choose_forward(
+        config.worker.cpu_kernels, decoder, model=str(folder), dtype=dtype, block_size=config.cache.block_size
+    )
+
+
+def _check_fake(config: Config) -> None:
+    """Raise UsageError for an option that the fake model would not heed."""
+    if config.model.model != FAKE_MODEL:
+        return
+    for option in map(options().__getitem__, _OF_WEIGHTS):
+        if getattr(getattr(config, option.section), option.name) != option.default:
+            raise UsageError(
+                f"{option.flag} is for a model with weights, but --model is {FAKE_MODEL!r}; leave it out, or give "
+                "another model"
+            )
+
+
+def _check_predictor(coefficients: list[int]) -> None:
+    if not coefficients:
+        return
+    try:
+        Predictor.from_coefficients(coefficients)
+    except UsageError as error:
+        raise UsageError(f"--predictor: {error}") from error
+
+
+def _check_record(record: RecordConfig) -> None:
+    if record.record_tokens and not record.folder:
+        raise UsageError("--record-tokens writes a file beside the trace, and nothing is recorded; add --record DIR")
+    keep_bytes = memory_bytes(record.record_keep)
+    if record.folder and 0 < keep_bytes < memory_bytes(record.record_segment):
+        raise UsageError(
+            f"--record-keep {record.record_keep} is less than --record-segment {record.record_segment}, and the "
+            "file that is being written is always kept; lower the segment too, or use --no-record"
+        )

@@ -1,0 +1,106 @@
+"""A server whose HTTP is in processes of its own: bind, start them and the engine, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec import structs
+
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import EngineUnavailableError
+from eventlm.frontend.front_ends import FrontEndController
+from eventlm.frontend.protocol import FrontEndSetup
+from eventlm.server.context import LAST_WORDS_SECONDS
+from eventlm.server.http_server import bind_sockets, completed, url_of
+from eventlm.types import ceil_div
+
+#: For what a front end does besides waiting for its requests when it drains.
+_LEAVE_SECONDS = 5.0
+
+
+class FrontEndServer:
+    """The front ends of an engine. `module` is what the process of each runs."""
+
+    def __init__(self, engine: InferenceEngine, *, module: str) -> None:
+        self._engine = engine
+        self._module = module
+        self._controller: FrontEndController | None = None
+
+    def reload(self) -> None:
+        """Read again what may have changed on the disk."""
+        if self._controller is not None:
+            self._controller.reload()
+
+    async def run(
+        self,
+        *,
+        stop: asyncio.Event,
+        cut: asyncio.Event,
+        on_listening: Callable[[str], Any],
+        on_ready: Callable[[str], Any],
+        on_draining: Callable[[int], Any],
+    ) -> None:
+        """As `eventlm.server.http_server.run_server`, with the engine's start as what is loaded.
+
+        Raises also EngineUnavailableError if a front end does not start, or when none is left.
+        """
+        config = self._engine.setup.config
+        sockets = await bind_sockets(config.server, config.server.api_servers)
+        controller = self._controller = FrontEndController(
+            self._engine,
+            self._setup(),
+            sockets,
+            module=self._module,
+            heartbeat_timeout_seconds=config.worker.heartbeat_timeout_seconds,
+        )
+        url = url_of(config.server, *sockets[0][0].getsockname()[:2])
+        drain_seconds = config.server.drain_seconds + LAST_WORDS_SECONDS + _LEAVE_SECONDS
+        try:
+            on_listening(url)
+            if await completed(_together(controller.start(), self._engine.start()), stop):
+                on_ready(url)
+                await _either(stop, controller.all_dead)
+                if not stop.is_set():
+                    raise EngineUnavailableError("no front end is left; see the log above for why they ended")
+            on_draining(await controller.begin_drain())
+            await controller.drain(cut, timeout_seconds=drain_seconds)
+        finally:
+            await controller.stop()
+
+    def _setup(self) -> FrontEndSetup:
+        engine, setup = self._engine, self._engine.setup
+        server = setup.config.server
+        share = structs.replace(server, max_connections=ceil_div(server.max_connections, server.api_servers))
+        return FrontEndSetup(
+            index=0,
+            config=structs.replace(setup.config, server=share),
+            model=setup.model,
+            model_names=engine.model_names,
+            max_model_len=engine.max_model_len,
+            vocab_size=setup.vocab_size,
+            origin_ns=engine.origin_ns,
+            created=int(time.time()),
+        )
+
+
+async def _together(*starts: Coroutine[Any, Any, None]) -> None:
+    """Await all; if one fails, cancel the others and raise what it raised."""
+    tasks = [asyncio.create_task(start) for start in starts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _either(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

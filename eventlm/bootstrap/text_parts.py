@@ -1,0 +1,34 @@
+"""What an edge needs of a model: how its text and its tokens belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.models.config import read_config
+from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.server.generation_config import GenerationDefaults, load_generation_defaults
+from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
+from eventlm.worker.protocol import FAKE_MODEL
+
+
+class TextParts(NamedTuple):
+    """How a model's text and tokens belong together, what a request gets that does not say otherwise, and the size of
+    a pooled prompt.
+    """
+
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    embedding_size: int
+
+
+def load_text(model: str, tokenizer_folder: str = "") -> TextParts:
+    """Of a checkpoint folder, with the tokenizer in another if given, or of the fake model. Raises CheckpointError."""
+    if model == FAKE_MODEL:
+        fake = FakeTokenizer()
+        assert fake.eos_token_id is not None
+        return TextParts(fake, GenerationDefaults(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
+    folder = Path(model)
+    tokenizer = CheckpointTokenizer(Path(tokenizer_folder) if tokenizer_folder else folder)
+    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_config(folder).hidden_size)

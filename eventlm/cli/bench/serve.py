@@ -1,0 +1,296 @@
+"""`eventlm bench serve`: its flags, its progress, its report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventlm.cli.exit_codes import exit_code_lines
+from eventlm.cli.parser import Parser
+from eventlm.errors import EventLMError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from eventlm.bench.records import RequestRecord
+    from eventlm.bench.serve_bench import ServeOptions, ServeResult
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_INPUT_LENGTH = "256"
+DEFAULT_OUTPUT_LENGTH = "128"
+_LENGTH_HELP = "N, uniform:min=N,max=N, normal:mean=X,std=X or lognormal:median=X,sigma=X"
+
+
+def configure(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.description = """\
+Put a load on a server that speaks OpenAI's API and report latencies, rates and goodput.
+
+Open loop (the default): requests are sent at times of their own, by --request-rate or --trace, whatever the
+server does; latencies count from the time at which a request was meant to be sent. Closed loop:
+--max-concurrency without a rate; a request is sent when another has ended, and latencies count from the sending.
+
+TTFT is the time to the first event with text, e2e that to the last event, TPOT (e2e - TTFT) / (output tokens - 1),
+inter-token the time between two events with text, over all requests: as in `vllm bench serve`. Token counts
+are the server's. Rates are of successful requests, from the start to the last event."""
+    parser.usage = "eventlm bench serve [--url URL] [--request-rate R] [flags]"
+    parser.epilog = """\
+examples:
+  eventlm bench serve --request-rate 4 --num-prompts 200 --slo ttft=500,tpot=50
+  eventlm bench serve --max-concurrency 16 --duration 60 --output results
+  eventlm bench serve --request-rate 2 --arrivals gamma --burstiness 0.3 \\
+    --input-len lognormal:median=300,sigma=0.8
+  eventlm bench serve --dataset FILE.jsonl --endpoint chat --max-concurrency 4
+  eventlm bench serve --prefix-len 512 --num-prefixes 4 --request-rate 8
+  eventlm bench serve --trace FILE.csv   (arrival_s,prompt_tokens,output_tokens)
+
+""" + exit_code_lines(
+        ExitCode.OK,
+        ExitCode.USAGE,
+        meanings={
+            ExitCode.FAILED: "no request succeeded or the server went away",
+            ExitCode.INTERRUPTED: "interrupted (with a report)",
+        },
+    )
+    _add_server_flags(parser.add_argument_group("server"))
+    _add_load_flags(parser.add_argument_group("load"))
+    _add_prompt_flags(parser.add_argument_group("prompts"))
+    _add_result_flags(parser.add_argument_group("results"))
+    parser.set_defaults(run=run)
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--url", default=DEFAULT_URL, help=f"the server, with or without /v1 (default: {DEFAULT_URL})")
+    group.add_argument("--model", default="", metavar="NAME", help="model to ask for (default: the first one served)")
+    group.add_argument(
+        "--endpoint", choices=("auto", "completions", "chat"), default="auto", metavar="NAME",
+        help="completions or chat (default: completions, or chat if the data set has messages)",
+    )  # fmt: skip
+    group.add_argument(
+        "--api-key", default="", metavar="KEY", help="bearer token; better set EVENTLM_API_KEY in the environment"
+    )
+    group.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS",
+        help="silence of the server after which a request has failed (default: 600)",
+    )  # fmt: skip
+    group.add_argument(
+        "--extra-body",
+        default="",
+        metavar="JSON",
+        help='object that goes into every body, such as {"service_tier": "gold"}',
+    )
+
+
+def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--request-rate", type=float, default=math.inf, metavar="R",
+        help="requests per second that arrive (default: inf, all at once)",
+    )  # fmt: skip
+    group.add_argument(
+        "--arrivals", choices=("poisson", "gamma", "constant"), default=None, metavar="PROCESS",
+        help="poisson, gamma (with --burstiness) or constant (default: poisson)",
+    )  # fmt: skip
+    group.add_argument(
+        "--burstiness", type=float, default=None, metavar="X",
+        help="shape of gamma arrivals: 1 is poisson, less is burstier",
+    )  # fmt: skip
+    group.add_argument("--trace", default="", metavar="FILE", help="CSV or JSON lines with times and lengths")
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests under way at once")
+    group.add_argument(
+        "--num-prompts", type=int, metavar="N", help="requests to send (default: 100, or the whole data set or trace)"
+    )
+    group.add_argument(
+        "--duration", type=float, metavar="SECONDS", help="no request arrives after so long; those under way may end"
+    )
+    group.add_argument("--warmup", type=int, default=0, metavar="N", help="requests before the measured ones")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="prompts and arrivals follow from it")
+
+
+def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--input-len", default=None, metavar="LENGTH",
+        help=f"prompt tokens: {_LENGTH_HELP} (default: {DEFAULT_INPUT_LENGTH})",
+    )  # fmt: skip
+    group.add_argument(
+        "--output-len", default=DEFAULT_OUTPUT_LENGTH, metavar="LENGTH",
+        help=f"most output tokens, likewise (default: {DEFAULT_OUTPUT_LENGTH})",
+    )  # fmt: skip
+    group.add_argument("--ignore-eos", action="store_true", help="go on to the output length whatever the model says")
+    group.add_argument("--prefix-len", type=int, metavar="N", help="tokens that prompts share, on top of --input-len")
+    group.add_argument("--num-prefixes", type=int, metavar="N", help="how many such prefixes there are (default: 1)")
+    group.add_argument(
+        "--dataset", default="", metavar="FILE",
+        help="prompts from a file: .txt (one a line), .jsonl (prompt or messages), .json (such a list, or ShareGPT)",
+    )  # fmt: skip
+    group.add_argument("--shuffle", action="store_true", help="take the data set in a random order")
+    group.add_argument(
+        "--tokenizer", default="", metavar="MODEL",
+        help="folder or name of the model whose tokenizer sizes the prompts (default: the served model's, if it lies "
+        "on this machine, else the server is asked)",
+    )  # fmt: skip
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+
+
+def _add_result_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--slo", default="", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS, for the goodput")
+    group.add_argument(
+        "--output", default="", metavar="DIR", help="write requests.jsonl, summary.json and plot.png into a new folder"
+    )
+    group.add_argument(
+        "--ceiling", action=argparse.BooleanOptionalAction, default=True,
+        help="measure first, for a second, what this client can consume (default: yes)",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the load test and print its report; returns the exit code."""
+    # Only now: `--help` and unknown flags need not wait for numpy and aiohttp.
+    import uvloop
+
+    from eventlm.bench.report import check_output, format_report, warnings, write_output
+    from eventlm.bench.statistics import summarize
+
+    options = serve_options(arguments)
+    folder = Path(arguments.output).expanduser() if arguments.output else None
+    if folder is not None:
+        check_output(folder)
+    result, code = uvloop.run(_bench(options))
+    if not result.load.records:
+        if code:
+            print("eventlm: interrupted before anything was sent", file=sys.stderr)
+            return code
+        raise EventLMError("nothing was sent: no arrival lies within --duration")
+    statistics = summarize(result.load, options.objectives)
+    print(format_report(result, statistics))
+    for warning in warnings(result, statistics):
+        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    if folder is not None:
+        write_output(folder, result, statistics)
+        print(f"eventlm: wrote {folder}/requests.jsonl, summary.json and plot.png", file=sys.stderr)
+    return code or int(not statistics.num_success or bool(result.load.server_gone))
+
+
+async def _bench(options: ServeOptions) -> tuple[ServeResult, int]:
+    """The result, and the exit code that a signal asks for."""
+    from eventlm.bench.serve_bench import ServeBench
+    from eventlm.cli.serve.stop_signals import StopSignals
+    from eventlm.client.openai_client import OpenAIClient
+
+    async with OpenAIClient(options.url, api_key=options.api_key, timeout_seconds=options.timeout_s) as client:
+        bench = ServeBench(options, client)
+        await bench.prepare(_say)
+        with StopSignals() as signals, _progress(bench.num_requests) as on_end:
+            result = await bench.run(signals.stop, on_end)
+        return result, signals.exit_code if result.load.interrupted else 0
+
+
+def _say(phase: str) -> None:
+    if sys.stderr.isatty():
+        print(f"eventlm: {phase}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _progress(num_requests: int | None) -> Iterator[Callable[[RequestRecord], None]]:
+    """A bar of the requests that have ended, where somebody watches."""
+    from tqdm import tqdm
+
+    num_failed = 0
+    with tqdm(
+        total=num_requests, unit=" requests", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False
+    ) as bar:
+
+        def on_end(record: RequestRecord) -> None:
+            nonlocal num_failed
+            if not record.is_success:
+                num_failed += 1
+                bar.set_postfix(failed=num_failed)
+            bar.update()
+
+        yield on_end
+
+
+def serve_options(arguments: argparse.Namespace) -> ServeOptions:
+    """The options that the flags say. Raises UsageError for what makes no sense."""
+    from eventlm.bench.lengths import parse_lengths
+    from eventlm.bench.serve_bench import ServeOptions
+    from eventlm.config.objectives import parse_objectives
+
+    _check_numbers(arguments)
+    _check_combinations(arguments)
+    return ServeOptions(
+        url=arguments.url,
+        model=arguments.model,
+        api_key=arguments.api_key or os.environ.get("EVENTLM_API_KEY", ""),
+        endpoint=arguments.endpoint,
+        timeout_s=arguments.timeout,
+        arrivals=arguments.arrivals or ("poisson" if arguments.burstiness is None else "gamma"),
+        request_rate=arguments.request_rate,
+        burstiness=1.0 if arguments.burstiness is None else arguments.burstiness,
+        trace=arguments.trace,
+        max_concurrency=arguments.max_concurrency or 0,
+        num_prompts=arguments.num_prompts or 0,
+        duration_s=arguments.duration or 0.0,
+        dataset=arguments.dataset,
+        shuffle=arguments.shuffle,
+        input_lengths=parse_lengths(arguments.input_len or DEFAULT_INPUT_LENGTH, "--input-len"),
+        output_lengths=parse_lengths(arguments.output_len, "--output-len"),
+        prefix_tokens=arguments.prefix_len or 0,
+        num_prefixes=arguments.num_prefixes or 1,
+        tokenizer=arguments.tokenizer,
+        ignore_eos=arguments.ignore_eos,
+        temperature=arguments.temperature,
+        extra_body=_extra_body(arguments.extra_body),
+        seed=arguments.seed,
+        num_warmups=arguments.warmup,
+        measures_ceiling=arguments.ceiling,
+        objectives=parse_objectives(arguments.slo) if arguments.slo else None,
+    )
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    for name in ("max_concurrency", "num_prompts", "prefix_len", "num_prefixes"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} {value} is not at least 1")
+    for name in ("duration", "timeout", "request_rate", "burstiness"):
+        value = getattr(arguments, name)
+        if value is not None and not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not above 0")
+    for name in ("warmup", "seed", "temperature"):
+        if getattr(arguments, name) < 0:
+            raise UsageError(f"--{name} {getattr(arguments, name):g} is below 0")
+
+
+def _check_combinations(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for flags that would be ignored."""
+    if arguments.burstiness is not None and arguments.arrivals not in (None, "gamma"):
+        raise UsageError(f"--burstiness is for --arrivals gamma, not {arguments.arrivals}")
+    if (arguments.arrivals or arguments.burstiness is not None) and math.isinf(arguments.request_rate):
+        raise UsageError("--arrivals and --burstiness need a --request-rate")
+    if arguments.trace and not math.isinf(arguments.request_rate):
+        raise UsageError("--trace brings its own times: leave --request-rate out")
+    if arguments.dataset and arguments.trace:
+        raise UsageError("--trace brings the lengths of its prompts: leave --dataset out")
+    if arguments.input_len is not None and (arguments.trace or arguments.dataset):
+        raise UsageError("--input-len is for synthetic prompts: leave it out, or --trace and --dataset")
+    if arguments.prefix_len is not None and arguments.dataset:
+        raise UsageError("--prefix-len is for synthetic prompts: leave it out, or --dataset")
+    if arguments.num_prefixes is not None and arguments.prefix_len is None:
+        raise UsageError("--num-prefixes needs a --prefix-len")
+    if arguments.shuffle and not arguments.dataset:
+        raise UsageError("--shuffle is for a --dataset")
+
+
+def _extra_body(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise UsageError(f"--extra-body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError('--extra-body is not a JSON object such as {"priority": 1}')
+    return value

@@ -1,0 +1,207 @@
+"""Who answers in a chat: an engine of this process, or a server of OpenAI's API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from eventlm.bootstrap.composition import Composition
+from eventlm.cli.engine_command import start_engine
+from eventlm.client.openai_client import OpenAIClient, StreamDelta, Usage
+from eventlm.engine.request import EngineRequest, Submission
+from eventlm.errors import EventLMError, UsageError
+from eventlm.server.context import ServerContext
+from eventlm.server.decoding import decode_request
+from eventlm.server.endpoints.chat import encode_messages
+from eventlm.server.errors import from_finish_reason
+from eventlm.server.generation import Generation
+from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.server.responses import api_finish_reason
+from eventlm.server.tools.message import MessageParser, message_format
+from eventlm.server.tools.request import requested_format, with_format
+from eventlm.server.validation import check_request, engine_request
+
+Messages = list[dict[str, str]]
+
+
+class ChatBackend(Protocol):
+    """Answers conversations. Used in `async with`; what can go wrong is an EventLMError."""
+
+    model: str
+    #: What is done while a chat opens, in words.
+    opening: str
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest conversation in tokens; 0 if it is not known."""
+        ...
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where the run is recorded, if it is."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    def check(self, parameters: dict[str, Any]) -> None:
+        """Raise EventLMError if no request could be made with these parameters."""
+        ...
+
+    def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
+        """The answer as it comes; the last deltas have a finish reason and usage. Leaving early ends it."""
+        ...
+
+
+class LocalBackend:
+    """The engine of a composition, which it starts and stops. Requests follow the rules of the HTTP API."""
+
+    def __init__(self, composed: Composition) -> None:
+        if composed.tokenizer.chat_template is None:
+            raise UsageError("this model has no chat template; choose a model that was made for chat")
+        engine = composed.engine
+        self._engine = engine
+        self._context = ServerContext(
+            engine,
+            composed.tokenizer,
+            engine.setup.config.server,
+            defaults=composed.defaults,
+            vocab_size=composed.vocab_size,
+        )
+        self.model = engine.model_names[0]
+        self.opening = f"loading {self.model}"
+
+    @property
+    def max_model_len(self) -> int:
+        """The engine's, once it has started."""
+        return self._engine.max_model_len
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where the run is recorded, if it is."""
+        return self._engine.run_folder
+
+    async def __aenter__(self) -> Self:
+        try:
+            await start_engine(self._engine)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._context.close()
+        await self._engine.stop()
+
+    def check(self, parameters: dict[str, Any]) -> None:
+        """Raise ApiError as the HTTP API would."""
+        self._body([{"role": "user", "content": "."}], parameters)
+
+    async def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
+        """Raises ApiError."""
+        self._context.check_available()
+        group = await self._group(messages, parameters)
+        parser = MessageParser(message_format(group[0]), self._context.formats)
+        # One answer at a time, and nobody else asks for it.
+        generation = await self._context.submit(group, Submission(reply_id=""), prompt_param="messages")
+        try:
+            async with aclosing(_deltas(generation, parser)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            self._context.release(generation)
+
+    async def _group(self, messages: Messages, parameters: dict[str, Any]) -> list[EngineRequest]:
+        received_ns = self._engine.now_ns()
+        body = self._body(messages, parameters)
+        formats, tokenizer = self._context.formats, self._context.tokenizer
+        prompt_token_ids = await encode_messages(self._context, body)
+        request = engine_request(
+            body,
+            prompt_token_ids,
+            defaults=self._context.defaults,
+            limits=self._context.limits,
+            bad_words=await self._context.encoder.encode_bad_words(body.bad_words or []),
+            prompt_param="messages",
+            received_ns=received_ns,
+            ready_ns=self._engine.now_ns(),
+        )
+        format = requested_format(body, None, formats, tokenizer, prompt_token_ids)
+        return [with_format(request, format, formats, tokenizer)]
+
+    def _body(self, messages: Messages, parameters: dict[str, Any]) -> ChatCompletionRequest:
+        raw = msgspec.json.encode({"model": self.model, "messages": messages, **parameters})
+        body = decode_request(raw, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+        check_request(body, self._context.limits)
+        return body
+
+
+async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerator[StreamDelta]:
+    async with aclosing(generation.outputs()) as outputs:
+        async for output in outputs:
+            reason = None
+            if output.finished is not None:
+                if (error := from_finish_reason(output.finished.reason)) is not None:
+                    raise error
+                reason = api_finish_reason(output.finished.reason)
+            message = parser.push(output.text)
+            if output.finished is not None:
+                message.add(parser.close())
+            received_ns = time.monotonic_ns()
+            yield StreamDelta(output.choice, message.content, reason, None, received_ns, message.reasoning)
+    usage = generation.usage()
+    yield StreamDelta(
+        0,
+        "",
+        None,
+        Usage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        time.monotonic_ns(),
+    )
+
+
+class RemoteBackend:
+    """The server at `url`; `model` empty takes the first that it serves."""
+
+    def __init__(self, url: str, *, api_key: str = "", model: str = "") -> None:
+        self._client = OpenAIClient(url, api_key=api_key)
+        self.model = model
+        self.max_model_len = 0
+        self.opening = f"connecting to {self._client.url}"
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The server's matter."""
+        return None
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        try:
+            if not self.model:
+                self.model = await self._first_model()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.__aexit__(None, None, None)
+
+    def check(self, parameters: dict[str, Any]) -> None:
+        """The server checks them when it is asked."""
+
+    def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
+        """Raises ClientError."""
+        body = {"model": self.model, "messages": messages, "stream_options": {"include_usage": True}, **parameters}
+        return self._client.stream_chat(body)
+
+    async def _first_model(self) -> str:
+        models = await self._client.models()
+        if not models:
+            raise EventLMError(f"{self._client.url} serves no model; name one with --model")
+        return models[0]

@@ -1,0 +1,233 @@
+"""`eventlm explain`: where the time of a request went, or of the slowest ones."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
+from eventlm.cli.parser import Parser
+from eventlm.cli.progress import file_progress
+from eventlm.cli.trace.command import warn
+from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
+from eventlm.cli.trace_path import HELP, LATEST, trace_file
+from eventlm.errors import ExitCode, UsageError
+from eventlm.formatting import counted
+from eventlm.table import table
+from eventlm.types import NANOSECONDS_PER_MILLISECOND
+
+if TYPE_CHECKING:
+    from eventlm.metrics.rows import RequestRow
+    from eventlm.replay.explain.explainer import Explained
+    from eventlm.replay.explain.rank import Measure, Ranking
+    from eventlm.replay.explain.result import Explanation
+
+MEASURES: tuple[Measure, ...] = ("e2e", "ttft", "queue", "tpot")
+_NUMBER = re.compile(r"(\d{1,16})(?:\.(\d{1,9}))?")
+_WIDTH = 100
+
+
+class Question(NamedTuple):
+    """A trace, and the request (with index None: all its samples) if one is asked for."""
+
+    trace: str
+    request: tuple[int, int | None] | None
+
+
+def configure(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.usage = "%(prog)s [TRACE] REQUEST [options]\n       %(prog)s [TRACE] --slowest N [options]"
+    parser.description = (
+        "Tell where each millisecond of a request went: what it waited for and behind whom, its prompt's steps, its "
+        "decoding, who preempted it. The core that served it runs again and is asked at every moment of the log; each "
+        "interval has one cause, and they add up to the request's time."
+    )
+    parser.epilog = """\
+examples:
+  eventlm explain --slowest 10             the slowest of the newest run
+  eventlm explain 1043                     a request, by its number there
+  eventlm explain runs/latest 1043.1       the second of its samples
+  eventlm explain --slowest 20 --by ttft --plot slow.png
+  eventlm explain 1043 --json | jq '.explanations[0].parts'
+
+A trace does not hold the ids that clients see: the server's log line of a
+request has its number as `seq`, beside the id of the x-request-id header.
+The server itself takes them: GET /v1/requests/ID/explain tells the same.
+Times count from the reception of the request and are the engine's.
+
+prefill_ms of a reply's `eventlm.timings`, like `trace stats`, runs from the
+launch of the first step with the request until the first token is shown, all
+in between counted. `prompt` here begins when a replica takes the request in,
+which may be before that launch, leaves out time behind a preemption
+(`preempted`, `recomputing`), and ends when the worker has computed the last
+chunk if it goes on with the next step.
+
+The core goes through the file in which the request arrived from its start, at
+some 10 MB of trace a second; files are as long as --record-segment says.
+
+""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
+    parser.add_argument(
+        "words",
+        metavar="[TRACE] REQUEST",
+        nargs="*",
+        help=f"{HELP}; and the number of the request's `arrive` event, or NUMBER.INDEX for one of several samples",
+    )
+    parser.add_argument("--slowest", type=int, metavar="N", help="rank the slowest N sequences that have ended")
+    parser.add_argument(
+        "--by",
+        choices=MEASURES,
+        help="rank by end-to-end time (e2e, the default), time to the first token, time in the queue before the first "
+        "step, or time per output token",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw a bar for each, coloured by cause")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with all intervals in nanoseconds")
+    add_trust_flag(parser)
+    add_strict_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the story, or the ranking."""
+    question = _question(arguments)
+    if arguments.plot is not None and Path(arguments.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot {arguments.plot}: a picture is a .png, .svg or .pdf file")
+    from eventlm.cli.explain.plot import MOST_BARS
+
+    if arguments.plot is not None and (arguments.slowest or 0) > MOST_BARS:
+        raise UsageError(f"--plot draws at most {MOST_BARS} sequences: give a smaller --slowest")
+    # Only now: a usage error need not wait for the core and the policies to be loaded.
+    from eventlm.replay.explain.explainer import explain
+    from eventlm.replay.explain.rank import rank
+
+    path = trace_file(question.trace)
+    ranking = None
+    if question.request is None:
+        with file_progress("reading", path) as on_progress:
+            by: Measure = arguments.by or MEASURES[0]
+            ranking = rank(path, arguments.slowest, by=by, strict=arguments.strict, on_progress=on_progress)
+    wanted = [question.request] if ranking is None else [(row.request, row.index) for row in ranking.rows]
+    with file_progress("explaining", path) as on_progress:
+        explained = explain(
+            path,
+            [each for each in wanted if each is not None],
+            trust_local_plugins=arguments.trust_local_plugins,
+            strict=arguments.strict,
+            on_progress=on_progress,
+        )
+    if ranking is not None:
+        # The ranking has read the trace to its end.
+        explained.warnings.extend(warning for warning in ranking.warnings if warning not in explained.warnings)
+    if arguments.json:
+        print(_json(explained, ranking))
+    else:
+        print("\n".join(_stories(explained) if ranking is None else _ranks(explained, ranking)))
+    warn(explained.warnings)
+    if arguments.plot is not None:
+        from eventlm.cli.explain.plot import plot
+
+        plot(explained.explanations, arguments.plot)
+    return 0
+
+
+def _question(arguments: argparse.Namespace) -> Question:
+    words: list[str] = arguments.words
+    if arguments.slowest is not None:
+        if arguments.slowest < 1:
+            raise UsageError(f"--slowest {arguments.slowest}: at least 1 is needed")
+        if len(words) > 1 or (words and _NUMBER.fullmatch(words[0]) and not Path(words[0]).exists()):
+            raise UsageError("--slowest takes no REQUEST: `eventlm explain [TRACE] --slowest N`")
+        return Question(words[0] if words else LATEST, None)
+    if arguments.by is not None:
+        raise UsageError("--by needs --slowest N")
+    if not words or len(words) > 2:
+        raise UsageError("name one request, `eventlm explain [TRACE] REQUEST`, or rank some with --slowest 10")
+    trace = words[0] if len(words) == 2 else LATEST
+    number = _NUMBER.fullmatch(words[-1])
+    if number is not None:
+        return Question(trace, (int(number[1]), None if number[2] is None else int(number[2])))
+    if len(words) == 1 and (words[0] == LATEST or Path(words[0]).exists()):
+        raise UsageError(f"name a request of {words[0]} too, or rank some: `eventlm explain {words[0]} --slowest 10`")
+    if len(words) == 2 and _NUMBER.fullmatch(words[0]):
+        raise UsageError(f"the trace goes first: `eventlm explain {words[1]} {words[0]}`")
+    raise UsageError(
+        f"{words[-1]!r} is not the number of a request. A trace does not hold the ids that clients see: a request is "
+        "known by the number of its `arrive` event, which the server's log has as `seq` beside the id; "
+        f"`eventlm explain {' '.join([*words[:-1], '--slowest 10'])}` lists some"
+    )
+
+
+def _stories(explained: Explained) -> Iterator[str]:
+    from eventlm.replay.explain.story import part_rows, tell
+
+    width = min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDTH)
+    for place, explanation in enumerate(explained.explanations):
+        if place:
+            yield ""
+        for paragraph in tell(explanation):
+            yield textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
+        yield ""
+        yield from table(["part", "ms", "share"], list(part_rows(explanation)))
+
+
+def _ranks(explained: Explained, ranking: Ranking) -> Iterator[str]:
+    if not ranking.num_ended and not ranking.num_live:
+        yield f"no request arrived in {explained.path}; `eventlm trace ls` lists other runs"
+        return
+    left = f", {counted(ranking.num_live, 'sequence')} had not ended" if ranking.num_live else ""
+    if not ranking.rows:
+        yield f"no sequence that has ended has a figure for {ranking.by}{left}"
+        return
+    columns = ["request", "e2e, ms", "TTFT, ms", "queue, ms", "TPOT, ms", "prompt", "output", "end"]
+    lines = table(columns, [_rank_row(row, each) for row, each in _pairs(explained, ranking)])
+    remarks = ["largest part" + ("" if ranking.by == "e2e" else f" of {ranking.by}")]
+    remarks += [_largest(row, each, ranking.by) for row, each in _pairs(explained, ranking)]
+    for line, remark in zip(lines, remarks, strict=True):
+        yield f"{line}  {remark}"
+    yield f"the slowest {len(ranking.rows):,} of {counted(ranking.num_ranked, 'sequence')} by {ranking.by}{left}"
+
+
+def _pairs(explained: Explained, ranking: Ranking) -> Iterator[tuple[RequestRow, Explanation]]:
+    yield from zip(ranking.rows, explained.explanations, strict=True)
+
+
+def _rank_row(row: RequestRow, explanation: Explanation) -> list[str]:
+    times = (
+        row.request_e2e_time,
+        row.prefill_e2e_time,
+        row.request_scheduling_delay,
+        row.request_time_per_output_token,
+    )
+    shown = ["-" if ns is None else f"{ns / NANOSECONDS_PER_MILLISECOND:,.1f}" for ns in times]
+    return [explanation.name, *shown, f"{row.prompt_tokens:,}", f"{row.output_tokens:,}", row.reason]
+
+
+def _largest(row: RequestRow, explanation: Explanation, by: str) -> str:
+    """The part that took most of what is ranked by."""
+    from eventlm.replay.explain.story import largest_part
+
+    if by == "ttft":
+        return largest_part(explanation, until_ns=explanation.first_token_ns)
+    if by == "queue":
+        until_ns = explanation.arrived_ns + (row.request_scheduling_delay or 0)
+        return largest_part(explanation, from_ns=explanation.arrived_ns, until_ns=until_ns)
+    if by == "tpot":
+        return largest_part(explanation, from_ns=explanation.first_token_ns)
+    return largest_part(explanation)
+
+
+def _json(explained: Explained, ranking: Ranking | None) -> str:
+    import msgspec
+
+    from eventlm.replay.explain.story import to_object
+
+    found: dict[str, Any] = {"path": explained.path, "warnings": explained.warnings}
+    if ranking is not None:
+        found |= {"by": ranking.by, "num_ranked": ranking.num_ranked, "num_live": ranking.num_live}
+        found["rows"] = ranking.rows
+    found["explanations"] = [to_object(explanation) for explanation in explained.explanations]
+    return msgspec.json.encode(found).decode()

@@ -1,0 +1,113 @@
+"""`eventlm replay TRACE --execute`: run the recorded schedule on the model again and compare every token."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from eventlm.cli.parser import Parser
+from eventlm.cli.progress import file_progress
+from eventlm.cli.trace_path import trace_file
+from eventlm.errors import UsageError
+
+if TYPE_CHECKING:
+    from eventlm.events import Header
+
+#: Flags that mean something with `--execute` only: their names in the arguments.
+OWN_FLAGS = ("model", "threads", "teacher_force")
+
+
+def configure(parser: Parser) -> None:
+    """Add the flags of a re-execution."""
+    group = parser.add_argument_group("re-execution")
+    group.add_argument(
+        "--execute",
+        action="store_true",
+        help="run the recorded steps on the model again, same batches and blocks, and compare every token; needs a "
+        "trace that was recorded with --record-tokens, and proves most on the host that recorded it",
+    )
+    group.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="the model that ran, if it is no longer where the trace says, or not in the cache: a folder or name",
+    )
+    group.add_argument("--threads", metavar="N", type=int, help="compute threads of a worker (default: as recorded)")
+    group.add_argument(
+        "--teacher-force",
+        action="store_true",
+        default=None,
+        help="behind a token that differs go on with the recorded one, and list all that differ",
+    )
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for flags that contradict each other."""
+    if not arguments.execute:
+        for name in OWN_FLAGS:
+            if getattr(arguments, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} needs --execute: `eventlm replay TRACE --execute {flag} ...`")
+    from eventlm.config.structs import MAX_THREADS
+
+    if arguments.threads is not None and not 1 <= arguments.threads <= MAX_THREADS:
+        raise UsageError(f"--threads {arguments.threads}: 1 to {MAX_THREADS} are possible")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print how many tokens came out as recorded, or what did not; returns 0 or the code of what went wrong."""
+    from functools import partial
+
+    from eventlm.bootstrap.device import devices_of_run
+    from eventlm.cli.logging_setup import configure_logging
+    from eventlm.config import LogConfig
+    from eventlm.replay.execute.executable import check_executable
+    from eventlm.replay.execute.execution import execute
+    from eventlm.replay.execute.report import render, render_json
+    from eventlm.replay.execute.workers import WorkerProcesses
+
+    configure_logging(LogConfig(), default_level="warning")
+    path = trace_file(arguments.trace)
+    header = check_executable(path)
+    devices = devices_of_run(header)
+    model = _model(header, arguments.model)
+    with file_progress("re-executing", path, min_bytes=0) as on_progress:
+        result = execute(
+            path,
+            model=model,
+            threads=arguments.threads,
+            teacher_force=bool(arguments.teacher_force),
+            strict=arguments.strict,
+            on_progress=on_progress,
+            make_workers=partial(WorkerProcesses, devices=devices),
+        )
+    print(render_json(result) if arguments.json else render(result))
+    for warning in result.warnings:
+        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    return result.exit_code
+
+
+def _model(header: Header, given: str | None) -> str:
+    """The folder of the model that ran, or the fake one, found as `serve` finds it.
+
+    Nothing is fetched because a trace names it: that may come from anybody.
+    """
+    from eventlm.bootstrap.model_source import find_model
+    from eventlm.errors import CheckpointError, PullError
+    from eventlm.replay.execute.executable import recorded_model
+    from eventlm.worker.protocol import FAKE_MODEL
+
+    try:
+        folder = find_model(recorded_model(header, given), may_fetch=given is not None).folder
+    except CheckpointError as error:
+        if given is not None:
+            raise
+        raise CheckpointError(f"the trace names a model that is not there: {error}; give it with --model") from error
+    except PullError as error:
+        if given is not None:
+            raise
+        raise PullError(
+            f"the trace names a model that is not in the cache: {error}, or give it with --model",
+            exit_code=error.exit_code,
+        ) from error
+    return FAKE_MODEL if folder is None else str(folder)

@@ -1,0 +1,159 @@
+"""`eventlm replay TRACE --policy edf ...`: what another engine would have done with a run's work."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eventlm.cli.parser import Parser
+from eventlm.cli.progress import MIN_BYTES, count_progress
+from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.trace_path import trace_file
+from eventlm.config.objectives import parse_objectives
+from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.errors import UsageError
+from eventlm.types import parts_per_million
+
+if TYPE_CHECKING:
+    from eventlm.replay.what_if.engine import Alternative
+
+#: Flags that ask for an alternative, and those that only say how it is measured and shown.
+ALTERNATIVES = ("replicas", "speed_up_arrivals", "closed_loop")
+MEASURES = ("slo", "cost_model", "plot", "output")
+
+
+def configure(parser: Parser) -> None:
+    """Add the flags of a what-if."""
+    group = parser.add_argument_group(
+        "what-if",
+        "another engine for the recorded work: its own core with modelled step times. --policy, --batcher, --router "
+        "and --replicas may be repeated; every combination is an alternative, and all else applies to all of them",
+    )
+    group.add_argument(
+        "--replicas",
+        metavar="N",
+        type=int,
+        action="append",
+        help="so many replicas, each with a device or cores of its own",
+    )
+    group.add_argument(
+        "--speed-up-arrivals", metavar="FACTOR", help="requests arrive so much closer together: 1.5, or 0.5 for slower"
+    )
+    group.add_argument(
+        "--closed-loop",
+        metavar="N",
+        type=int,
+        help="N clients send the requests one after the other, whatever the times of the run",
+    )
+    group.add_argument("--slo", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS for requests that bring no limits")
+    group.add_argument(
+        "--cost-model",
+        metavar="FILE",
+        help="times of steps from a TOML file, by the name of a model, or fitted to another trace",
+    )
+    group.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
+    group.add_argument("--output", metavar="DIR", help="write the trace of each alternative to this folder")
+
+
+def asked_for(arguments: argparse.Namespace) -> str:
+    """The first flag that only a what-if has; empty if there is none."""
+    for name in (*ALTERNATIVES, *MEASURES):
+        if getattr(arguments, name) is not None:
+            return f"--{name.replace('_', '-')}"
+    return ""
+
+
+def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: dict[str, Any]) -> int:
+    """Print the table; `specs` are those of each kind of plug-in, `settings` of the core's configuration."""
+    if not specs and not settings and all(getattr(arguments, name) is None for name in ALTERNATIVES):
+        raise UsageError(
+            f"{asked_for(arguments)} needs an alternative to what was recorded, such as --policy edf or --replicas 2"
+        )
+    objectives = parse_objectives(arguments.slo) if arguments.slo is not None else None
+    alternatives = _alternatives(arguments, specs, settings)
+    # Only now: a usage error need not wait for the core and the policies to be loaded.
+    from eventlm.replay.what_if.report import render, render_json
+    from eventlm.replay.what_if.what_if import what_if
+
+    path = trace_file(arguments.trace)
+    with contextlib.ExitStack() as bars:
+        result = what_if(
+            path,
+            alternatives,
+            objectives=objectives,
+            cost_model=read_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
+            output=arguments.output,
+            strict=arguments.strict,
+            trust_local_plugins=arguments.trust_local_plugins,
+            on_progress=_Progress(bars) if _is_long(path) else None,
+        )
+    print(render_json(result) if arguments.json else render(result))
+    for warning in result.warnings:
+        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    if arguments.plot is not None:
+        from eventlm.cli.replay.what_if_plots import plot
+
+        for picture in plot(result, arguments.plot):
+            print(picture, file=sys.stderr)
+    return 0
+
+
+def _alternatives(
+    arguments: argparse.Namespace, specs: dict[str, list[str]], settings: dict[str, Any]
+) -> list[Alternative]:
+    from eventlm.replay.rebuild import Changes
+    from eventlm.replay.what_if.engine import Alternative
+
+    if arguments.closed_loop is not None and arguments.closed_loop < 1:
+        raise UsageError(f"--closed-loop {arguments.closed_loop}: at least 1 client is needed")
+    speed_up_ppm = _speed_up_ppm(arguments.speed_up_arrivals) if arguments.speed_up_arrivals is not None else 1_000_000
+    by_kind = [[(kind, parse_plugin_spec(text)) for text in dict.fromkeys(texts)] for kind, texts in specs.items()]
+    replicas = dict.fromkeys(arguments.replicas) if arguments.replicas is not None else [None]
+    return [
+        Alternative(
+            changes=Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **dict(chosen)),
+            num_replicas=num_replicas,
+            speed_up_ppm=speed_up_ppm,
+            closed_loop=arguments.closed_loop or 0,
+        )
+        for *chosen, num_replicas in product(*by_kind, replicas)
+    ]
+
+
+def _speed_up_ppm(text: str) -> int:
+    try:
+        factor_ppm = parts_per_million(text)
+    except ValueError:
+        factor_ppm = 0
+    if factor_ppm <= 0:
+        raise UsageError(f"--speed-up-arrivals {text}: a factor above 0 is needed, such as 1.5")
+    return factor_ppm
+
+
+def _is_long(path: str) -> bool:
+    try:
+        files = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
+        return sum(file.stat().st_size for file in files) >= MIN_BYTES
+    except OSError:
+        return False
+
+
+class _Progress:
+    """A bar for one stage after the other."""
+
+    def __init__(self, bars: contextlib.ExitStack) -> None:
+        self._bars = bars
+        self._stage = ""
+        self._advance: Any = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage:
+            self._bars.close()
+            self._stage = stage
+            self._advance = self._bars.enter_context(count_progress(stage, "byte" if stage == "reading" else "request"))
+        if self._advance is not None:
+            self._advance(done, total)

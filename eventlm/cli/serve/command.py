@@ -1,0 +1,306 @@
+"""`eventlm serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import ipaddress
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from eventlm._version import __version__
+from eventlm.cli.config_flags import add_config_flags, add_model_argument, config_from_arguments, print_config
+from eventlm.cli.exit_codes import exit_code_lines
+from eventlm.cli.parser import Parser
+from eventlm.config import Config, ServerConfig
+from eventlm.config.load import API_KEY_VARIABLE
+from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.config.structs import AUTO
+from eventlm.errors import ExitCode
+from eventlm.formatting import counted
+
+if TYPE_CHECKING:
+    from eventlm.engine.inference_engine import InferenceEngine
+
+#: Of what a worker says of its machinery, in the log line of a server that is ready.
+_MACHINERY = ("gpu", "attention_backend", "threads")
+_TRY = """\
+curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
+  -d {body}"""
+_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+#: By a variable's name, which the shell fills in: the key itself is shown nowhere.
+_AUTHORIZATION = ' \\\n  -H "Authorization: Bearer ${variable}"'
+#: Where no variable has it yet; to a shell this is a comment.
+_KEY_FROM_FILE = "# first put one of the keys of --api-keys-file into K\n"
+_KEY_FROM_CONFIG = "# first put the server's API key into K\n"
+
+
+def configure(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
+        "/v1/embeddings, /tokenize, /detokenize, /v1/models, /health, /metrics, /version; /openapi.json\n"
+        "describes them.\n"
+        "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
+        "key of the scope admin.\n"
+        "Without MODEL it is the default model, fetched at its first use.\n\n"
+        "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
+        "`eventlm replay` verifies the newest.\n\n"
+        "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them.\n"
+        "SIGHUP reads the API keys and the TLS certificate again."
+    )
+    parser.usage = "eventlm serve [MODEL] [--record DIR | --no-record] [flags]"
+    parser.epilog = """\
+examples:
+  eventlm serve                       the default model on 127.0.0.1:8000
+  eventlm serve ~/models/Qwen3-0.6B --record runs
+  eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
+  eventlm serve --service-class gold:priority=-10,deadline_ms=500
+  eventlm serve --api-servers 4       HTTP and tokenizing in four processes
+  eventlm serve --resume-seconds 60   streams go on where a connection broke
+  eventlm serve --host 0.0.0.0 --api-keys-file keys.toml \\
+      --tls-cert cert.pem --tls-key key.pem
+  eventlm serve --max-model-len 4096 --print-config > eventlm.toml
+  eventlm serve --config eventlm.toml
+
+A SPEC is NAME or NAME:PARAMETER=VALUE,...; `eventlm policies` lists the names.
+
+keys.toml, which only you may read:
+  [[keys]]
+  name = "alice"
+  sha256 = "..."                      of the key: printf %s KEY | sha256sum
+                                      (or the key itself: key = "...")
+  scopes = ["inference"]              or "admin", or both
+  limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }
+
+A service manager may start it again after 1, which can pass (a crash, no
+network), but not after 2, which stays until somebody changes something.
+
+""" + exit_code_lines(ExitCode.USAGE, meanings={ExitCode.OK: "ended by a signal", ExitCode.FAILED: "it failed"})
+    add_model_argument(parser)
+    add_config_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal; returns 0 after a clean end."""
+    config = config_from_arguments(arguments)
+    if arguments.print_config:
+        return print_config(config)
+    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
+    import uvloop
+
+    from eventlm.cli.logging_setup import configure_logging
+
+    configure_logging(config.log)
+    uvloop.run(_serve(config))
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    import structlog
+    from msgspec import structs
+
+    from eventlm.bootstrap.composition import compose
+    from eventlm.bootstrap.edge import make_context
+    from eventlm.bootstrap.front_ends import FrontEndServer
+    from eventlm.bootstrap.text_parts import TextParts
+    from eventlm.cli.serve.file_limit import raise_file_limit
+    from eventlm.cli.serve.stop_signals import StopSignals
+    from eventlm.engine.setup import resolve_plugins
+    from eventlm.server.auth.api_keys import ApiKeys
+    from eventlm.server.http_server import check_config, run_server
+    from eventlm.server.scheduling import check_key_classes
+
+    log = structlog.get_logger("eventlm.serve")
+    # A model may have to be fetched first: what would be in vain is found before that.
+    resolve_plugins(config.scheduler)
+    await check_config(config.server)
+    keys = ApiKeys(config.server)
+    config, no_record = _choose_record(config)
+    allowed = raise_file_limit(config.server)
+    config = structs.replace(config, server=allowed.config)
+    engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
+    for warning in [*no_record, *allowed.warnings, *warnings, *_exposure(config.server)]:
+        log.warning(warning)
+    context = make_context(
+        engine, config, TextParts(tokenizer, defaults, embedding_size), vocab_size=vocab_size, keys=keys
+    )
+    for warning in check_key_classes(context):
+        log.warning(warning)
+    front_ends = FrontEndServer(engine, module="eventlm.cli.serve.front_end") if config.server.api_servers else None
+    with StopSignals(on_hangup=(front_ends or context).reload) as signals:
+        serving: dict[str, Any] = {
+            "on_listening": lambda url: log.info("loading", url=url, model=engine.setup.model),
+            "on_ready": lambda url: _begin(url, engine),
+            "on_draining": lambda num_requests: _announce_end(num_requests, config),
+            "stop": signals.stop,
+            "cut": signals.cut,
+        }
+        try:
+            if front_ends is not None:
+                await front_ends.run(**serving)
+            else:
+                await run_server(context, load=engine.start, **serving)
+        finally:
+            await engine.stop()
+    log.info("stopped")
+
+
+def _choose_record(config: Config) -> tuple[Config, list[str]]:
+    """Where to record to: what was asked for, else the state folder; a warning if nothing can be recorded there.
+
+    Raises LogWriteError for a folder that was asked for and cannot be written.
+    """
+    from msgspec import structs
+
+    from eventlm.bus.log_writer import LogWriteError, LogWriter
+    from eventlm.config.state_folder import runs_folder
+
+    record = config.record.record
+    folder = str(runs_folder()) if record == AUTO else record
+    warnings = []
+    try:
+        if folder:
+            LogWriter.check_folder(folder)
+    except LogWriteError as error:
+        if record != AUTO or config.record.record_tokens:
+            raise
+        folder = ""
+        warnings = [f"not recording: {error} with --record DIR"]
+    return structs.replace(config, record=structs.replace(config.record, record=folder)), warnings
+
+
+def _exposure(config: ServerConfig) -> list[str]:
+    """Warnings for a server that others on the network can reach."""
+    try:
+        is_local = ipaddress.ip_address(config.host).is_loopback
+    except ValueError:
+        is_local = config.host == "localhost"
+    if is_local:
+        return []
+    address = f"{config.host or 'any address of this machine'}:{config.port}"
+    warnings = []
+    if not config.api_key and not config.api_keys_file:
+        warnings.append(
+            f"anybody who can reach {address} can use the server: set EVENTLM_API_KEY, or --api-keys-file FILE, "
+            "or bind 127.0.0.1"
+        )
+    if not config.tls_cert:
+        warnings.append(
+            f"what goes to and from {address} can be read on its way, API keys too: give --tls-cert and --tls-key, or "
+            "put a proxy that speaks TLS before it"
+        )
+    return warnings
+
+
+def _begin(url: str, engine: InferenceEngine) -> None:
+    # What is loaded stays: every full collection that looked at it again would stop all streams for 20 ms.
+    gc.collect()
+    gc.freeze()
+    _announce(url, engine)
+
+
+def _announce(url: str, engine: InferenceEngine) -> None:
+    """Say that the server is ready: to a person on a terminal, else to whatever reads the log."""
+    setup = engine.setup
+    model = engine.model_names[0]
+    record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
+    hint = _hint(url, model, setup.config.server)
+    scheduler = setup.config.scheduler
+    plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
+    kv_memory, host = _kv_memory(engine), engine.worker_host
+    if not _is_read_by_a_person(setup.config):
+        import structlog
+
+        is_text = setup.config.log.log_format == "text"
+        structlog.get_logger("eventlm.serve").info(
+            "ready",
+            url=url,
+            model=model,
+            max_model_len=engine.max_model_len,
+            **({"kv_memory": kv_memory} if kv_memory else {}),
+            num_blocks=setup.core.num_blocks,
+            # Replicas are on several GPUs, each with its number.
+            device=host["device"].partition(":")[0],
+            **{name: host[name] for name in _MACHINERY if name in host},
+            replicas=setup.core.num_replicas,
+            api_servers=setup.config.server.api_servers,
+            record=record,
+            **({} if is_text else {"hint": hint}),
+            **plugins,
+        )
+        if is_text:
+            # As a field of a line of text it would be quoted, and nothing for a shell.
+            print(f"try it:\n{hint}", file=sys.stderr)
+        return
+    num_front_ends = setup.config.server.api_servers
+    processes = f"replicas {setup.core.num_replicas}{_machinery(host)}"
+    processes += f", front ends {num_front_ends}" if num_front_ends else ""
+    chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
+    lines = [
+        f"eventlm {__version__} serves {model} on {url}",
+        f"{processes}, {chosen}, context {engine.max_model_len} tokens"
+        + (f", KV cache {kv_memory} in {counted(setup.core.num_blocks, 'block')} each" if kv_memory else ""),
+        f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
+        "try it:",
+        *hint.splitlines(),
+    ]
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _machinery(host: Mapping[str, Any]) -> str:
+    """What computes a replica, for a person; empty of the fake model."""
+    if "attention_backend" not in host:
+        return ""
+    if "gpu" in host:
+        return f" on {host['gpu']} with attention backend {host['attention_backend']}"
+    return f" on the processor with {counted(host['threads'], 'thread')} each, backend {host['attention_backend']}"
+
+
+def _kv_memory(engine: InferenceEngine) -> str:
+    """What the KV blocks of a replica may take; empty of a model that stores no keys and values."""
+    core = engine.setup.core
+    num_bytes = core.num_blocks * core.block_size * int(engine.worker_host.get("kv_token_bytes", 0))
+    return f"{num_bytes / (1 << 20):,.0f} MiB" if num_bytes else ""
+
+
+def _hint(url: str, model: str, server: ServerConfig) -> str:
+    """A first request for a shell. Where a key is asked for it says where that comes from."""
+    first, authorization = "", ""
+    if server.api_key and server.api_key == os.environ.get(API_KEY_VARIABLE):
+        authorization = _AUTHORIZATION.format(variable=API_KEY_VARIABLE)
+    elif server.api_key or server.api_keys_file:
+        first = _KEY_FROM_CONFIG if server.api_key else _KEY_FROM_FILE
+        authorization = _AUTHORIZATION.format(variable="K")
+    body = {"model": model, "messages": [_QUESTION], "temperature": 0, "stream": True}
+    quoted = shlex.quote(json.dumps(body, separators=(",", ":")))
+    return first + _TRY.format(url=url, authorization=authorization, body=quoted)
+
+
+def _is_read_by_a_person(config: Config) -> bool:
+    """Whether what is announced should be prose: on a terminal where no JSON was asked for."""
+    return sys.stderr.isatty() and config.log.log_format != "json"
+
+
+def _announce_end(num_requests: int, config: Config) -> None:
+    """Say what the server waits for before it ends, and to a person how to make that short."""
+    drain_seconds = config.server.drain_seconds
+    if not _is_read_by_a_person(config):
+        import structlog
+
+        structlog.get_logger("eventlm.serve").info(
+            "shutting down", num_requests=num_requests, drain_seconds=drain_seconds
+        )
+    elif not num_requests:
+        print("shutting down: no request is running", file=sys.stderr)
+    else:
+        print(
+            f"shutting down: waiting up to {drain_seconds} s for {counted(num_requests, 'request')}; "
+            f"a second Ctrl-C ends {'it' if num_requests == 1 else 'them'} at once",
+            file=sys.stderr,
+        )

@@ -1,0 +1,167 @@
+"""A front-end process of `eventlm serve --api-servers N`: HTTP, templates, tokens and text. The server starts it with
+
+    python -m eventlm.cli.serve.front_end CONTROL LISTENING,...
+
+file descriptors all: its end of a socket pair with the engine, and the sockets to accept connections from. It ends when
+it is told to, or when the other end of the pair is closed, so that no front end outlives its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import uvloop
+
+from eventlm.bootstrap.edge import make_context
+from eventlm.bootstrap.text_parts import load_text
+from eventlm.cli.logging_setup import configure_logging
+from eventlm.errors import EventLMError
+from eventlm.frontend.frames import FrameConnection
+from eventlm.frontend.front_end import BEAT_SECONDS
+from eventlm.frontend.protocol import (
+    Beat,
+    Cut,
+    Drain,
+    Draining,
+    FromFrontEnd,
+    FrontEndFailed,
+    FrontEndReady,
+    FrontEndSetup,
+    Reload,
+    decode_to_front_end,
+    encode,
+)
+from eventlm.frontend.remote_engine import RemoteEngine
+from eventlm.server.context import ServerContext
+from eventlm.server.http_server import run_server
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+class Beginning(NamedTuple):
+    """What the front end is to be, and the engine."""
+
+    setup: FrontEndSetup
+    engine: RemoteEngine
+
+
+class FrontEnd:
+    """The process's end of the connection to the engine."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.cut = asyncio.Event()
+        #: Once there is one.
+        self.context: ServerContext | None = None
+        self._connection: FrameConnection | None = None
+        #: What the engine says first. The next message may be there in the same moment.
+        self._begun: asyncio.Future[Beginning] = asyncio.get_running_loop().create_future()
+
+    async def open(self, end: socket.socket) -> Beginning:
+        """Connect, and wait for what the engine says first."""
+        self._connection = await FrameConnection.open(end, self._receive, self._lose)
+        return await self._begun
+
+    def send(self, message: FromFrontEnd) -> None:
+        """Send a message to the engine."""
+        assert self._connection is not None
+        self._connection.send(encode(message))
+
+    async def close(self) -> None:
+        """Close the connection once everything is sent."""
+        assert self._connection is not None
+        await self._connection.close()
+
+    def _receive(self, body: bytes) -> None:
+        message = decode_to_front_end(body)
+        match message:
+            case FrontEndSetup():
+                self._begun.set_result(Beginning(message, RemoteEngine(message, self.send)))
+            case Reload():
+                if self.context is not None:
+                    self.context.reload()
+            case Drain():
+                self.stop.set()
+            case Cut():
+                self.cut.set()
+            case _:
+                self._begun.result().engine.take(message)
+
+    def _lose(self) -> None:
+        """The engine's process is gone: streams end with an error, and so does this process."""
+        if not self._begun.done():
+            os._exit(1)
+        self._begun.result().engine.fail("the engine's process has died")
+        self.stop.set()
+        self.cut.set()
+
+
+async def _serve(control: int, listening: Sequence[int]) -> int:
+    front_end = FrontEnd()
+    setup, engine = await front_end.open(socket.socket(fileno=control))
+    configure_logging(setup.config.log, bound={"front_end": setup.index})
+    try:
+        context = front_end.context = make_context(
+            engine,
+            setup.config,
+            load_text(setup.model),
+            vocab_size=setup.vocab_size,
+            engine_pid=os.getppid(),
+            created=setup.created,
+        )
+    except EventLMError as error:
+        front_end.send(FrontEndFailed(str(error)))
+        await front_end.close()
+        return 1
+    # What is loaded stays: every full collection that looked at it again would stop all streams for 20 ms.
+    gc.collect()
+    gc.freeze()
+    beating = asyncio.create_task(_beat(front_end, context))
+    try:
+        await run_server(
+            context,
+            sockets=[socket.socket(fileno=number) for number in listening],
+            on_ready=lambda _: front_end.send(FrontEndReady()),
+            on_draining=lambda num_requests: front_end.send(Draining(num_requests)),
+            stop=front_end.stop,
+            cut=front_end.cut,
+        )
+    finally:
+        beating.cancel()
+        await front_end.close()
+    return 0
+
+
+async def _beat(front_end: FrontEnd, context: ServerContext) -> None:
+    while True:
+        front_end.send(
+            Beat(num_requests=context.num_running, cpu_ns=time.process_time_ns(), resident_bytes=_resident_bytes())
+        )
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+def _resident_bytes() -> int:
+    """This process's, which is a file in memory: reading it does not wait."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+def main() -> int:
+    """Entry point of the process."""
+    # Some of those who stop a server send the signal to all of its processes; the engine decides when front ends leave.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return uvloop.run(_serve(int(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""What `eventlm simulate` and `eventlm sweep` have in common: a workload, a cost model, an engine's configuration."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, NamedTuple
+
+from eventlm.cli.config_flags import add_flag, config_from_arguments
+from eventlm.cli.parser import Parser
+from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.config.options import options
+from eventlm.errors import UsageError
+from eventlm.types import parts_per_million
+
+if TYPE_CHECKING:
+    from eventlm.replay.cost.model import CostModel
+    from eventlm.replay.simulate.engine import SimulatedEngine
+    from eventlm.replay.workload.source import LoadedWorkload
+    from eventlm.replay.workload.workload import Workload
+
+WORKLOAD_HELP = "a workload file, a recorded trace or the folder of a run"
+COST_MODEL_HELP = (
+    "what a step costs: a built-in model such as h200-llama3-8b, a TOML file, or a recorded run to fit one to"
+)
+#: Options of the configuration that mean something without a worker, a server and a recorder.
+ENGINE_OPTIONS = (
+    "policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks", "prefix_cache",
+    "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
+    "run_ahead_ms", "max_skips", "max_evictions", "predictor",
+)  # fmt: skip
+#: Beyond that, arrivals come within a nanosecond of each other.
+MAX_SPEED_UP = 1_000_000
+
+
+class Ingredients(NamedTuple):
+    """All that a simulation needs."""
+
+    workload: Workload
+    cost: CostModel
+    engine: SimulatedEngine
+
+
+def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
+    """The flags of `eventlm serve` that a simulated engine has, and `--config`."""
+    group = parser.add_argument_group("engine (as of `eventlm serve`)")
+    group.add_argument("--config", metavar="FILE", help="TOML file, as of the server; flags beat it")
+    for name in ENGINE_OPTIONS:
+        if name not in without:
+            add_flag(group, options()[name])
+
+
+def parse_speed_up(text: str, flag: str) -> int:
+    """A factor of the load in parts per million. Raises UsageError for what is none."""
+    try:
+        factor_ppm = parts_per_million(text)
+    except ValueError:
+        factor_ppm = 0
+    if not 0 < factor_ppm <= MAX_SPEED_UP * 1_000_000:
+        raise UsageError(f"{flag} {text}: a factor above 0 and up to {MAX_SPEED_UP:,} is needed, such as 1.5")
+    return factor_ppm
+
+
+def read_workload(text: str) -> LoadedWorkload:
+    """The workload that an argument names. Raises UsageError, and what LogReader raises."""
+    from eventlm.cli.progress import file_progress
+    from eventlm.cli.trace_path import trace_file
+    from eventlm.replay.workload.source import load_workload
+
+    path = trace_file(text)
+    with file_progress("reading", path) as on_progress:
+        return load_workload(path, on_progress=on_progress)
+
+
+def load_ingredients(arguments: argparse.Namespace) -> Ingredients:
+    """What the flags name, read and resolved. Raises UsageError, and what LogReader raises."""
+    from eventlm.replay.simulate.engine import build_engine
+
+    config = config_from_arguments(arguments)
+    cost = read_cost_model(arguments.cost_model)
+    loaded = read_workload(arguments.workload)
+    engine = build_engine(config, loaded.workload, cost, model_name=loaded.model_name, recorded=loaded.recorded)
+    return Ingredients(loaded.workload, cost, engine._replace(notes=[*engine.notes, *loaded.notes]))

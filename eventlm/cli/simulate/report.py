@@ -1,0 +1,128 @@
+"""A simulation as people read it, and as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.formatting import counted
+from eventlm.table import table
+
+if TYPE_CHECKING:
+    from eventlm.replay.simulate.simulation import SimulationResult
+    from eventlm.replay.simulate.summary import SimulationSummary
+
+_LABELS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "queue": "queued"}
+_COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+_CLASS_COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("e2e", "p50"), ("e2e", "p99"))
+
+
+def as_object(result: SimulationResult, notes: Sequence[str]) -> dict[str, Any]:
+    """What `--json` prints. Times in ns, shares in parts per million."""
+    header = result.header
+    return {
+        "run": header.run,
+        "run_folder": result.run_folder,
+        "core": header.core,
+        "plugins": {record.kind: {"type": record.name, **record.parameters} for record in header.plugins},
+        "predictor": header.predictor,
+        "simulated": header.host["simulated"],
+        "notes": list(notes),
+        "num_events": result.num_events,
+        "summary": result.summary,
+    }
+
+
+def render(
+    result: SimulationResult, *, workload: str, cost_model: str, slo: str, notes: Sequence[str]
+) -> Iterator[str]:
+    """The lines of the report."""
+    lines = [
+        ("workload", workload),
+        ("engine", _engine(result)),
+        ("cost model", cost_model),
+        *_figures(result.summary, slo),
+    ]
+    if result.run_folder:
+        lines.append(("trace", f"{result.run_folder}, {counted(result.num_events, 'event')}"))
+    lines += [("note", note) for note in notes]
+    width = max(len(name) for name, _ in lines)
+    yield from (f"{name:<{width}}  {value}" for name, value in lines)
+    yield ""
+    yield from _latency_table(result.summary)
+    if len(result.summary.classes) > 1:
+        yield ""
+        yield from _class_table(result.summary)
+
+
+def _engine(result: SimulationResult) -> str:
+    core, records = result.header.core, result.header.plugins
+    specs = (format_plugin_spec({"type": record.name, **record.parameters}) for record in records)
+    chosen = ", ".join(f"{record.kind} {spec}" for record, spec in zip(records, specs, strict=True))
+    return (
+        f"{chosen}; {counted(core.num_replicas, 'replica')} of {core.num_blocks:,} blocks of {core.block_size} tokens, "
+        f"context {core.max_model_len:,}"
+    )
+
+
+def _figures(summary: SimulationSummary, slo: str) -> list[tuple[str, str]]:
+    s = summary
+    seconds = s.duration_ns / 1e9
+    speed = f", {seconds * 1e9 / s.wall_ns:,.0f} times as fast" if s.wall_ns else ""
+    found = [
+        ("requests", _requests(s)),
+        ("duration", f"{seconds:,.1f} s simulated in {s.wall_ns / 1e9:,.2f} s{speed}"),
+        ("steps", f"{s.num_steps:,}, replicas busy {s.busy_ppm / 1e4:.1f} %; {s.steps_per_second:,.0f} steps/s here"),
+        ("tokens", f"{s.prompt_tokens:,} prompt, {s.output_tokens:,} output"),
+        ("requests/s", f"{s.requests_per_second:.2f}"),
+        ("output tokens/s", f"{s.output_tokens_per_second:,.1f}"),
+        ("preemptions", f"{s.num_preemptions:,}"),
+    ]
+    if s.hit_ppm is not None:
+        found.append(("cache hits", f"{s.hit_ppm / 1e4:.1f} % of the prompt tokens"))
+    if s.deadlines_met_ppm is not None:
+        found.append(("deadlines met", f"{s.deadlines_met_ppm / 1e4:.1f} %"))
+    if s.objectives_met_ppm is not None:
+        within = f" within {slo}" if slo else " within the requests' own"
+        rate = s.requests_per_second * s.objectives_met_ppm / 1e6
+        found.append(("goodput", f"{rate:.2f} requests/s ({s.objectives_met_ppm / 1e4:.1f} %){within}"))
+    if s.fluidity_ppm is not None:
+        found.append(("fluidity", f"{s.fluidity_ppm / 1e4:.2f} % of the tokens came in time"))
+    return found
+
+
+def _requests(s: SimulationSummary) -> str:
+    parts = [f"{counted(s.num_complete, 'sequence')} ran to the end"]
+    parts += [f"{number:,} rejected ({reason})" for reason, number in s.reject_reasons.items()]
+    parts += [f"{s.num_cut_short:,} cut short"] if s.num_cut_short else []
+    parts += [f"{s.num_unserved:,} never came: what they follow was turned away"] if s.num_unserved else []
+    return f"{s.num_requests:,}: {', '.join(parts)}"
+
+
+def _latency_table(summary: SimulationSummary) -> Iterator[str]:
+    rows = []
+    for name, found in summary.latencies.items():
+        rows.append([_LABELS.get(name, name), *(f"{getattr(found, column) / 1e6:,.2f}" for column in _COLUMNS)])
+    yield from table(("latency (ms)", *_COLUMNS), rows)
+
+
+def _class_table(summary: SimulationSummary) -> Iterator[str]:
+    """By prompt length. Columns that nobody has are left out."""
+    has_slo = any(found.objectives_met_ppm is not None for found in summary.classes)
+    has_fluidity = any(found.fluidity_ppm is not None for found in summary.classes)
+    columns = ["prompt tokens", "sequences", *(f"{_LABELS[name]} {quantile}" for name, quantile in _CLASS_COLUMNS)]
+    columns += ["in SLO"] * has_slo + ["fluidity"] * has_fluidity
+    rows = []
+    for each in summary.classes:
+        row = [each.label, f"{each.num_sequences:,}"]
+        for name, quantile in _CLASS_COLUMNS:
+            found = each.latencies.get(name)
+            row.append("-" if found is None else f"{getattr(found, quantile) / 1e6:,.1f}")
+        row += [_percent(each.objectives_met_ppm)] * has_slo + [_percent(each.fluidity_ppm)] * has_fluidity
+        rows.append(row)
+    yield from table(columns, rows)
+
+
+def _percent(share_ppm: int | None) -> str:
+    return "-" if share_ppm is None else f"{share_ppm / 1e4:.1f} %"

@@ -1,0 +1,160 @@
+"""`eventlm sweep`: many simulations, and the load that each configuration can take."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from eventlm.cli.config_flags import config_from_arguments, given_options
+from eventlm.cli.exit_codes import exit_code_lines
+from eventlm.cli.parser import Parser
+from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.simulate.flags import (
+    COST_MODEL_HELP,
+    ENGINE_OPTIONS,
+    WORKLOAD_HELP,
+    add_engine_flags,
+    parse_speed_up,
+    read_workload,
+)
+from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.cores import usable_cores
+from eventlm.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from eventlm.config import Config
+    from eventlm.replay.sweep.sweep import SweepPlan
+
+DEFAULT_LOADS = "0.5,1,1.5,2"
+#: Options that may be given several times.
+_REPEATED = ("policy", "batcher", "router", "replicas")
+
+
+def configure(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.description = """\
+Simulate a workload under every combination of policies, batchers, routers, numbers of replicas and loads, in
+parallel processes, and tell how much load each configuration can take within an SLO: its capacity, the
+highest load that keeps the limits with all lower ones keeping them too. A load of 2 brings the workload's
+arrivals twice as close together. A load at which requests are turned away for a full queue keeps no limit.
+
+Results lie in DIR, one file for each simulation: a sweep that was interrupted, or gets more loads, goes on
+with what is missing. DIR/sweep.csv, sweep.json and sweep.png have it all together."""
+    parser.usage = "eventlm sweep WORKLOAD --cost-model MODEL --output DIR [flags]"
+    parser.epilog = """\
+examples:
+  eventlm sweep W.jsonl --cost-model h200-llama3-8b --output sweep \\
+    --policy fcfs --policy lrs --batcher fixed --batcher dynamic \\
+    --loads 0.5,1,1.5,2 --slo p99_ttft=2000 --refine 3
+  eventlm sweep runs/latest --cost-model runs/latest --output sweep \\
+    --replicas 1 --replicas 2 --slo p99_ttft=500,p90_tpot=50
+
+""" + exit_code_lines(
+        ExitCode.OK,
+        ExitCode.USAGE,
+        ExitCode.INTERRUPTED,
+        meanings={ExitCode.FAILED: "a simulation failed (the others are in the table)"},
+    )
+    parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
+    parser.add_argument("--cost-model", required=True, metavar="MODEL", help=COST_MODEL_HELP)
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the results")
+    grid = parser.add_argument_group("what to combine (each may be given several times)")
+    grid.add_argument("--policy", action="append", metavar="SPEC", help="who goes first (default: fcfs)")
+    grid.add_argument("--batcher", action="append", metavar="SPEC", help="how large prefill chunks are")
+    grid.add_argument("--router", action="append", metavar="SPEC", help="which replica gets a request")
+    grid.add_argument("--replicas", action="append", type=int, metavar="N", help="worker replicas")
+    grid.add_argument(
+        "--loads", default=DEFAULT_LOADS, metavar="X,...",
+        help=f"factors on the workload's arrival rate (default: {DEFAULT_LOADS})",
+    )  # fmt: skip
+    capacity = parser.add_argument_group("capacity")
+    capacity.add_argument(
+        "--slo", default="", metavar="LIMITS",
+        help="p99_ttft=MS,p50_tpot=MS,...: p50, p90, p95, p99 or max of ttft, tpot or e2e",
+    )  # fmt: skip
+    capacity.add_argument(
+        "--refine", type=int, default=0, metavar="N",
+        help="N more loads for each configuration, to halve what lies between the last that keeps the SLO and "
+        "the first that does not",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=int, metavar="N", help="simulations at once (default: one for each core)")
+    parser.add_argument("--json", action="store_true", help="print what is in DIR/sweep.json")
+    add_engine_flags(parser, without=_REPEATED)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run what is missing of the sweep and print its table."""
+    loads_ppm = _loads(arguments.loads)
+    config = config_from_arguments(arguments)
+    # Only now: a mistake in the flags need not wait for the core and the policies to be loaded.
+    from eventlm.cli.progress import count_progress
+    from eventlm.cli.sweep.report import as_object, render, write_files
+    from eventlm.replay.sweep.sweep import Sweep
+
+    plan = _plan(arguments, config, loads_ppm)
+    jobs = usable_cores() if arguments.jobs is None else arguments.jobs
+    loaded = read_workload(arguments.workload)
+    sweep = Sweep(plan, loaded, arguments.output, num_jobs=jobs)
+    with count_progress("sweeping", "simulation") as on_progress:
+        result = sweep.run(on_progress=on_progress)
+    files = write_files(result, arguments.output)
+    if arguments.json:
+        import msgspec
+
+        print(msgspec.json.encode(as_object(result)).decode())
+    else:
+        print("\n".join(render(result)))
+    for note in loaded.notes:
+        print(f"eventlm: note: {note}", file=sys.stderr)
+    for path in files:
+        print(f"eventlm: wrote {path}", file=sys.stderr)
+    failures = [(each.name, load, error) for each in result.configurations for load, error in each.errors.items()]
+    for name, load_ppm, error in failures:
+        print(f"eventlm: warning: {name}, load {load_ppm / 1e6:g} failed: {error}", file=sys.stderr)
+    return ExitCode.FAILED if failures else ExitCode.OK
+
+
+def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -> SweepPlan:
+    from eventlm.cli.trace_path import trace_file
+    from eventlm.replay.sweep.slo import parse_limits
+    from eventlm.replay.sweep.sweep import SweepPlan, make_configurations
+
+    scheduler = config.scheduler
+    plugins: dict[str, list[dict[str, Any]]] = {}
+    for kind in ("policy", "batcher", "router"):
+        given = getattr(arguments, kind)
+        plugins[kind] = [parse_plugin_spec(text) for text in given] if given else [getattr(scheduler, kind)]
+    return SweepPlan(
+        workload_path=trace_file(arguments.workload),
+        cost=read_cost_model(arguments.cost_model),
+        configurations=make_configurations(
+            plugins["policy"], plugins["batcher"], plugins["router"], arguments.replicas or [scheduler.replicas]
+        ),
+        loads_ppm=loads_ppm,
+        limits=parse_limits(arguments.slo) if arguments.slo else [],
+        options=_engine_options(config, arguments),
+        num_refinements=arguments.refine,
+    )
+
+
+def _engine_options(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Options of the engine that are not their defaults, whether flags or a file say so."""
+    from eventlm.config.options import options
+
+    given = given_options(arguments)
+    found = {}
+    for name in ENGINE_OPTIONS:
+        option = options()[name]
+        value = getattr(getattr(config, option.section), name)
+        if name not in _REPEATED and (name in given or value != option.default):
+            found[name] = value
+    return found
+
+
+def _loads(text: str) -> list[int]:
+    loads = [parse_speed_up(part.strip(), "--loads") for part in text.split(",") if part.strip()]
+    if not loads:
+        raise UsageError("--loads: at least one is needed, such as 0.5,1,2")
+    return loads

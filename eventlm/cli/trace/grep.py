@@ -1,0 +1,102 @@
+"""`eventlm trace grep`: the lines of a trace that are about something, as they stand in the file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from eventlm.cli.durations import nanoseconds
+from eventlm.cli.parser import Parser
+from eventlm.cli.progress import file_progress
+from eventlm.cli.trace_path import trace_file
+from eventlm.config.options import did_you_mean
+from eventlm.errors import UsageError
+
+if TYPE_CHECKING:
+    from eventlm.bus.trace_grep import Query
+
+_REQUEST = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?")
+
+
+def configure(parser: Parser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = """\
+examples:
+  eventlm trace grep --request 17             all about request 17, from its
+                                              arrival (event 17) to its end
+  eventlm trace grep --request 17.0 --kind launch | jq .chunks
+  eventlm trace grep runs/latest --from 1.5s --to 2s --kind preempt,finish
+  eventlm trace grep --cause 812              what event 812 led to
+
+A line must fit all that is asked for. A launch is about the requests in its
+rows, and so are its completion (`done`) and what that led to. What lies before
+the time or the request is skipped, and its hashes are not checked."""
+    parser.add_argument("--request", metavar="S[.INDEX]", help="a request by the event of its arrival, or one sample")
+    parser.add_argument(
+        "--kind", action="append", default=[], metavar="TAG,...", help="kinds of events, such as launch,done"
+    )
+    parser.add_argument("--from", dest="from_time", metavar="TIME", help="from this time of the run on, such as 1.5s")
+    parser.add_argument("--to", dest="to_time", metavar="TIME", help="up to this time of the run")
+    parser.add_argument("--cause", type=int, metavar="S", help="what this event led to")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the matching lines."""
+    from eventlm.bus.log_reader import LogReader
+    from eventlm.bus.trace_grep import grep
+    from eventlm.cli.trace.command import warn
+
+    query = _query(arguments)
+    path = trace_file(arguments.path)
+    with LogReader(path, strict=arguments.strict) as reader:
+        with file_progress("searching", path) as on_progress:
+            for line in grep(reader, query, on_progress=on_progress):
+                sys.stdout.write(line.decode())
+        # How the trace ends is not known if nothing of it, or not all, was read.
+        if query.to_ns is None and reader.num_lines:
+            warn(reader.warnings())
+    return 0
+
+
+def _query(arguments: argparse.Namespace) -> Query:
+    from eventlm.bus.trace_grep import Query
+
+    request = index = None
+    if arguments.request is not None:
+        match = _REQUEST.fullmatch(arguments.request)
+        if match is None:
+            raise UsageError(
+                f"--request {arguments.request}: not a request such as 17, nor a sample of it such as 17.0"
+            )
+        request, index = int(match[1]), int(match[2]) if match[2] else None
+    from_ns = nanoseconds(arguments.from_time, flag="--from") if arguments.from_time is not None else 0
+    to_ns = nanoseconds(arguments.to_time, flag="--to") if arguments.to_time is not None else None
+    if to_ns is not None and to_ns < from_ns:
+        raise UsageError(f"--to {arguments.to_time} lies before --from {arguments.from_time}")
+    if arguments.cause is not None and arguments.cause < 0:
+        raise UsageError(f"--cause {arguments.cause}: events count from 0")
+    return Query(
+        request=request,
+        index=index,
+        tags=_tags(arguments.kind),
+        from_ns=from_ns,
+        to_ns=to_ns,
+        cause=arguments.cause,
+    )
+
+
+def _tags(texts: list[str]) -> frozenset[str]:
+    from eventlm.events import DECISIONS, FACTS, MARKERS
+
+    known = [str(kind.__struct_config__.tag) for kind in (*FACTS, *DECISIONS, *MARKERS)]
+    tags = [tag.strip() for text in texts for tag in text.split(",") if tag.strip()]
+    if texts and not tags:
+        raise UsageError(f"--kind {texts[0]!r} names no kind of event; known: {', '.join(known)}")
+    for tag in tags:
+        if tag not in known:
+            hint = did_you_mean(tag, known, listed_as="known")
+            raise UsageError(f"--kind {tag}: no such kind of event{hint}")
+    return frozenset(tags)

@@ -1,0 +1,1 @@
+"""The inference engine around the pure core: live requests, replicas, plug-ins, and the loop that drives them."""

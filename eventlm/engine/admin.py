@@ -1,0 +1,214 @@
+"""What an operator can ask of a running engine. Whatever changes the core's state is a fact: a replay sees it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Union
+
+from msgspec import UNSET, Struct, UnsetType
+
+from eventlm.config.options import did_you_mean
+from eventlm.core.replica import Replica
+from eventlm.core.state import CoreState
+from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.request import BY_OPERATOR, UnknownReplyError
+from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.errors import EventLMError
+from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, Resumed
+
+if TYPE_CHECKING:
+    from eventlm.engine.engine_core import Driver
+
+
+class Drain(Struct, frozen=True, tag="drain"):
+    """Take no more requests; those there are go on."""
+
+
+class Pause(Struct, frozen=True, tag="pause"):
+    """Launch nothing more. Requests are taken and wait."""
+
+
+class Resume(Struct, frozen=True, tag="resume"):
+    """The end of a drain and of a pause."""
+
+
+class SwapPolicy(Struct, frozen=True, tag="policy"):
+    """Another of the policies installed at start orders the requests from now on."""
+
+    name: str
+
+
+class FlushCache(Struct, frozen=True, tag="flush_cache"):
+    """Forget what the prefix caches hold and no sequence uses."""
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """End a request, by its reply's public id, its own (`x-request-id`), or the seq of its arrival."""
+
+    request: str
+
+
+class ReadStatus(Struct, frozen=True, tag="status"):
+    """Only look."""
+
+
+AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, ReadStatus]  # noqa: UP007
+
+
+class UnknownPolicyError(EventLMError):
+    """The policy was not installed at start."""
+
+
+class UnknownRequestError(EventLMError):
+    """No such request is under way."""
+
+
+class AmbiguousRequestError(EventLMError):
+    """Several replies under way go by the same id."""
+
+
+class FlushedCache(Struct, frozen=True, kw_only=True):
+    """What a flush has taken out of the prefix caches, and of how many replicas."""
+
+    num_blocks: int
+    num_replicas: int
+
+
+class ReplicaStatus(Struct, frozen=True, kw_only=True):
+    """One replica. Cached blocks are those that can be hit; held ones belong to sequences; some are both."""
+
+    replica: int
+    up: bool
+    epoch: int
+    num_running: int
+    num_steps_in_flight: int
+    num_blocks: int
+    num_held_blocks: int
+    num_cached_blocks: int
+
+
+class EngineStatus(Struct, frozen=True, kw_only=True):
+    """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force. `flushed`: the
+    answer to a flush only.
+    """
+
+    state: Literal["loading", "ready", "draining", "dead"]
+    paused: bool
+    policy: str
+    policies: list[str]
+    num_requests: int
+    num_waiting: int
+    replicas: list[ReplicaStatus]
+    flushed: FlushedCache | UnsetType = UNSET
+
+
+def carry_out(
+    action: AdminAction, driver: Driver, registry: RequestRegistry, drain: Callable[[], None]
+) -> FlushedCache | UnsetType:
+    """Queue what the core must be told; returns what a flush will take out. drain: applies what is queued as a tick.
+
+    Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError.
+    """
+    flushed: FlushedCache | UnsetType = UNSET
+    if isinstance(action, FlushCache):
+        # In a tick of its own, so that nothing else happens to what is counted.
+        drain()
+        flushed = _flushable(driver.core.state)
+    for fact in _facts_of(action, driver.core.state, driver.live, registry):
+        driver.put_fact(fact)
+    return flushed
+
+
+def _facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registry: RequestRegistry) -> list[Fact]:
+    match action:
+        case Pause():
+            return [] if state.paused else [Paused()]
+        case Resume():
+            return [Resumed()] if state.paused else []
+        case SwapPolicy(name):
+            if name not in state.plugins.policies:
+                hint = did_you_mean(name, state.plugins.policies, listed_as="installed at start")
+                raise UnknownPolicyError(f"unknown policy {name!r}{hint}; others need --extra-policy NAME at the start")
+            return [PolicySwapped(name=name)]
+        case FlushCache():
+            return [CacheFlushed()]
+        case Abort(name):
+            requests = _named(name, live, registry)
+            if not requests:
+                raise UnknownRequestError(f"no request '{name}' is under way")
+            return [Cancelled(c=request, request=request, reason=BY_OPERATOR) for request in requests]
+        case _:
+            return []
+
+
+def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[int]:
+    """The requests under way that an id means. Nobody but the server chooses those of replies, so they go first."""
+    named = {reply.submission.reply_id: reply.requests for reply in registry.replies_named(request)}
+    if request.isascii() and request.isdecimal() and len(request) < 17:
+        seq = int(request)
+        reply = registry.reply_of(seq)
+        named.setdefault(reply.submission.reply_id if reply is not None else request, [seq])
+    found = {name: alive for name, seqs in named.items() if (alive := [seq for seq in seqs if seq in live])}
+    if len(found) > 1:
+        raise _ambiguous(request, list(found))
+    return next(iter(found.values()), [])
+
+
+def reply_named(name: str, registry: RequestRegistry) -> Reply:
+    """Anybody's reply that an id means: its own, its request's, or the seq of an arrival. Raises UnknownReplyError or
+    AmbiguousRequestError.
+    """
+    replies = registry.replies_named(name)
+    if not replies and name.isascii() and name.isdecimal() and len(name) < 17:
+        replies = [reply for reply in [registry.reply_of(int(name))] if reply is not None]
+    if not replies:
+        raise UnknownReplyError(f"there is no reply with the id '{name}', or not any more")
+    if len(replies) > 1:
+        raise _ambiguous(name, [reply.submission.reply_id for reply in replies])
+    return replies[0]
+
+
+def _ambiguous(name: str, reply_ids: Sequence[str]) -> AmbiguousRequestError:
+    return AmbiguousRequestError(
+        f"{len(reply_ids)} replies go by the id {name!r}: give the reply's own: {', '.join(reply_ids)}"
+    )
+
+
+def _flushable(state: CoreState) -> FlushedCache:
+    """What a flush at this moment takes out."""
+    return FlushedCache(
+        num_blocks=sum(replica.pool.num_idle for replica in state.replicas), num_replicas=len(state.replicas)
+    )
+
+
+def status_of(
+    engine_state: Literal["loading", "ready", "draining", "dead"],
+    state: CoreState,
+    *,
+    flushed: FlushedCache | UnsetType = UNSET,
+) -> EngineStatus:
+    """The engine as it is now."""
+    return EngineStatus(
+        state=engine_state,
+        paused=state.paused,
+        policy=state.policy_name,
+        policies=list(state.plugins.policies),
+        num_requests=len(state.requests),
+        num_waiting=state.num_waiting,
+        replicas=[_replica_status(replica) for replica in state.replicas],
+        flushed=flushed,
+    )
+
+
+def _replica_status(replica: Replica) -> ReplicaStatus:
+    pool = replica.pool
+    return ReplicaStatus(
+        replica=replica.index,
+        up=replica.up,
+        epoch=replica.epoch,
+        num_running=len(replica.running),
+        num_steps_in_flight=len(replica.in_flight),
+        num_blocks=pool.num_blocks,
+        num_held_blocks=pool.num_blocks - pool.num_available,
+        num_cached_blocks=len(pool.tree),
+    )

@@ -1,0 +1,125 @@
+"""One group of requests from its arrival to the word on it: who gets its outputs, what it costs, who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from eventlm.config import CacheConfig
+from eventlm.engine.metering import charge_for, metered
+from eventlm.engine.rate_limits import RateLimiter
+from eventlm.engine.request import (
+    ContextLengthError,
+    EngineRequest,
+    EngineUnavailableError,
+    OnOutput,
+    Put,
+    QueueFullError,
+    RequestHandle,
+    Submission,
+)
+from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.events.decisions import RejectReason
+
+
+class AdmissionParts(NamedTuple):
+    """What of the engine an admission needs. `watch_grammar` gets the seq of a request that waits for its grammar."""
+
+    registry: RequestRegistry
+    limiter: RateLimiter
+    end_text: Callable[[int, int, int, str], None]
+    cancel: Callable[[int, str], None]
+    watch_grammar: Callable[[int], None]
+
+
+class Admission:
+    """A group that arrives. Of its requests the engine sends outputs to `sinks`, whoever submits them has `handles`.
+
+    Raises RateLimitError for a submission over its limits.
+    """
+
+    def __init__(
+        self,
+        parts: AdmissionParts,
+        group: Sequence[EngineRequest],
+        submission: Submission | None,
+        on_output: OnOutput | None,
+        now_ns: int,
+    ) -> None:
+        self._parts = parts
+        self._group = group
+        self.handles = [
+            RequestHandle(
+                -1, request.n, parts.end_text, parts.cancel, put=on_output and functools.partial(on_output, place)
+            )
+            for place, request in enumerate(group)
+        ]
+        self.sinks: list[Put] = [handle.put for handle in self.handles]
+        self._reply = Reply(submission, group, self.sinks) if submission is not None else None
+        if self._reply is not None:
+            self.sinks = parts.registry.sinks(self._reply)
+        self._charge = charge_for(parts.limiter, submission, group, now_ns) if submission is not None else None
+        if self._charge is not None:
+            self.sinks = metered(self._charge, group, self.sinks)
+            self.handles[0].rate_limits = self._charge.state
+        self._decision: asyncio.Future[RejectReason | None] = asyncio.get_running_loop().create_future()
+
+    def decide(self, reason: RejectReason | None, seqs: list[int]) -> None:
+        """The engine's word: None, or why the group is not admitted; and the seqs of its requests."""
+        parts = self._parts
+        if self._reply is not None and reason is None:
+            parts.registry.add(self._reply, seqs)
+        if self._charge is not None and reason is not None:
+            self._charge.refund()
+        for handle, seq, request in zip(self.handles, seqs, self._group, strict=True):
+            handle.request = seq
+            if request.waits_for_grammar and reason is None:
+                parts.watch_grammar(seq)
+        if self._decision.cancelled() and reason is None:
+            self._abandon()
+        if not self._decision.done():
+            self._decision.set_result(reason)
+
+    def fail(self, error: EngineUnavailableError) -> None:
+        """The engine is dead: there will be no word."""
+        if not self._decision.done():
+            self._decision.set_exception(error)
+
+    async def wait(self, max_model_len: int) -> None:
+        """Until the group is admitted. Raises QueueFullError, ContextLengthError or EngineUnavailableError.
+
+        A caller that is cancelled meanwhile leaves no request behind.
+        """
+        try:
+            reason = await self._decision
+        except asyncio.CancelledError:
+            # The word may have come just before.
+            self._abandon()
+            raise
+        if reason == "queue_full":
+            raise QueueFullError("the queue is full: no room for the request now, try again later")
+        if reason is not None:
+            raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {max_model_len} tokens")
+
+    def _abandon(self) -> None:
+        """Nobody waits any more, nor reads the reply."""
+        if self._reply is not None:
+            self._parts.registry.leave(self._reply.submission.reply_id, 0)
+        for handle in self.handles:
+            handle.cancel()
+
+
+def with_cache_rules(
+    group: Sequence[EngineRequest], submission: Submission | None, cache: CacheConfig
+) -> Sequence[EngineRequest]:
+    """Whether the requests read the prefix cache, and whose part of it."""
+    if not cache.prefix_cache:
+        return [structs.replace(request, skip_cache_read=True) for request in group]
+    if cache.isolate_prefix_cache == "key" and submission is not None:
+        # An owner is hexadecimal, so that nobody's salt makes one look like another.
+        return [structs.replace(request, cache_salt=f"{submission.owner}/{request.cache_salt}") for request in group]
+    return group

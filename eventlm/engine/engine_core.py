@@ -1,0 +1,328 @@
+"""The closed loop without its clock: pending facts are stamped, written, applied, and their effects delivered.
+
+One `drain` takes all facts that are pending as one tick. A launch leaves for its worker as soon as it is decided, for
+it can be recomputed; what a client may see waits until its fact is written. The asynchronous engine and the tests'
+virtual time drive this same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec import Raw, structs
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.recorder import Effect, Recorder
+from eventlm.bus.side_car import OutputTokens, encode_line
+from eventlm.core.core import Core
+from eventlm.core.validate import validate, validate_liveness
+from eventlm.engine.live_requests import LiveRequests, Output, Sink
+from eventlm.engine.replicas.grammar_builds import GrammarBuilds
+from eventlm.engine.request import EngineRequest, RequestOutput
+from eventlm.events import (
+    Admitted,
+    Cancelled,
+    Checkpoint,
+    Closing,
+    Decision,
+    Desynced,
+    Emitted,
+    End,
+    Event,
+    Fact,
+    Finished,
+    Gap,
+    GrammarReady,
+    Header,
+    Launched,
+    Marker,
+    Rejected,
+    Snapshot,
+    StepOps,
+    TextEnded,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.events.codec import encode_body
+from eventlm.events.decisions import RejectReason
+from eventlm.grammars import GrammarError
+from eventlm.metrics.ended_rows import EndedRows
+from eventlm.types import SequenceId
+from eventlm.worker.protocol import StepPayload, StepResult
+
+#: Makes facts just before they are stamped, so that they can depend on what earlier facts of the drain did. Gets the
+#: position that the first of them will have, and makes at least one.
+MakeFacts = Callable[[int], Sequence[Fact]]
+#: Told once whether a group was admitted: None, or why not; and the seqs of its requests.
+OnAdmission = Callable[[RejectReason | None, list[int]], None]
+#: Ships a launch: the event, its line's body, and what travels beside it.
+Ship = Callable[[Launched, bytes, StepPayload], None]
+
+
+class Driver:
+    """Owns the core, the log and the live requests of one engine.
+
+    rows: where the metrics store, which must see the bus, puts what it says of ended sequences.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        core: Core,
+        live: LiveRequests,
+        *,
+        bus: Bus,
+        ship: Ship,
+        recorder: Recorder | None = None,
+        rows: EndedRows | None = None,
+        checkpoint_events: int = 1000,
+        validate_every: int = 0,
+        grammars: GrammarBuilds | None = None,
+    ) -> None:
+        self.core = core
+        self.live = live
+        self.bus = bus
+        self._ship = ship
+        self._grammars = grammars
+        self._recorder = recorder
+        self._rows = rows
+        if recorder is not None:
+            recorder.on_idle = self._turn
+        #: Between two drains: the state is one that a segment can start from.
+        self._is_settled = False
+        self._checkpoint_events = checkpoint_events
+        self._validate_every = validate_every
+        self._num_drains = 0
+        self._last_checkpoint = 0
+        self._inbox: list[MakeFacts] = []
+        self._unpublished: list[Event] = []
+        #: Bodies of the launches among them, which their workers have had already.
+        self._shipped: dict[int, bytes] = {}
+        #: The side-car's lines of them, where one is written.
+        self._token_lines: list[bytes] = []
+        self._records_tokens = recorder is not None and header.level == "tokens"
+        self._outbox: list[Output] = []
+        self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
+        #: Markers of the steps completed in this drain; they may only stand behind it.
+        self._ops: list[StepOps] = []
+        self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
+        self._header = header
+        self._mark(header)
+        self._deliver()
+
+    def put(self, make: MakeFacts) -> None:
+        """Queue facts for the next drain."""
+        self._inbox.append(make)
+
+    def put_fact(self, fact: Fact) -> None:
+        """Queue one fact that depends on nothing."""
+        self._inbox.append(lambda _: [fact])
+
+    def submit(self, group: list[tuple[EngineRequest, Sink]], on_admission: OnAdmission) -> None:
+        """Queue the arrivals of one group, which is not empty."""
+
+        def make(seq: int) -> list[Fact]:
+            facts: list[Fact] = [
+                self.live.arrive(seq + i, request, sink, group_size=len(group), group_index=i)
+                for i, (request, sink) in enumerate(group)
+            ]
+            if self._records_tokens:
+                self._token_lines += [encode_line(self.live.prompt_tokens(seq + i)) for i in range(len(group))]
+            self._groups[seq] = (on_admission, [seq + i for i in range(len(group))])
+            return facts
+
+        self.put(make)
+
+    def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
+        """Queue the completion of a step; nothing if its worker is lost.
+
+        Raises ResultMismatchError if it is no answer to what was launched; then the worker must count as lost.
+        """
+        worker = self.core.state.replicas[replica]
+        if not worker.up or result.epoch < worker.epoch:
+            return
+        self.live.answer(replica, result)
+
+        def make(seq: int) -> list[Fact]:
+            if result.ops:
+                self._ops.append(StepOps(c=seq, replica=replica, epoch=result.epoch, step=result.step, ops=result.ops))
+            if self._records_tokens:
+                self._token_lines.append(encode_line(OutputTokens(s=seq, tokens=result.tokens)))
+            return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)]
+
+        self.put(make)
+
+    def end_text(self, request: int, index: int, position: int, reason: str) -> None:
+        """Queue the edge's word on a text; nothing if the request has left."""
+        if request in self.live:
+            self.put_fact(TextEnded(c=request, request=request, index=index, position=position, reason=reason))
+
+    def grammar_ready(self, request: int, error: GrammarError | None) -> None:
+        """Queue the word on a request's grammar; nothing if it has left. The log is not told what the error says."""
+        if request not in self.live:
+            return
+        if error is not None:
+            self.live.fail_grammar(request, error)
+        self.put_fact(GrammarReady(c=request, request=request, error="cannot be built" if error is not None else ""))
+
+    def drain(self, now_ns: int) -> None:
+        """Apply all that is pending as one tick at `now_ns`, or 1 ns after the last one if the clock stood still."""
+        if not self._inbox:
+            return
+        ts = max(now_ns, self.core.state.now_ns + 1)
+        inbox, self._inbox = self._inbox, []
+        self._is_settled = False
+        try:
+            for position, make in enumerate(inbox, start=1):
+                facts = make(self.core.next_seq)
+                for place, fact in enumerate(facts, start=1):
+                    marked = position == len(inbox) and place == len(facts)
+                    self._apply(structs.replace(fact, s=self.core.next_seq, ts=ts, p=int(marked)))
+            self._check()
+            self._mark_ops()
+            if self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
+                self.checkpoint()
+        finally:
+            self._deliver()
+        self._is_settled = True
+        self._turn()
+
+    def checkpoint(self) -> None:
+        """Write a digest of the state into the log."""
+        self._mark(Checkpoint(digests=self.core.digests()))
+        self._last_checkpoint = self.core.next_seq
+
+    def end(self, reason: str) -> None:
+        """Close the log cleanly."""
+        recorder = self._recorder
+        try:
+            if recorder is not None:
+                recorder.settle()
+                if recorder.problem:
+                    self._start_segment(recorder)
+            self._is_settled = False
+            self.checkpoint()
+            self._mark(End(reason=reason))
+            self._deliver()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the log, as it is, and end all subscriptions."""
+        self._is_settled = False
+        try:
+            if self._recorder is not None:
+                self._recorder.close()
+        finally:
+            self.bus.close()
+
+    def _apply(self, fact: Fact) -> None:
+        self._unpublished.append(fact)
+        if isinstance(fact, Cancelled):
+            self.live.cancel(fact.request, fact.reason)
+        decisions = self.core.apply(fact)
+        if isinstance(fact, WorkerUp | WorkerLost | Desynced):
+            replica = self.core.state.replicas[fact.replica]
+            self.live.set_worker(fact.replica, replica.epoch if replica.up else None)
+        for decision in decisions:
+            self._unpublished.append(decision)
+            self._effect(decision)
+
+    def _mark_ops(self) -> None:
+        ops, self._ops = self._ops, []
+        for marker in ops:
+            self._mark(marker)
+
+    def _turn(self) -> None:
+        """Start a segment if one is due."""
+        if self._is_settled and self._recorder is not None and self._recorder.segment_due:
+            self._start_segment(self._recorder)
+
+    def _start_segment(self, recorder: Recorder) -> None:
+        """Go on in a new segment, which can be read without those before it. Clients need not wait for it."""
+        gap = None
+        if recorder.problem:
+            gap = Gap(first=recorder.writer.next_s, last=self.core.next_seq - 1, reason=recorder.problem)
+        events: list[Event] = []
+        lines = self._first_lines(recorder.previous_h, gap, events)
+        recorder.start_segment(self.core.next_seq, lines, lambda: self.bus.publish(events))
+
+    def _first_lines(self, previous_h: str, gap: Gap | None, events: list[Event]) -> Iterator[bytes]:
+        """What a segment begins with; each is stamped when it is asked for, and lost if it cannot be written."""
+        events.append(self._stamp(structs.replace(self._header, previous_h=previous_h)))
+        yield encode_body(events[-1])
+        if gap is not None:
+            events.append(self._stamp(gap))
+            yield encode_body(events[-1])
+        events.append(self._stamp(Snapshot(state=Raw(self.core.snapshot()))))
+        yield encode_body(events[-1])
+
+    def _mark(self, marker: Marker) -> None:
+        self._unpublished.append(self._stamp(marker))
+
+    def _stamp(self, marker: Marker) -> Marker:
+        """Its cause is the event before it, unless it names one."""
+        seq = self.core.next_seq
+        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
+        self.core.apply(stamped)
+        return stamped
+
+    def _effect(self, decision: Decision) -> None:
+        if isinstance(decision, Launched):
+            body = self._shipped[decision.s] = encode_body(decision)
+            self._ship(decision, body, self.live.launch(decision))
+        elif isinstance(decision, Emitted):
+            self._outbox += self.live.emit(decision)
+        elif isinstance(decision, Closing):
+            self._outbox.append(self.live.start_closing(decision))
+        elif isinstance(decision, Finished):
+            self._outbox.append(self.live.finish(decision))
+            if self._grammars is not None and decision.request not in self.live:
+                self._grammars.forget(decision.request)
+        elif isinstance(decision, Admitted):
+            self._resolve(decision.request, None)
+            if self._grammars is not None and (grammar := self.live.awaited_grammar(decision.request)):
+                self._grammars.want(decision.request, grammar)
+        elif isinstance(decision, Rejected):
+            self.live.reject(decision.request)
+            self._resolve(decision.request, decision.reason)
+
+    def _resolve(self, seq: int, reason: RejectReason | None) -> None:
+        """The first member of a group stands for all of it."""
+        group = self._groups.pop(seq, None)
+        if group is not None:
+            self._admissions.append((group[0], reason, group[1]))
+
+    def _check(self) -> None:
+        self._num_drains += 1
+        if self._validate_every and self._num_drains % self._validate_every == 0:
+            validate(self.core.state)
+            validate_liveness(self.core.state)
+
+    def _deliver(self) -> None:
+        """Write, then let everybody see: subscribers, and clients."""
+        events, self._unpublished = self._unpublished, []
+        admissions, self._admissions = self._admissions, []
+        outbox, self._outbox = self._outbox, []
+
+        def leave() -> None:
+            self.bus.publish(events)
+            for on_admission, reason, seqs in admissions:
+                on_admission(reason, seqs)
+            for sink, output, ended in outbox:
+                # Now that its events are published, the log's own measurements are there.
+                sink(output if ended is None else self._with_row(output, ended))
+
+        if self._recorder is None:
+            leave()
+        else:
+            self._write(self._recorder, events, leave)
+        self._shipped.clear()
+
+    def _with_row(self, output: RequestOutput, ended: SequenceId) -> RequestOutput:
+        return output if self._rows is None else structs.replace(output, row=self._rows.find(ended))
+
+    def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
+        """All of the drain in one go: what a step pays for being recorded."""
+        tokens, self._token_lines = self._token_lines, []
+        recorder.write([self._shipped.get(event.s) or encode_body(event) for event in events], leave, tokens=tokens)

@@ -1,0 +1,403 @@
+"""InferenceEngine: the public API of the engine. Owns the bus, the log and the replicas.
+
+Everything asynchronous ends in a pending fact; one drain for each tick of the loop applies what is pending. Loop
+timers only wake the drain: due timers are the core's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.log_writer import LogWriter
+from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
+from eventlm.engine.admission import Admission, AdmissionParts, with_cache_rules
+from eventlm.engine.core_timer import CoreTimer
+from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_run import EngineRun, RunParts
+from eventlm.engine.explanations import ExplainAnswer, Explanations
+from eventlm.engine.predictor.source import PredictorSource
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
+from eventlm.engine.replicas.grammar_builds import GrammarBuilds
+from eventlm.engine.replicas.group import OnStartProgress, Replicas
+from eventlm.engine.request import (
+    AT_SHUTDOWN,
+    BY_OWNER,
+    CLIENT_LEFT,
+    EngineRequest,
+    EngineUnavailableError,
+    OnOutput,
+    RequestHandle,
+    ResumedReply,
+    Submission,
+    UnknownReplyError,
+)
+from eventlm.engine.request_check import check_group
+from eventlm.engine.request_registry import RequestRegistry
+from eventlm.engine.response_status import ReplyStatus, reply_status
+from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
+from eventlm.errors import EventLMError
+from eventlm.events import Cancelled, Fact, FrontEndLost
+from eventlm.grammars import GrammarError
+from eventlm.metrics.aggregates import Histogram
+from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.metrics.ended_rows import EndedRows
+from eventlm.metrics.store import MetricsStore
+from eventlm.worker.protocol import StepResult
+
+EngineState = Literal["loading", "ready", "draining", "dead"]
+
+log = structlog.get_logger("eventlm.engine")
+
+
+class InferenceEngine:
+    """Serves one model on one or more replicas. Use within one event loop: `start`, `submit`, `stop`."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self.setup = setup
+        #: Called behind each change of the state, and of `paused`.
+        self.on_state: Callable[[], None] | None = None
+        self._state: EngineState = "loading"
+        self.model_names = list(setup.core.models)
+        #: Where the run's clock stands at 0, on this host's monotonic one.
+        self.origin_ns = time.monotonic_ns()
+        self._driver: Driver | None = None
+        #: Groups of which nobody knows yet whether they are admitted.
+        self._undecided: list[Admission] = []
+        self._run: EngineRun | None = None
+        #: What the first worker says of the machinery that it computes with.
+        self.worker_host: dict[str, Any] = {}
+        self._rows = EndedRows()
+        self._metrics = MetricsStore(sink=self._rows)
+        self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        #: The core failed: nothing more can be said of its state, nor be written.
+        self._broken = False
+        #: Why it died, for everybody who asks later.
+        self._death: EngineUnavailableError | None = None
+        self._drain_scheduled = False
+        self._timer = CoreTimer(self.now_ns, self.put_fact)
+        self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
+        self._replicas = Replicas(setup, self, self._replica_dead)
+        #: Grammars of live requests; the replicas tell it of their workers.
+        self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
+        self._limiter = RateLimiter()
+        self._admission_parts = AdmissionParts(
+            registry=self.registry,
+            limiter=self._limiter,
+            end_text=self.end_text,
+            cancel=self.cancel,
+            watch_grammar=self.grammars.watch,
+        )
+        self._explanations = Explanations()
+
+    @property
+    def state(self) -> EngineState:
+        """Only a ready engine takes requests."""
+        return self._state
+
+    @state.setter
+    def state(self, state: EngineState) -> None:
+        self._state = state
+        if self.on_state is not None:
+            self.on_state()
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest context in tokens. The start may cut it to what the workers' caches hold."""
+        return self.setup.core.max_model_len
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is launched until an operator says so."""
+        return self._driver is not None and self._driver.core.state.paused
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the run started."""
+        return time.monotonic_ns() - self.origin_ns
+
+    @property
+    def bus(self) -> Bus:
+        """Every event of the run. There is none before `start`."""
+        return self._require_driver().bus
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where the run is recorded; None before `start`, and where it is not."""
+        return self._run.folder if self._run is not None else None
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers, by replica; 0 where there is none at the moment."""
+        return self._replicas.worker_pids
+
+    def metrics(self) -> EngineMetrics:
+        """All figures of this moment; before `start` there are none of the log."""
+        return EngineMetrics(
+            log=self._metrics.snapshot(),
+            state=self.state,
+            scheduling_time=self._scheduling_time.copy(),
+            recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
+            rate_limited=dict(self._limiter.refused),
+        )
+
+    async def read_metrics(self) -> EngineMetrics:
+        """As `metrics`, for those to whom it may be far away."""
+        return self.metrics()
+
+    async def start(self, on_progress: OnStartProgress | None = None) -> None:
+        """Start the workers, fit the predictor, open the log. Tells and raises what `Replicas.start` does."""
+        self._loop = asyncio.get_running_loop()
+        run = make_run_id()
+        folder = self.setup.config.record.folder
+        try:
+            if folder:
+                LogWriter.check_folder(folder)
+            predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
+            self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
+            ship = self._replicas.ship
+            parts = RunParts(ship, self._guarded, self.grammars, self._metrics, self._rows, self._scheduling_time)
+            if self.state != "loading":
+                raise EngineUnavailableError("the engine was stopped while it started")
+            self._run = EngineRun.open(run, self.setup, first, predictor, parts)
+            self._driver = self._run.driver
+            self.worker_host = first.host
+        except BaseException:
+            self.state = "dead"
+            await self._replicas.stop()
+            raise
+        self._replicas.run()
+        self._drain()
+        self.state = "ready"
+
+    def _expire_later(self, delay_ns: int) -> None:
+        assert self._loop is not None
+        self._loop.call_later(delay_ns / 1e9, self.registry.expire)
+
+    async def submit(
+        self,
+        group: Sequence[EngineRequest],
+        *,
+        submission: Submission | None = None,
+        on_output: OnOutput | None = None,
+    ) -> list[RequestHandle]:
+        """Admit a group as one; a handle for each request.
+
+        With a `submission` the group can be found by its id in the `registry`. With `on_output` all outputs go there,
+        in the engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
+        RateLimitError for a submission over its limits, and what `check_group` finds. If the caller is cancelled
+        while it waits, the requests are cancelled too.
+        """
+        if self.state != "ready":
+            raise self._death or EngineUnavailableError(f"the engine is {self.state}")
+        if not group:
+            return []
+        check_group(group, self.setup.core, vocab_size=self.setup.vocab_size)
+        group = with_cache_rules(group, submission, self.setup.config.cache)
+        driver = self._require_driver()
+        admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
+        driver.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
+        self._wake()
+        self._undecided.append(admission)
+        try:
+            await admission.wait(self.max_model_len)
+        finally:
+            self._undecided.remove(admission)
+        return admission.handles
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        """Do what an operator asks, and say how things stand then. Raises UnknownPolicyError, UnknownRequestError,
+        AmbiguousRequestError or EngineUnavailableError.
+        """
+        driver = self._require_driver()
+        self._check_alive()
+        if self._is_stopping and isinstance(action, Drain | Resume):
+            raise EngineUnavailableError("the engine is being stopped")
+        flushed = carry_out(action, driver, self.registry, self._drain)
+        # A drain that went wrong is its death.
+        self._check_alive()
+        if isinstance(action, Drain | Resume):
+            self.state = "draining" if isinstance(action, Drain) else "ready"
+        self._drain()
+        self._check_alive()
+        if isinstance(action, Pause | Resume) and self.on_state is not None:
+            self.on_state()
+        return status_of(self.state, driver.core.state, flushed=flushed)
+
+    async def resume(
+        self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        """Read a reply again, from its first output on; its reader until now ends. Counts as a request.
+
+        Raises UnknownReplyError, or RateLimitError.
+        """
+        # First: whether there is such a reply is not even looked up for who is over a limit.
+        self._limiter.count(owner, limits, self.now_ns())
+        return self.registry.resume(reply_id, owner, on_output)
+
+    def leave(self, reply_id: str, reader: int) -> None:
+        """A reader of a resumable reply (0: who submitted it) is gone. Without one it ends after a while."""
+        self.registry.leave(reply_id, reader)
+
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
+        """End the requests of a reply and drop what is kept of it; whether any was under way. Raises UnknownReplyError
+        where there is neither.
+        """
+        reply = self.registry.find(reply_id, owner)
+        live = self._driver.live if self._driver is not None else ()
+        running = [request for request in reply.requests if request in live]
+        for request in running:
+            self.cancel(request, BY_OWNER)
+        # At once, so that whoever asks again is not told the same.
+        self._drain()
+        if not self.registry.drop(reply) and not running:
+            raise UnknownReplyError(f"the reply '{reply_id}' is over, and nothing is kept of it")
+        return bool(running)
+
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
+        """Where the sequences of a reply are; owner None: anybody's. Raises UnknownReplyError, and of anybody's
+        AmbiguousRequestError.
+        """
+        registry = self.registry
+        reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
+        state = self._driver.core.state if self._driver is not None else None
+        return reply_status(reply.submission.reply_id, reply.sequences, state, self._rows)
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+        """Where the time of a reply went, as far as the trace goes. Raises UnknownReplyError, NotExplainedError."""
+        reply = self.registry.find(reply_id, owner)
+        return await self._explanations.explain(self.run_folder, reply.requests, owner=owner)
+
+    def cancel(self, request: int, reason: str = CLIENT_LEFT) -> None:
+        """End a request; nothing if it has ended."""
+        driver = self._driver
+        if driver is not None and request in driver.live:
+            self.put_fact(Cancelled(c=request, request=request, reason=reason))
+
+    def lose_front_end(self, front_end: int) -> None:
+        """End all requests of a front end that has gone."""
+        if self._driver is not None:
+            self.put_fact(FrontEndLost(front_end=front_end))
+
+    def put_fact(self, fact: Fact) -> None:
+        """Queue a fact for the next tick."""
+        self._require_driver().put_fact(fact)
+        self._wake()
+
+    def complete(self, replica: int, result: StepResult) -> None:
+        """Queue a step's completion. The worker's clock is this machine's monotonic one.
+
+        Raises ResultMismatchError if it does not answer what was launched.
+        """
+        self._require_driver().complete(
+            replica,
+            result,
+            start_ns=max(result.start_ns - self.origin_ns, 0),
+            end_ns=max(result.end_ns - self.origin_ns, 0),
+        )
+        self._wake()
+
+    async def stop(self, reason: str = "stop") -> None:
+        """End what still runs, close the log, stop the workers. Harmless when called twice."""
+        self._is_stopping = True
+        if self.state == "loading":
+            self.state = "dead"
+        elif self.state in ("ready", "draining"):
+            self.state = "draining"
+            # First an answer for those who have just come, so that they can be cancelled like everybody.
+            self._drain()
+            for request in list(self._require_driver().core.state.requests):
+                self.cancel(request, AT_SHUTDOWN)
+            self._drain()
+        await self._replicas.stop()
+        driver, self._driver = self._driver, None
+        if driver is None:
+            return
+        self._timer.cancel()
+        self.state = "dead"
+        if self._broken:
+            driver.close()
+        else:
+            driver.end(reason)
+
+    def end_text(self, request: int, index: int, position: int, reason: str) -> None:
+        """An edge's word on a text; nothing if the request has ended."""
+        if self._driver is not None:
+            self._driver.end_text(request, index, position, reason)
+            self._wake()
+
+    def _grammar_ready(self, request: int, error: GrammarError | None) -> None:
+        if self._driver is not None:
+            self._driver.grammar_ready(request, error)
+            self._wake()
+
+    def _while_alive(self, delay_seconds: float, action: Callable[[], None]) -> None:
+        assert self._loop is not None
+
+        def act() -> None:
+            if self.state != "dead":
+                action()
+
+        self._loop.call_later(delay_seconds, act)
+
+    def _wake(self) -> None:
+        """One drain for each tick, however many facts come in it."""
+        if not self._drain_scheduled and self._loop is not None:
+            self._drain_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_scheduled = False
+        driver = self._driver
+        if driver is None or self.state == "dead":
+            return
+        self._guarded(lambda: driver.drain(self.now_ns()))
+        if not self._broken:
+            self._timer.arm(driver.core)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Whatever the driver is asked to do: if that fails, nothing more can be said of the state."""
+        try:
+            action()
+        except EventLMError as error:
+            self._broken = True
+            self._die(str(error))
+            log.error("the engine cannot go on", error=str(error))
+        except Exception as error:
+            self._broken = True
+            # Everybody who waits is told, and what it says may be of one of them.
+            self._die(f"a defect in it, {type(error).__name__}")
+            log.exception("the engine cannot go on: this is a defect, please report it")
+
+    def _replica_dead(self, reason: str) -> None:
+        """A replica was given up. The others go on; without any the engine is dead."""
+        if not self._replicas.num_live:
+            # The loss itself belongs into the log.
+            self._drain()
+            self._die(f"no worker is left: {reason}")
+        log.error("replica given up", reason=reason, left=self._replicas.num_live)
+
+    def _die(self, reason: str) -> None:
+        """Tell everybody who waits."""
+        self.state = "dead"
+        error = self._death = EngineUnavailableError(f"the engine has died: {reason}")
+        for admission in self._undecided:
+            admission.fail(error)
+        if self._driver is not None:
+            self._driver.live.fail(error)
+
+    def _check_alive(self) -> None:
+        if self.state == "dead":
+            raise self._death or EngineUnavailableError("the engine is dead")
+
+    def _require_driver(self) -> Driver:
+        if self._driver is None:
+            raise EngineUnavailableError("the engine is not running")
+        return self._driver

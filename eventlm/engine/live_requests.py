@@ -1,0 +1,376 @@
+"""What the engine knows of live requests and the core does not: token ids, parameters, and who listens.
+
+Owns each sequence's token history and ships it to a worker that lacks the sequence; turns a worker's result into the
+fact that the core may see (counts, block integers, a digest); turns decisions into outputs for the edges.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import NamedTuple
+
+from msgspec import structs
+
+from eventlm.bus.side_car import PromptTokens
+from eventlm.control.result_check import ResultMismatchError, check_result, wants_extras
+from eventlm.engine.block_names import BlockNames
+from eventlm.engine.request import (
+    ClosingOutput,
+    EmbeddingOutput,
+    EngineRequest,
+    FinishedOutput,
+    PromptLogprobsOutput,
+    RequestOutput,
+    TokensOutput,
+)
+from eventlm.errors import EventLMError
+from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
+from eventlm.grammars import GrammarError
+from eventlm.types import SequenceId
+from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, StepResult, encode
+
+#: Gets every output of a request, or the error that ends it.
+Sink = Callable[[RequestOutput | EventLMError], None]
+
+
+class Sample:
+    """One live sequence: prompt and output ids, and how many of its blocks have names."""
+
+    __slots__ = ("last_hash", "num_named_blocks", "num_prompt_tokens", "request", "token_ids")
+
+    def __init__(self, request: LiveRequest, token_ids: list[int], num_named_blocks: int, last_hash: bytes) -> None:
+        self.request = request
+        self.token_ids = token_ids
+        self.num_prompt_tokens = len(token_ids)
+        self.num_named_blocks = num_named_blocks
+        self.last_hash = last_hash
+
+
+class LiveRequest:
+    """A request between its arrival and its last finish. Its parameters carry the seed in force."""
+
+    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "sink", "wants_extras")
+
+    def __init__(self, request: EngineRequest, sink: Sink) -> None:
+        self.request = request
+        self.wants_extras = wants_extras(request)
+        self.sink = sink
+        self.num_unfinished = request.n
+        #: Why its grammar cannot be had.
+        self.grammar_error = ""
+        #: The reason of its cancel.
+        self.cancelled_by = ""
+
+
+class Output(NamedTuple):
+    """Something that a client may see once its fact is written. `ended`: the sequence, if that is its end."""
+
+    sink: Sink
+    output: RequestOutput
+    ended: SequenceId | None = None
+
+
+class _Worker:
+    """What a replica's worker of this epoch holds, and its launches that are not completed, the oldest first. Of these
+    it has answered the first `num_answered`; those completions are not applied yet.
+    """
+
+    __slots__ = ("epoch", "held", "launches", "num_answered")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.held: set[SequenceId] = set()
+        self.launches: deque[Launched] = deque()
+        self.num_answered = 0
+
+
+class _Completing(NamedTuple):
+    """The step whose completion is being applied: its rows, their tokens, and by row what came beside them."""
+
+    rows: list[SequenceId]
+    tokens: list[list[int]]
+    extras: dict[int, RowExtras]
+
+
+class LiveRequests:
+    """All live requests of an engine. `seed_key` makes the seeds of requests that bring none. `vocab_size` 0: unknown,
+    then workers may answer any token id.
+    """
+
+    def __init__(
+        self, names: BlockNames, *, block_size: int, seed_key: bytes, digest_key: bytes, vocab_size: int = 0
+    ) -> None:
+        self._names = names
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._seed_key = seed_key
+        self._digest_key = digest_key
+        self._requests: dict[int, LiveRequest] = {}
+        #: Sequences that take tokens: neither closing nor finished.
+        self._samples: dict[SequenceId, Sample] = {}
+        #: By replica.
+        self._workers: dict[int, _Worker] = {}
+        self._completing = _Completing([], [], {})
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._requests
+
+    def fail(self, error: EventLMError) -> None:
+        """The engine cannot go on: tell everybody who listens, in order of arrival."""
+        for live in self._requests.values():
+            live.sink(error)
+        self._requests.clear()
+        self._samples.clear()
+
+    def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
+        """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
+        seed = request.seed if request.seed is not None else self._draw_seed(seq)
+        request = structs.replace(request, params=structs.replace(request.params, seed=seed))
+        live = LiveRequest(request, sink)
+        self._requests[seq] = live
+        root = self._names.root(request.model, request.adapter, request.cache_salt)
+        names = self._names.extend(root, request.prompt_token_ids)
+        for index in range(request.n):
+            sample = Sample(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
+            self._samples[SequenceId(seq, index)] = sample
+        return Arrived(
+            model=request.model,
+            kind=request.kind,
+            n=request.n,
+            prompt_tokens=len(request.prompt_token_ids),
+            blocks=names.integers,
+            max_tokens=request.params.max_tokens if request.kind == "generate" else 0,
+            skip_cache_read=request.skip_cache_read,
+            adapter=request.adapter,
+            priority=request.priority,
+            deadline_ns=request.deadline_ns,
+            slo_ttft_ns=request.slo_ttft_ns,
+            slo_tpot_ns=request.slo_tpot_ns,
+            service_class=request.service_class,
+            session=request.session,
+            parent=request.parent,
+            waits_for_grammar=request.waits_for_grammar,
+            drop_if_late=request.drop_if_late,
+            received_ns=request.received_ns,
+            ready_ns=request.ready_ns,
+            has_text_ends=request.has_text_ends,
+            offline=request.offline,
+            group_size=group_size,
+            group_index=group_index,
+            front_end=request.front_end,
+            seed=str(seed),
+        )
+
+    def prompt_tokens(self, seq: int) -> PromptTokens:
+        """What the side-car says of a request that has just arrived. `recorded_request` is the way back."""
+        request = self._requests[seq].request
+        salt = request.cache_salt.encode()
+        return PromptTokens(
+            s=seq,
+            token_ids=request.prompt_token_ids,
+            params=structs.replace(request.params, seed=0),
+            # Of a client's salt nobody needs more than whether another is the same.
+            cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
+        )
+
+    def awaited_grammar(self, seq: int) -> str:
+        """The grammar that a request waits for, empty if none."""
+        request = self._requests[seq].request
+        return request.params.grammar if request.waits_for_grammar else ""
+
+    def fail_grammar(self, seq: int, error: GrammarError) -> None:
+        """What the client of a live request is told when it ends for want of its grammar."""
+        self._requests[seq].grammar_error = str(error)
+
+    def cancel(self, seq: int, reason: str) -> None:
+        """What the client of a request is told when its cancel is applied; nothing if it has left."""
+        if seq in self._requests:
+            self._requests[seq].cancelled_by = reason
+
+    def num_output_tokens(self, identity: SequenceId) -> int | None:
+        """How many tokens a sequence has been given; None once it takes no more."""
+        sample = self._samples.get(identity)
+        return None if sample is None else len(sample.token_ids) - sample.num_prompt_tokens
+
+    def _draw_seed(self, seq: int) -> int:
+        digest = blake2b(str(seq).encode(), digest_size=8, key=self._seed_key).digest()
+        return int.from_bytes(digest, "little")
+
+    def reject(self, seq: int) -> None:
+        """Forget a request that was not admitted."""
+        live = self._requests.pop(seq)
+        for index in range(live.request.n):
+            del self._samples[SequenceId(seq, index)]
+
+    def launch(self, launched: Launched) -> StepPayload:
+        """What the worker needs beside the launch: the sequences among its rows that it does not hold."""
+        worker = self._workers.setdefault(launched.replica, _Worker(launched.epoch))
+        held = worker.held
+        held.difference_update(SequenceId(*pair) for pair in launched.forget)
+        worker.launches.append(launched)
+        new = []
+        for row in launched.chunks:
+            identity = SequenceId(row[0], row[1])
+            if identity not in held:
+                held.add(identity)
+                new.append(self._describe(identity))
+        return StepPayload(new=new)
+
+    def _describe(self, identity: SequenceId) -> NewSequence:
+        sample = self._samples[identity]
+        return NewSequence(
+            request=identity.request,
+            index=identity.index,
+            token_ids=list(sample.token_ids),
+            num_prompt_tokens=sample.num_prompt_tokens,
+            params=sample.request.request.params,
+            kind=sample.request.request.kind,
+        )
+
+    def set_worker(self, replica: int, epoch: int | None) -> None:
+        """The replica's worker is that of this epoch, or there is none. One before it is gone with all that it held."""
+        worker = self._workers.get(replica)
+        if worker is not None and worker.epoch != epoch:
+            del self._workers[replica]
+
+    def answer(self, replica: int, result: StepResult) -> None:
+        """A worker has answered; its completion will be applied by `complete`, in the order of the answers.
+
+        Raises ResultMismatchError if that is no answer to the oldest launch that it has not answered.
+        """
+        worker = self._workers.get(replica)
+        if worker is None or worker.num_answered == len(worker.launches):
+            raise ResultMismatchError(f"a result of step {result.step}, and no step is under way")
+        launched = worker.launches[worker.num_answered]
+        asking = [
+            (row, sample.request.request)
+            for row, identity in enumerate(_rows(launched))
+            if (sample := self._samples.get(identity)) is not None and sample.request.wants_extras
+        ]
+        check_result(result, launched, asking, vocab_size=self._vocab_size)
+        worker.num_answered += 1
+
+    def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> StepCompleted:
+        """The fact of a worker's result. Its tokens are kept until the core says which of them count."""
+        launched = self._take_launch(replica, result)
+        rows: list[SequenceId] = []
+        filled: list[tuple[int, list[int]]] = []
+        if launched is not None:
+            rows = _rows(launched)
+            filled = self._name_filled(launched, rows, result.tokens)
+        self._completing = _Completing(rows, result.tokens, {extras.row: extras for extras in result.extras})
+        return StepCompleted(
+            c=launched.s if launched is not None else 0,
+            replica=replica,
+            epoch=result.epoch,
+            step=result.step,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            digest=self.digest(result.tokens),
+            produced=list(map(len, result.tokens)),
+            ends=result.ends,
+            filled=filled,
+        )
+
+    def _take_launch(self, replica: int, result: StepResult) -> Launched | None:
+        """The launch that a result answers; None if its worker is lost."""
+        worker = self._workers.get(replica)
+        if worker is None or worker.epoch != result.epoch:
+            return None
+        worker.num_answered = max(worker.num_answered - 1, 0)
+        return worker.launches.popleft()
+
+    def digest(self, tokens: list[list[int]]) -> str:
+        """What the fact of a step says of its tokens."""
+        return blake2b(encode(tokens), digest_size=8, key=self._digest_key).hexdigest()
+
+    def _name_filled(
+        self, launched: Launched, rows: list[SequenceId], tokens: list[list[int]]
+    ) -> list[tuple[int, list[int]]]:
+        """(row, integers) of the blocks whose last token's KV the step has stored.
+
+        A decode stores the KV of the last confirmed token and of all it produced but the last; a chunk that of its
+        own tokens, and where it produced several, of all of those but the last.
+        """
+        size = self._block_size
+        num_decodes = len(launched.decodes)
+        filled = []
+        for row, identity in enumerate(rows):
+            sample = self._samples.get(identity)
+            if sample is None:
+                continue
+            if row < num_decodes:
+                stored = len(sample.token_ids) + len(tokens[row]) - 1
+            else:
+                _, _, start, num_tokens, _ = launched.chunks[row - num_decodes]
+                stored = start + num_tokens + max(len(tokens[row]) - 1, 0)
+            first = sample.num_named_blocks * size
+            if stored - first < size:
+                continue
+            content = (sample.token_ids[first:] + tokens[row])[: stored - first]
+            names = self._names.extend(sample.last_hash, content)
+            sample.last_hash = names.last_hash
+            sample.num_named_blocks += len(names.integers)
+            filled.append((row, names.integers))
+        return filled
+
+    def emit(self, emitted: Emitted) -> list[Output]:
+        """Append the tokens of the step just completed, but for those that the core dropped."""
+        rows, tokens, extras = self._completing
+        dropped = dict(emitted.dropped)
+        outputs = []
+        for row, (identity, produced) in enumerate(zip(rows, tokens, strict=True)):
+            if row in extras:
+                outputs += self._prompt_outputs(identity, extras[row])
+            if not produced or row in dropped:
+                continue
+            sample = self._samples[identity]
+            start = len(sample.token_ids) - sample.num_prompt_tokens
+            sample.token_ids += produced
+            logprobs = extras[row].logprobs if row in extras else None
+            outputs.append(Output(sample.request.sink, TokensOutput(identity.index, start, produced, logprobs)))
+        return outputs
+
+    def _prompt_outputs(self, identity: SequenceId, extras: RowExtras) -> list[Output]:
+        """What a row says of its prompt; nothing if nobody listens any more."""
+        sample = self._samples.get(identity)
+        if sample is None:
+            return []
+        found: list[RequestOutput] = []
+        if extras.prompt_logprobs is not None:
+            found.append(PromptLogprobsOutput(identity.index, extras.prompt_start, extras.prompt_logprobs))
+        if extras.embedding:
+            found.append(EmbeddingOutput(identity.index, extras.embedding))
+        return [Output(sample.request.sink, output) for output in found]
+
+    def start_closing(self, closing: Closing) -> Output:
+        """A sequence takes no more tokens; its edge owes the end of its text."""
+        sample = self._samples.pop(SequenceId(closing.request, closing.index))
+        return Output(sample.request.sink, ClosingOutput(closing.index, closing.reason, closing.position))
+
+    def finish(self, finished: Finished) -> Output:
+        """A sequence is over, and with the last of its request that too."""
+        seq = finished.request
+        live = self._requests[seq]
+        identity = SequenceId(seq, finished.index)
+        self._samples.pop(identity, None)
+        live.num_unfinished -= 1
+        if not live.num_unfinished:
+            del self._requests[seq]
+        detail = {"error": live.grammar_error, "cancelled": live.cancelled_by}.get(finished.reason, "")
+        return Output(
+            live.sink,
+            FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),
+            ended=identity,
+        )
+
+
+def _rows(launched: Launched) -> list[SequenceId]:
+    """The sequences of a launch, in the order of its rows."""
+    rows = [SequenceId(row[0], row[1]) for row in launched.decodes]
+    return rows + [SequenceId(row[0], row[1]) for row in launched.chunks]

@@ -1,0 +1,1 @@
+"""Coefficients of the step-time predictor: fitted to measured steps, and cached between starts."""

@@ -1,0 +1,1 @@
+"""Replicas and their worker processes: started, watched, restarted."""

@@ -1,0 +1,101 @@
+"""All replicas of an engine: they start and stop together, and what is for one of them finds it here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from eventlm.engine.replicas.controller import Engine, ReplicaController
+from eventlm.engine.setup import EngineSetup, with_blocks, worker_setups
+from eventlm.events import Launched
+from eventlm.worker.protocol import PrepareGrammar, StartProgress, StepPayload, WorkerReady
+
+#: Called with the number of a replica and what its worker does.
+OnStartProgress = Callable[[int, StartProgress], None]
+
+log = structlog.get_logger("eventlm.replica")
+
+
+class Replicas:
+    """By their index. `num_live` counts those that were not given up; on_dead is told why one more was."""
+
+    def __init__(self, setup: EngineSetup, engine: Engine, on_dead: Callable[[str], None]) -> None:
+        self.num_live = setup.core.num_replicas
+        self._setup = setup
+        self._on_dead = on_dead
+        self._all = [
+            ReplicaController(worker, setup.config.worker, engine, self._given_up) for worker in worker_setups(setup)
+        ]
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers; 0 where there is none at the moment."""
+        return [replica.worker_pid for replica in self._all]
+
+    async def start(
+        self, *, must_measure: bool, on_progress: OnStartProgress | None = None
+    ) -> tuple[EngineSetup, WorkerReady]:
+        """Bring all first workers up; the setup for the KV blocks that these have, and what the first one says.
+        `on_progress` is told meanwhile what each of them does.
+
+        Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
+        """
+        groups = self._groups()
+        started = await asyncio.gather(*(self._start_in_turns(group, must_measure, on_progress) for group in groups))
+        ready = dict(pair for group in started for pair in group)
+        num_blocks = [worker.num_blocks for worker in ready.values()]
+        planned, self._setup = self._setup, with_blocks(self._setup, num_blocks)
+        core, longest = self._setup.core, planned.core.max_model_len
+        if core.max_model_len < longest:
+            log.warning(
+                f"the context is cut from {longest} to {core.max_model_len} tokens, which {core.num_blocks} KV blocks "
+                "hold; raise --gpu-memory-utilization for more"
+            )
+        return self._setup, ready[0]
+
+    def _groups(self) -> list[list[ReplicaController]]:
+        """Those that must not start at a time: on one GPU, where each finds out what it takes of the memory, and what
+        another one takes meanwhile would seem to be its own.
+        """
+        num_devices = len(self._setup.devices) if not self._setup.core.num_blocks else 0
+        return [self._all[first::num_devices] for first in range(num_devices)] or [[each] for each in self._all]
+
+    async def _start_in_turns(
+        self, replicas: list[ReplicaController], must_measure: bool, on_progress: OnStartProgress | None
+    ) -> list[tuple[int, WorkerReady]]:
+        """With their indices. None is begun behind one that cannot start."""
+        return [
+            (
+                replica.index,
+                await replica.start(
+                    # All are alike: if anybody must measure, the first does.
+                    warm_up=must_measure and replica.index == 0,
+                    on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
+                ),
+            )
+            for replica in replicas
+        ]
+
+    def run(self) -> None:
+        """The run has begun: listen to the workers."""
+        for replica in self._all:
+            replica.run(self._setup.core)
+
+    async def stop(self) -> None:
+        """End the workers."""
+        await asyncio.gather(*(replica.stop() for replica in self._all))
+
+    def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
+        """Send a launch to its worker."""
+        self._all[launched.replica].ship(launched, body, payload)
+
+    def prepare_grammar(self, replica: int, message: PrepareGrammar) -> None:
+        """Have a replica's worker build a grammar."""
+        self._all[replica].prepare_grammar(message)
+
+    def _given_up(self, reason: str) -> None:
+        self.num_live -= 1
+        self._on_dead(reason)

@@ -1,0 +1,233 @@
+"""What crosses the border between an edge (HTTP, command line) and the engine: requests in, outputs out.
+
+An edge awaits `InferenceEngine.submit(group)` and then iterates over each `RequestHandle` until every sequence of the
+request has a `FinishedOutput`. If the request has text ends, the edge owes exactly one `handle.text_ended(...)` for
+each sequence: when it finds an end, else as its answer to `ClosingOutput`. A handle that is dropped must be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Union
+
+from msgspec import Struct
+
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimits, RateLimitState
+from eventlm.errors import EventLMError, UsageError
+from eventlm.metrics.rows import RequestRow
+from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.types import FinishReason, RequestKind
+
+
+class QueueFullError(EventLMError):
+    """The queue has no room for the group; none of its requests was admitted."""
+
+
+class GroupSizeError(QueueFullError):
+    """The group has more sequences than there will ever be room for; none of its requests was admitted."""
+
+
+class ContextLengthError(EventLMError):
+    """A prompt and its max_tokens exceed the context."""
+
+
+class TokenIdError(UsageError):
+    """A request names a token that the model does not have."""
+
+
+class EngineUnavailableError(EventLMError):
+    """The engine is loading, draining or dead."""
+
+
+class UnknownReplyError(EventLMError):
+    """There is no such reply, not any more, or it belongs to somebody else."""
+
+
+#: Reasons of a cancel: the client left; whoever it belongs to, or an operator, asked for it; the engine is stopped.
+CLIENT_LEFT = "client"
+BY_OWNER = "owner"
+BY_OPERATOR = "admin"
+AT_SHUTDOWN = "shutdown"
+
+
+class EngineRequest(Struct, frozen=True, kw_only=True):
+    """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
+
+    `stop` strings are found by the edge, in the text; the engine only needs to know `has_text_ends`. Neither does it
+    look at the fields that say what belongs into the text: `include_stop_str_in_output`, `skip_special_tokens`, all but
+    `visible_token_ids`, and `message_format`, what a chat's message may consist of (a struct of the edge's own).
+    """
+
+    model: str
+    prompt_token_ids: list[int]
+    params: SamplerParams
+    kind: RequestKind = "generate"
+    n: int = 1
+    seed: int | None = None
+    skip_cache_read: bool = False
+    cache_salt: str = ""
+    adapter: str = ""
+    priority: int = 0
+    deadline_ns: int = 0
+    slo_ttft_ns: int = 0
+    slo_tpot_ns: int = 0
+    service_class: str = ""
+    session: int = 0
+    parent: int = 0
+    drop_if_late: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    visible_token_ids: tuple[int, ...] = ()
+    message_format: bytes = b""
+    has_text_ends: bool = False
+    waits_for_grammar: bool = False
+    offline: bool = False
+    received_ns: int = 0
+    ready_ns: int = 0
+    front_end: int = 0
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    """What a group of requests is for its edge: one reply.
+
+    reply_id: the reply's public id, such as `chatcmpl-...`. owner: whom it belongs to (`Principal.owner`). edge_state:
+    what an edge needs to make the same reply from the same outputs again; nothing to the engine. is_resumable: whether
+    the outputs are kept for a client that lost its connection. limits: what the owner may use. request_id: by which it
+    can be looked up too; a client may have chosen it (`x-request-id`), and the newest reply of its owner has it.
+    """
+
+    reply_id: str
+    owner: str = ""
+    edge_state: bytes = b""
+    is_resumable: bool = False
+    limits: RateLimits = NO_LIMITS
+    request_id: str = ""
+
+
+class ResumedReply(Struct, frozen=True, kw_only=True):
+    """A reply that is read again: what was submitted, the seqs of its arrivals, and the number of the new reader.
+
+    num_outputs: how many outputs there are by now, of which the reader gets the first first.
+    """
+
+    submission: Submission
+    group: list[EngineRequest]
+    requests: list[int]
+    reader: int
+    num_outputs: int
+
+
+class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):
+    """New tokens of sequence `index`; their fact is in the trace. `start` is the place of the first in the output."""
+
+    index: int
+    start: int
+    token_ids: list[int]
+    logprobs: TokenLogprobs | None = None
+
+
+class PromptLogprobsOutput(Struct, frozen=True, tag="prompt_logprobs", array_like=True):
+    """Log-probabilities of prompt tokens from place `start` on, as sequence `index` computed them.
+
+    They come in the order of the prompt, but some may come again after a preemption.
+    """
+
+    index: int
+    start: int
+    logprobs: TokenLogprobs
+
+
+class EmbeddingOutput(Struct, frozen=True, tag="embedding", array_like=True):
+    """The pooled embedding of the prompt, little-endian float32, as sequence `index` computed it."""
+
+    index: int
+    embedding: bytes
+
+
+class ClosingOutput(Struct, frozen=True, tag="closing", array_like=True):
+    """Sequence `index` ended at `position` output tokens; the edge owes its `text_ended` if it has not sent it."""
+
+    index: int
+    reason: FinishReason
+    position: int
+
+
+class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
+    """Sequence `index` is over. Only its first `position` tokens belong to the output.
+
+    row: what the log says of it, as all metrics have it. detail: why it ended with `error`, where that is the request's
+    own fault, and may quote the request; or who `cancelled` it, as `Cancelled.reason` has it.
+    """
+
+    index: int
+    reason: FinishReason
+    position: int
+    cached_tokens: int
+    row: RequestRow | None = None
+    detail: str = ""
+
+
+class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):
+    """Says nothing of a request: another reader reads its reply from now on, and this one shall end."""
+
+
+RequestOutput = Union[TokensOutput, PromptLogprobsOutput, EmbeddingOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
+#: Gets what the engine says of a group, in the order in which it says it: the place of the request in the group, and
+#: an output, or the error that ends the request.
+OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]
+#: The same for one request of the group.
+Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
+
+
+class RequestHandle:
+    """A live request as its edge sees it. Iterating ends after the last sequence's `FinishedOutput`, or when another
+    reader takes the reply over.
+
+    `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first. With `put`, what
+    the engine says goes there, and there is nothing to iterate over. `rate_limits` is what the owner had left when it
+    was admitted, if the owner has limits.
+    """
+
+    def __init__(
+        self,
+        request: int,
+        n: int,
+        text_ended: Callable[[int, int, int, str], None],
+        cancel: Callable[[int, str], None],
+        put: Put | None = None,
+    ) -> None:
+        self.request = request
+        self.rate_limits: RateLimitState | None = None
+        self._unfinished = n
+        self._text_ended = text_ended
+        self._cancel = cancel
+        self._outputs: asyncio.Queue[RequestOutput | TakenOver | EventLMError] = asyncio.Queue()
+        #: The engine's side: takes an output, or the error that ends the request.
+        self.put: Put = put or self._outputs.put_nowait
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        output = await self._outputs.get()
+        if isinstance(output, EventLMError):
+            self._unfinished = 0
+            raise output
+        if isinstance(output, TakenOver):
+            self._unfinished = 0
+            raise StopAsyncIteration
+        if isinstance(output, FinishedOutput):
+            self._unfinished -= 1
+        return output
+
+    def text_ended(self, index: int, position: int, reason: str = "") -> None:
+        """Tell the engine that the text of sequence `index` ends at `position` tokens, or was looked at to there."""
+        self._text_ended(self.request, index, position, reason)
+
+    def cancel(self, reason: str = CLIENT_LEFT) -> None:
+        """End the request; harmless when it has ended."""
+        self._cancel(self.request, reason)

@@ -1,0 +1,258 @@
+"""What an engine is made of, resolved: limits, plug-ins, model. Made by whoever composes it, before it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct, structs
+
+from eventlm._version import __version__
+from eventlm.config import Config, CoreConfig, SchedulerConfig
+from eventlm.config.core import most_blocks
+from eventlm.config.load import config_hash, redacted
+from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.core.graph_buckets import default_buckets
+from eventlm.core.state import Plugins
+from eventlm.cores import compute_threads, spread_processors, usable_cores
+from eventlm.engine.block_names import PAIRS_PER_BLOCK
+from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
+from eventlm.errors import UsageError
+from eventlm.events import Header
+from eventlm.worker.protocol import WorkerReady, WorkerSetup
+
+
+class ResolvedPlugins(NamedTuple):
+    """The three plug-ins of a scheduler, and the policies that can take the first one's place."""
+
+    policy: ResolvedPlugin
+    batcher: ResolvedPlugin
+    router: ResolvedPlugin
+    extra_policies: list[ResolvedPlugin]
+
+
+class Device(NamedTuple):
+    """What a worker computes on: `name` is torch's, `model` its maker's, of a GPU."""
+
+    name: str = "cpu"
+    model: str = ""
+
+
+class EngineSetup(Struct, frozen=True, kw_only=True):
+    """A configuration with everything looked up. `model` is a checkpoint folder or `fake`, `tokenizer` the folder of a
+    tokenizer in place of the model's own, or empty; `vocab_size` 0: unknown.
+
+    devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers find out how
+    many there is room for, and `with_blocks` makes the setup that a run goes by.
+    """
+
+    config: Config
+    core: CoreConfig
+    model: str
+    tokenizer: str = ""
+    policy: ResolvedPlugin
+    batcher: ResolvedPlugin
+    router: ResolvedPlugin
+    extra_policies: list[ResolvedPlugin] = []
+    vocab_size: int = 0
+    devices: list[Device] = []
+
+    @property
+    def plugins(self) -> Plugins:
+        """As the core takes them."""
+        return Plugins(
+            policies={policy.record.name: policy.instance for policy in (self.policy, *self.extra_policies)},
+            policy=self.policy.record.name,
+            batcher=self.batcher.instance,
+            router=self.router.instance,
+        )
+
+
+def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
+    """Look the plug-ins up. Raises UsageError for one that cannot be had, or limits that contradict each other."""
+    if 0 < scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise UsageError(
+            f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{scheduler.max_num_seqs}: decodes would leave no room for a prompt; raise one or lower the other"
+        )
+    policy = resolve("policy", scheduler.policy)
+    extra_policies = [resolve("policy", parse_plugin_spec(spec)) for spec in scheduler.extra_policy]
+    names = [each.record.name for each in (policy, *extra_policies)]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UsageError(f"--extra-policy {name}: this policy is installed already, and swaps go by the name")
+    return ResolvedPlugins(
+        policy=policy,
+        batcher=resolve("batcher", scheduler.batcher),
+        router=resolve("router", scheduler.router),
+        extra_policies=extra_policies,
+    )
+
+
+def make_setup(
+    config: Config,
+    *,
+    model: str,
+    model_name: str,
+    num_blocks: int,
+    max_model_len: int,
+    tokenizer: str = "",
+    vocab_size: int = 0,
+    devices: Sequence[Device] = (),
+) -> EngineSetup:
+    """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does."""
+    scheduler = config.scheduler
+    plugins = resolve_plugins(scheduler)
+    core = CoreConfig(
+        models=[model_name],
+        block_size=config.cache.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        num_replicas=scheduler.replicas,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.batched_tokens(on_gpu=bool(devices)),
+        max_queue_len=scheduler.max_queue_len,
+        max_steps_in_flight=scheduler.max_steps_in_flight,
+        max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
+        run_ahead_ms=scheduler.run_ahead_ms,
+        graph_buckets=default_buckets(scheduler.max_num_seqs) if devices and config.gpu.cuda_graphs else [],
+        max_skips=scheduler.max_skips,
+        max_evictions=scheduler.max_evictions,
+        max_losses=config.worker.max_losses,
+    )
+    return EngineSetup(
+        config=config,
+        core=core,
+        model=model,
+        tokenizer=tokenizer,
+        policy=plugins.policy,
+        batcher=plugins.batcher,
+        router=plugins.router,
+        extra_policies=plugins.extra_policies,
+        vocab_size=vocab_size,
+        devices=list(devices),
+    )
+
+
+def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
+    """The setup for the KV blocks that the worker of each replica has found room for (0: as many as it was told).
+
+    All replicas get as many as the one that has fewest, within what an engine can have, and the context is cut to what
+    these hold. Raises UsageError where that is less than what was asked for.
+    """
+    core, asked = setup.core, setup.config.model.max_model_len
+    num_blocks = min(*(each or core.num_blocks for each in found), most_blocks(core.num_replicas))
+    capacity = (num_blocks - 1) * core.block_size
+    if capacity < max(asked, 1):
+        wish = f"--max-model-len {asked}" if asked else "even the shortest context"
+        raise UsageError(
+            f"{wish} does not fit: beside the weights there is room for {num_blocks:,} KV blocks, which hold a context "
+            f"of {capacity:,} tokens; " + ("lower it, " if asked else "") + "raise --gpu-memory-utilization, or give "
+            "--kv-cache-dtype fp8"
+        )
+    sized = structs.replace(core, num_blocks=num_blocks, max_model_len=min(core.max_model_len, capacity))
+    return structs.replace(setup, core=sized)
+
+
+def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
+    """The first worker of each replica. Whether one of them measures is decided at the start."""
+    config, core = setup.config, setup.core
+    threads = config.worker.threads or compute_threads(core.num_replicas, usable_cores())
+    processors = spread_processors() if config.worker.pin_threads else []
+    devices = setup.devices or [Device()]
+    num_devices = len(devices)
+    if len(processors) < threads * core.num_replicas:
+        processors = []
+    # Four in the shortest silence that counts as death, and never fewer than one a second.
+    heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
+    return [
+        WorkerSetup(
+            replica=replica,
+            epoch=1,
+            model=setup.model,
+            tokenizer=setup.tokenizer,
+            dtype=config.model.dtype,
+            quantization=config.model.quantization,
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            block_size=core.block_size,
+            num_blocks=core.num_blocks,
+            max_model_len=core.max_model_len,
+            max_num_batched_tokens=core.max_num_batched_tokens,
+            max_num_seqs=core.max_num_seqs,
+            max_steps_in_flight=core.max_steps_in_flight,
+            device=devices[replica % num_devices].name,
+            gpu=devices[replica % num_devices].model,
+            threads=threads,
+            processors=processors[replica * threads : (replica + 1) * threads],
+            cpu_kernels=config.worker.cpu_kernels,
+            attention_backend=config.gpu.attention_backend,
+            graph_buckets=core.graph_buckets,
+            batch_invariant=config.gpu.batch_invariant,
+            torch_compile=config.gpu.torch_compile,
+            # Replicas on one GPU share it.
+            gpu_memory_ppm=config.gpu.memory_ppm // len(range(replica % num_devices, core.num_replicas, num_devices)),
+            heartbeat_ns=heartbeat_ns,
+            warm_up=False,
+            profile_ops=config.worker.profile_ops,
+            fake=config.model.fake,
+        )
+        for replica in range(core.num_replicas)
+    ]
+
+
+def make_run_id() -> str:
+    """Sortable by time, unique by chance."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def make_header(
+    setup: EngineSetup, run: str, seed: int, predictor: list[int], origin: str, first: WorkerReady
+) -> Header:
+    """The trace's first line. Nothing secret is in it. `origin` is where the predictor's coefficients come from."""
+    config = redacted(setup.config)
+    return Header(
+        run=run,
+        unix_start_ns=str(time.time_ns()),
+        code_version=__version__,
+        core=setup.core,
+        config=config,
+        config_hash=config_hash(config),
+        plugins=[plugin.record for plugin in (setup.policy, *setup.extra_policies, setup.batcher, setup.router)],
+        predictor=predictor,
+        seeds={"requests": str(seed)},
+        model_fingerprint=first.model_fingerprint,
+        block_table_size=PAIRS_PER_BLOCK * setup.core.num_blocks,
+        host=describe_host() | {"predictor": origin} | first.host,
+        level="tokens" if setup.config.record.record_tokens else "default",
+    )
+
+
+def describe_host() -> dict[str, Any]:
+    """What the header says of the machine and its Python; workers add what they compute with."""
+    return {
+        "python": platform.python_version(),
+        "implementation": sys.implementation.name,
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "msgspec": msgspec.__version__,
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _cpu_name() -> str:
+    """The processor's name; empty where nobody tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor()

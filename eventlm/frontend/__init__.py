@@ -1,0 +1,1 @@
+"""Front-end processes, which serve HTTP for an engine in another process."""

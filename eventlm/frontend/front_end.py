@@ -1,0 +1,246 @@
+"""One front end: a process, and after its death another."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from msgspec import structs
+
+from eventlm.config.sizes import memory_bytes
+from eventlm.engine.request import EngineUnavailableError
+from eventlm.frontend.calls import FrontEndCalls
+from eventlm.frontend.link import FrontEndLink
+from eventlm.frontend.process import FrontEndProcess
+from eventlm.frontend.protocol import Drain, FrontEndFailed, FrontEndSetup, ToFrontEnd
+from eventlm.metrics.components import FrontEndMetrics
+
+if TYPE_CHECKING:
+    from eventlm.engine.inference_engine import InferenceEngine
+
+#: Longest start: a tokenizer is loaded, on a machine that may be busy.
+START_SECONDS = 120.0
+#: How often a front end says that it lives.
+BEAT_SECONDS = 1.0
+#: Pause before a restart, doubled with each death of one that had not lived for long, so many times at most.
+RESTART_SECONDS, MAX_DOUBLINGS = 0.1, 6
+STEADY_SECONDS = 10.0
+#: Starts that fail, in a row, before a front end is given up.
+MAX_FAILED_STARTS = 5
+#: How long a process that has closed its connection may take to end by itself.
+LEAVE_SECONDS = 5.0
+#: A process that dies closes its connection a moment before its death is known.
+LAST_WORDS_SECONDS = 0.1
+
+log = structlog.get_logger("eventlm.front_end")
+
+
+class FrontEnd:
+    """Number `index`, from 1. `start`, then `stop`. Owns the sockets that its processes inherit."""
+
+    def __init__(
+        self,
+        setup: FrontEndSetup,
+        engine: InferenceEngine,
+        calls: FrontEndCalls,
+        sockets: Sequence[socket.socket],
+        *,
+        module: str,
+        heartbeat_timeout_seconds: float,
+        on_dead: Callable[[], None],
+    ) -> None:
+        self.index = setup.index
+        self.is_draining = False
+        self.num_restarts = 0
+        self._setup = setup
+        self._engine = engine
+        self._calls = calls
+        self._sockets = sockets
+        self._module = module
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self._on_dead = on_dead
+        self._process: FrontEndProcess | None = None
+        self._link: FrontEndLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        #: Deaths in a row of processes that had not lived for long.
+        self._num_failures = 0
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present process; 0 if there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def link(self) -> FrontEndLink | None:
+        """The connection to the present process."""
+        return self._link
+
+    @property
+    def metrics(self) -> FrontEndMetrics:
+        """Its figures, at most a beat old."""
+        link = self._link
+        if link is None or link.lost.done() or not link.started.done():
+            return FrontEndMetrics(index=self.index, is_up=False, num_restarts=self.num_restarts)
+        beat = link.beat
+        return FrontEndMetrics(
+            index=self.index,
+            is_up=True,
+            num_restarts=self.num_restarts,
+            num_requests=beat.num_requests,
+            cpu_ns=beat.cpu_ns,
+            resident_bytes=beat.resident_bytes,
+        )
+
+    async def start(self) -> None:
+        """Bring the first process up. Raises EngineUnavailableError if it does not start."""
+        await self._spawn()
+        self._task = asyncio.create_task(self._supervise(), name=f"front end {self.index}")
+
+    def send(self, message: ToFrontEnd) -> None:
+        """Send a message to the present process, if there is one."""
+        if self._link is not None:
+            self._link.send(message)
+
+    async def ended(self) -> None:
+        """Wait until there is no process any more and will be none."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def stop(self) -> None:
+        """End the process and the supervision, whatever is under way. Harmless when called twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._discard()
+        self._close_sockets()
+
+    def _present_setup(self) -> FrontEndSetup:
+        """What `StateChanged` has told those that are there."""
+        engine = self._engine
+        return structs.replace(
+            self._setup, state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len
+        )
+
+    async def _spawn(self) -> None:
+        process = self._process = await FrontEndProcess.spawn(self._module, self._sockets)
+        replay_bytes = memory_bytes(self._setup.config.server.resume_memory)
+        link = self._link = FrontEndLink(self.index, self._calls, max_replay_bytes=replay_bytes)
+        try:
+            await link.open(process.end)
+            process.death.add_done_callback(lambda _: link.lose(process.ending))
+            link.send(self._present_setup())
+            either: set[asyncio.Future[Any]] = {link.started, link.lost}
+            await asyncio.wait(either, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await self._discard()
+            raise
+        message = link.started.result() if link.started.done() else None
+        if message is None:
+            ending = f"said nothing in {START_SECONDS:.0f} s"
+            if link.lost.done():
+                await asyncio.wait({process.death}, timeout=LEAVE_SECONDS)
+                ending = process.ending or link.lost.result()
+            await self._discard()
+            raise EngineUnavailableError(
+                f"front end {self.index} {ending} while it started; see above for its last words"
+            )
+        if isinstance(message, FrontEndFailed):
+            await self._discard()
+            raise EngineUnavailableError(f"front end {self.index} did not start: {message.message}")
+        if self.is_draining:
+            link.send(Drain())
+
+    def _close_sockets(self) -> None:
+        """Nobody will accept from them any more: the kernel is to send connections elsewhere."""
+        for bound in self._sockets:
+            bound.close()
+
+    async def _discard(self) -> None:
+        process, self._process = self._process, None
+        link, self._link = self._link, None
+        if link is not None:
+            link.lose("ended")
+        if process is not None:
+            await process.kill()
+
+    async def _supervise(self) -> None:
+        """Watch one process after the other until the front end is given up or told to drain."""
+        try:
+            while await self._serve_once():
+                pass
+        except Exception:
+            log.exception("a front end cannot go on: this is a defect, please report it", front_end=self.index)
+            await self._give_up()
+        self._close_sockets()
+
+    async def _give_up(self) -> None:
+        """Leave neither a process nor requests."""
+        await self._discard()
+        self._on_dead()
+        try:
+            self._engine.lose_front_end(self.index)
+        except Exception:
+            log.exception("the requests of a front end could not be ended", front_end=self.index)
+
+    async def _serve_once(self) -> bool:
+        """Watch the present process to its end and start the next; False if there is none."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        reason = await self._watch()
+        await self._lose(reason)
+        if self.is_draining:
+            return False
+        self._num_failures = 0 if loop.time() - began >= STEADY_SECONDS else self._num_failures + 1
+        return await self._restart()
+
+    async def _watch(self) -> str:
+        """Why the present process is lost, as soon as it is. Silence is counted in waits, not read from a clock:
+        whatever kept this process from listening is not the front end's silence.
+        """
+        link = self._link
+        assert link is not None
+        num_beats, num_silent = link.num_beats, 0
+        while not link.lost.done():
+            await asyncio.wait({link.lost}, timeout=BEAT_SECONDS)
+            num_silent = 0 if link.num_beats != num_beats else num_silent + 1
+            num_beats = link.num_beats
+            if num_silent * BEAT_SECONDS >= self._heartbeat_timeout_seconds:
+                link.lose(f"no heartbeat for {self._heartbeat_timeout_seconds} s")
+        return link.lost.result()
+
+    async def _lose(self, reason: str) -> None:
+        """The process is gone or useless: its requests end, and nothing is left of it."""
+        process = self._process
+        assert process is not None
+        if self.is_draining:
+            await asyncio.wait({process.death}, timeout=LEAVE_SECONDS)
+            if process.left_in_order:
+                await self._discard()
+                return
+        self._engine.lose_front_end(self.index)
+        await asyncio.wait({process.death}, timeout=LAST_WORDS_SECONDS)
+        reason = process.ending or reason
+        await self._discard()
+        log.warning("front end lost", front_end=self.index, pid=process.pid, reason=reason)
+
+    async def _restart(self) -> bool:
+        """Start the next process, with patience; False if it is no use, or too late."""
+        for _ in range(MAX_FAILED_STARTS):
+            await asyncio.sleep(RESTART_SECONDS * 2 ** min(self._num_failures, MAX_DOUBLINGS))
+            if self.is_draining:
+                return False
+            self.num_restarts += 1
+            try:
+                await self._spawn()
+            except EngineUnavailableError as error:
+                self._num_failures += 1
+                log.error("front end did not start", front_end=self.index, error=str(error))
+                continue
+            log.info("front end is back", front_end=self.index, pid=self.pid)
+            return True
+        log.error("front end given up", front_end=self.index)
+        self._on_dead()
+        return False

@@ -1,0 +1,132 @@
+"""All front ends of an engine: processes that speak HTTP, make tokens of text and text of tokens, and nothing else.
+
+The engine's process binds the address, once for each front end with SO_REUSEPORT, and each inherits its own socket. So
+the kernel shares connections out evenly (from one queue whoever is awake first takes a burst as a whole, before any of
+its load shows), while errors of binding stay in one place, port 0 means one port, and connections that have not been
+accepted survive a front end's death: the engine's process holds the queue until the next one takes it over.
+
+Admission, limits and the log stay the engine's: a front end asks, by `eventlm.frontend.protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+from msgspec import structs
+
+from eventlm.frontend.calls import FrontEndCalls
+from eventlm.frontend.front_end import FrontEnd
+from eventlm.frontend.protocol import Cut, Drain, FrontEndSetup, Reload, StateChanged
+from eventlm.metrics.components import FrontEndMetrics
+
+if TYPE_CHECKING:
+    from eventlm.engine.inference_engine import InferenceEngine
+
+#: How long front ends may take to say for how many requests they wait.
+COUNT_SECONDS = 1.0
+
+log = structlog.get_logger("eventlm.front_end")
+
+
+class FrontEndController:
+    """A front end for each group of `sockets`; `setup.index` is filled in. `module` is what their processes run."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        setup: FrontEndSetup,
+        sockets: Sequence[Sequence[socket.socket]],
+        *,
+        module: str,
+        heartbeat_timeout_seconds: float,
+    ) -> None:
+        #: Set when the last front end was given up.
+        self.all_dead = asyncio.Event()
+        self._engine = engine
+        self._num_dead = 0
+        calls = FrontEndCalls(engine, lambda: self.metrics)
+        self._front_ends = [
+            FrontEnd(
+                structs.replace(setup, index=index),
+                engine,
+                calls,
+                group,
+                module=module,
+                heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+                on_dead=self._on_dead,
+            )
+            for index, group in enumerate(sockets, start=1)
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by number; 0 where there is none at the moment."""
+        return [front_end.pid for front_end in self._front_ends]
+
+    @property
+    def metrics(self) -> list[FrontEndMetrics]:
+        """Figures of each."""
+        return [front_end.metrics for front_end in self._front_ends]
+
+    async def start(self) -> None:
+        """Start all. Raises EngineUnavailableError if one does not start."""
+        self._engine.on_state = self._tell_state
+        try:
+            await asyncio.gather(*(front_end.start() for front_end in self._front_ends))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def begin_drain(self) -> int:
+        """Tell all to refuse new requests and to leave when theirs are over; for how many requests they wait."""
+        for front_end in self._front_ends:
+            front_end.is_draining = True
+            front_end.send(Drain())
+        counts = [front_end.link.draining for front_end in self._front_ends if front_end.link is not None]
+        if counts:
+            await asyncio.wait(counts, timeout=COUNT_SECONDS)
+        return sum(count.result() for count in counts if count.done())
+
+    async def drain(self, cut: asyncio.Event, *, timeout_seconds: float) -> None:
+        """Wait until all have left; `cut` makes that short. Whoever has not left in time is killed."""
+        ends = [asyncio.create_task(front_end.ended()) for front_end in self._front_ends]
+        cutting = asyncio.create_task(self._cut(cut))
+        try:
+            await asyncio.wait(ends, timeout=timeout_seconds)
+            for front_end, end in zip(self._front_ends, ends, strict=True):
+                if not end.done():
+                    log.warning("front end does not leave and is killed", front_end=front_end.index, pid=front_end.pid)
+        finally:
+            for each in (cutting, *ends):
+                each.cancel()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End all that is left. Harmless when called twice."""
+        self._engine.on_state = None
+        await asyncio.gather(*(front_end.stop() for front_end in self._front_ends))
+
+    async def _cut(self, cut: asyncio.Event) -> None:
+        await cut.wait()
+        for front_end in self._front_ends:
+            front_end.send(Cut())
+
+    def reload(self) -> None:
+        """Let all read again what may have changed on the disk."""
+        for front_end in self._front_ends:
+            front_end.send(Reload())
+
+    def _tell_state(self) -> None:
+        engine = self._engine
+        changed = StateChanged(state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len)
+        for front_end in self._front_ends:
+            front_end.send(changed)
+
+    def _on_dead(self) -> None:
+        self._num_dead += 1
+        if self._num_dead == len(self._front_ends):
+            self.all_dead.set()

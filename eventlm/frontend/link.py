@@ -1,0 +1,172 @@
+"""The engine's end of the connection to one front-end process: calls are answered, outputs leave tick by tick."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import partial
+
+import msgspec
+import structlog
+
+from eventlm.engine.request import EngineUnavailableError, RequestOutput, ResumedReply, TakenOver
+from eventlm.errors import EventLMError
+from eventlm.frontend.calls import FrontEndCalls
+from eventlm.frontend.frames import FrameConnection
+from eventlm.frontend.protocol import (
+    Abandon,
+    Beat,
+    Call,
+    CancelRequest,
+    Draining,
+    EndText,
+    FrontEndFailed,
+    FrontEndReady,
+    Leave,
+    Lost,
+    Outputs,
+    Resume,
+    StreamOutput,
+    Submit,
+    ToFrontEnd,
+    answer,
+    decode_from_front_end,
+    encode,
+    refusal,
+)
+
+#: What a front end may leave unread. Beyond it the front end counts as lost: it would only grow the engine's memory.
+MAX_BACKLOG_BYTES = 64 * 1024 * 1024
+
+log = structlog.get_logger("eventlm.front_end")
+
+
+class FrontEndLink:
+    """Lives as long as one front-end process, or shorter. `lost` is done, with a reason, when it is of no more use.
+
+    max_replay_bytes: what the outputs of a reply that is read again may be on top of `max_backlog_bytes`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        calls: FrontEndCalls,
+        *,
+        max_replay_bytes: int = 0,
+        max_backlog_bytes: int = MAX_BACKLOG_BYTES,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.index = index
+        self.started: asyncio.Future[FrontEndReady | FrontEndFailed] = loop.create_future()
+        self.draining: asyncio.Future[int] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()
+        #: The last one, and how many there have been.
+        self.beat = Beat(num_requests=0, cpu_ns=0, resident_bytes=0)
+        self.num_beats = 0
+        self._calls = calls
+        self._max_backlog_bytes = max_backlog_bytes
+        self._max_replay_bytes = max_replay_bytes
+        self._connection: FrameConnection | None = None
+        #: Replies that it reads, of those that can be read again.
+        self._reading: set[Leave] = set()
+        #: Outputs of this tick.
+        self._outputs: list[tuple[int, int, StreamOutput]] = []
+        #: By the numbers of their calls.
+        self._answering: dict[int, asyncio.Task[None]] = {}
+
+    async def open(self, end: socket.socket) -> None:
+        """Begin, over the engine's end of a socket pair."""
+        self._connection = await FrameConnection.open(end, self._receive, partial(self.lose, "closed its connection"))
+
+    def send(self, message: ToFrontEnd) -> None:
+        """Send a message; the front end is lost if too much is unread."""
+        if self._connection is None or self.lost.done():
+            return
+        self._connection.send(encode(message))
+        most_bytes = self._max_backlog_bytes + self._max_replay_bytes
+        if self._connection.backlog_bytes > most_bytes:
+            self.lose(f"left more than {most_bytes:,} bytes unread")
+
+    def lose(self, reason: str) -> None:
+        """Nothing is sent or taken any more, and what is undecided is cancelled."""
+        if self.lost.done():
+            return
+        self.lost.set_result(reason)
+        for task in self._answering.values():
+            task.cancel()
+        for leave in self._reading:
+            self._calls.hear(leave)
+        self._outputs.clear()
+        if self._connection is not None:
+            self._connection.abort()
+
+    def _receive(self, body: bytes) -> None:
+        try:
+            message = decode_from_front_end(body)
+        except msgspec.DecodeError as error:
+            self.lose(f"sent what cannot be read: {error}")
+            return
+        match message:
+            case Call():
+                task = asyncio.get_running_loop().create_task(self._answer(message))
+                self._answering[message.id] = task
+                task.add_done_callback(lambda _: self._answering.pop(message.id))
+            case Abandon():
+                if message.id in self._answering:
+                    self._answering[message.id].cancel()
+            case CancelRequest() | EndText() | Leave():
+                if isinstance(message, Leave):
+                    self._reading.discard(message)
+                self._calls.hear(message)
+            case Beat():
+                self.beat = message
+                self.num_beats += 1
+            case Draining():
+                if not self.draining.done():
+                    self.draining.set_result(message.num_requests)
+            case FrontEndReady() | FrontEndFailed():
+                if not self.started.done():
+                    self.started.set_result(message)
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            self._check_room(call)
+            result = await self._calls.answer(self.index, call.question, partial(self._put, call.id))
+        except EventLMError as error:
+            self.send(refusal(call.id, error))
+            return
+        except Exception:
+            log.exception("a call failed: this is a defect, please report it", front_end=self.index)
+            self.send(refusal(call.id, EngineUnavailableError("the engine could not answer; see the server's log")))
+            return
+        if isinstance(result, ResumedReply):
+            self._reading.add(Leave(result.submission.reply_id, result.reader))
+        elif isinstance(call.question, Submit):
+            submission = call.question.submission
+            if submission is not None and submission.is_resumable:
+                self._reading.add(Leave(submission.reply_id, 0))
+        self.send(answer(call.id, result))
+        if isinstance(result, ResumedReply):
+            # Its outputs are there already. At once, so that they count before the next is asked for.
+            self._flush()
+
+    def _check_room(self, call: Call) -> None:
+        """One reply at a time may bring more than the bound: whoever asks for many harms no other stream."""
+        if not isinstance(call.question, Resume) or self._connection is None:
+            return
+        if self._connection.backlog_bytes > self._max_backlog_bytes:
+            raise EngineUnavailableError("too much is on its way to be sent; try again")
+
+    def _put(self, call: int, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
+        """Outputs of one tick come in one go; they leave as one message behind it."""
+        if self.lost.done():
+            return
+        if not self._outputs:
+            asyncio.get_running_loop().call_soon(self._flush)
+        said: StreamOutput = Lost(str(output)) if isinstance(output, EventLMError) else output
+        self._outputs.append((call, place, said))
+
+    def _flush(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        if outputs:
+            self.send(Outputs(outputs))

@@ -1,0 +1,266 @@
+"""The engine as a front end in another process sees it: the same face, by messages. Without I/O of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from msgspec import Raw
+
+from eventlm.engine.admin import AdminAction, EngineStatus
+from eventlm.engine.explanations import ExplainAnswer
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
+from eventlm.engine.request import (
+    EngineRequest,
+    EngineUnavailableError,
+    FinishedOutput,
+    OnOutput,
+    RequestHandle,
+    ResumedReply,
+    Submission,
+)
+from eventlm.engine.request_check import check_request
+from eventlm.engine.response_status import ReplyStatus
+from eventlm.frontend.protocol import (
+    Abandon,
+    Administer,
+    Answer,
+    AskExplanation,
+    AskStatus,
+    Call,
+    CancelReply,
+    CancelRequest,
+    EndText,
+    FromFrontEnd,
+    FrontEndSetup,
+    Leave,
+    Lost,
+    Outputs,
+    Question,
+    ReadMetrics,
+    Refusal,
+    Resume,
+    StateChanged,
+    Submit,
+    Submitted,
+    decode_result,
+    error_of,
+)
+from eventlm.metrics.components import EngineMetrics
+
+EngineState = Literal["loading", "ready", "draining", "dead"]
+T = TypeVar("T")
+
+
+class _Stream:
+    """Where a call's outputs go. `num_left` are the sequences of each of its requests that are not over."""
+
+    __slots__ = ("num_left", "on_output")
+
+    def __init__(self, on_output: OnOutput, num_left: list[int]) -> None:
+        self.on_output = on_output
+        self.num_left = num_left
+
+
+class _Call(NamedTuple):
+    """A call that is not answered: `take` makes its result of the answer, as soon as that is here, and `abandon` undoes
+    what it has done if nobody waits any more.
+    """
+
+    result: asyncio.Future[Any]
+    take: Callable[[Raw], Any]
+    abandon: Callable[[Any], None] | None
+
+
+class RemoteEngine:
+    """See `eventlm.server.engine_protocol.Engine`. `send` sends to the engine; `take` gets what comes from it."""
+
+    def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None]) -> None:
+        self.state = cast(EngineState, setup.state)
+        self.paused = setup.paused
+        self.max_model_len = setup.max_model_len
+        self.model_names = setup.model_names
+        self._vocab_size = setup.vocab_size
+        self._origin_ns = setup.origin_ns
+        self._send = send
+        self._calls: dict[int, _Call] = {}
+        self._num_calls = 0
+        self._streams: dict[int, _Stream] = {}
+        #: Those of replies that are read again, by the reply's id and the reader's number.
+        self._reading: dict[tuple[str, int], _Stream] = {}
+        #: Why the engine's process cannot be asked any more.
+        self._loss: EngineUnavailableError | None = None
+
+    def now_ns(self) -> int:
+        """The run's clock: both processes read this host's monotonic one."""
+        return time.monotonic_ns() - self._origin_ns
+
+    async def read_metrics(self) -> EngineMetrics:
+        """All figures of the engine, and of every front end. Raises EngineUnavailableError."""
+        return await self._call(ReadMetrics(), partial(decode_result, result_type=EngineMetrics))
+
+    async def submit(
+        self,
+        group: Sequence[EngineRequest],
+        *,
+        submission: Submission | None = None,
+        on_output: OnOutput | None = None,
+    ) -> list[RequestHandle]:
+        """As the engine's own. What can be found wrong with a request alone is found here."""
+        for request in group:
+            check_request(request, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
+        handles = [
+            RequestHandle(-1, request.n, self._end_text, self._cancel, put=on_output and partial(on_output, place))
+            for place, request in enumerate(group)
+        ]
+
+        def take(result: Raw) -> list[RequestHandle]:
+            submitted = decode_result(result, Submitted)
+            for handle, seq in zip(handles, submitted.requests, strict=True):
+                handle.request = seq
+                handle.rate_limits = submitted.rate_limits
+            return handles
+
+        def abandon(handles: list[RequestHandle]) -> None:
+            if submission is not None and submission.is_resumable:
+                self.leave(submission.reply_id, 0)
+            for handle in handles:
+                handle.cancel()
+
+        put = on_output or (lambda place, output: handles[place].put(output))
+        stream = _Stream(put, [request.n for request in group])
+        return await self._call(Submit(list(group), submission), take, stream=stream, abandon=abandon)
+
+    async def resume(
+        self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        """As the engine's own."""
+
+        def take(result: Raw) -> ResumedReply:
+            reply = decode_result(result, ResumedReply)
+            self._reading[reply.submission.reply_id, reply.reader] = stream
+            return reply
+
+        def abandon(reply: ResumedReply) -> None:
+            self.leave(reply.submission.reply_id, reply.reader)
+
+        # How much of the reply is over is not known before: until it is left.
+        stream = _Stream(on_output, [])
+        return await self._call(Resume(reply_id, owner, limits), take, stream=stream, abandon=abandon)
+
+    def leave(self, reply_id: str, reader: int) -> None:
+        """As the engine's own."""
+        stream = self._reading.pop((reply_id, reader), None)
+        if stream is not None:
+            self._streams = {number: each for number, each in self._streams.items() if each is not stream}
+        self._send(Leave(reply_id, reader))
+
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
+        """As the engine's own."""
+        return await self._call(CancelReply(reply_id, owner), partial(decode_result, result_type=bool))
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        """As the engine's own."""
+        return await self._call(Administer(action), partial(decode_result, result_type=EngineStatus))
+
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
+        """As the engine's own."""
+        return await self._call(AskStatus(reply_id, owner), partial(decode_result, result_type=ReplyStatus))
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+        """As the engine's own."""
+        number = self._num_calls + 1
+        try:
+            return await self._call(AskExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
+        except asyncio.CancelledError:
+            # It may take long, and others wait for theirs.
+            if self._calls.pop(number, None) is not None:
+                self._send(Abandon(number))
+            raise
+
+    def take(self, message: Outputs | Answer | Refusal | StateChanged) -> None:
+        """A message of the engine."""
+        match message:
+            case Outputs():
+                self._take_outputs(message)
+            case Answer() | Refusal() if message.id not in self._calls:
+                # It was abandoned at the moment in which this left.
+                pass
+            case Answer():
+                call = self._calls.pop(message.id)
+                result = call.take(message.result)
+                if not call.result.done():
+                    call.result.set_result(result)
+                elif call.abandon is not None:
+                    call.abandon(result)
+            case Refusal():
+                call = self._calls.pop(message.id)
+                self._streams.pop(message.id, None)
+                if not call.result.done():
+                    call.result.set_exception(error_of(message))
+            case StateChanged():
+                self.state = cast(EngineState, message.state)
+                self.paused = message.paused
+                self.max_model_len = message.max_model_len
+
+    def fail(self, reason: str) -> None:
+        """The engine's process has gone: everybody who waits is told."""
+        self.state = "dead"
+        error = self._loss = EngineUnavailableError(reason)
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.result.done():
+                call.result.set_exception(error)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            for place, num_left in enumerate(stream.num_left or [1]):
+                if num_left:
+                    stream.on_output(place, error)
+
+    def _take_outputs(self, outputs: Outputs) -> None:
+        streams = self._streams
+        for call, place, output in outputs.items:
+            stream = streams.get(call)
+            if stream is None:
+                continue
+            if isinstance(output, Lost):
+                self._count_off(call, stream, place, all_at_once=True)
+                stream.on_output(place, EngineUnavailableError(output.message))
+                continue
+            stream.on_output(place, output)
+            if isinstance(output, FinishedOutput):
+                self._count_off(call, stream, place)
+
+    def _count_off(self, call: int, stream: _Stream, place: int, *, all_at_once: bool = False) -> None:
+        if stream.num_left:
+            stream.num_left[place] -= stream.num_left[place] if all_at_once else 1
+            if not any(stream.num_left):
+                del self._streams[call]
+
+    def _end_text(self, request: int, index: int, position: int, reason: str) -> None:
+        self._send(EndText(request, index, position, reason))
+
+    def _cancel(self, request: int, reason: str) -> None:
+        self._send(CancelRequest(request, reason))
+
+    async def _call(
+        self,
+        question: Question,
+        take: Callable[[Raw], T],
+        *,
+        stream: _Stream | None = None,
+        abandon: Callable[[T], None] | None = None,
+    ) -> T:
+        """Ask, and wait for the answer. Raises what the engine raises."""
+        if self._loss is not None:
+            raise self._loss
+        self._num_calls += 1
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls[self._num_calls] = _Call(result, take, abandon)
+        if stream is not None:
+            self._streams[self._num_calls] = stream
+        self._send(Call(self._num_calls, question))
+        return await result

@@ -1,0 +1,1 @@
+"""Metrics: a projection of the event log, and its Prometheus families."""

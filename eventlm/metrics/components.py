@@ -1,0 +1,69 @@
+"""What cannot come from the log because it is about the engine's own parts: clocks read around them, bytes, lags."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import Struct
+
+from eventlm.config import CoreConfig
+from eventlm.core.core import Core
+from eventlm.core.predictor import Predictor
+from eventlm.core.state import Plugins
+from eventlm.events import Decision, Fact, Marker
+from eventlm.metrics.aggregates import Histogram, MetricsSnapshot, seconds
+
+SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
+
+
+class RecorderMetrics(Struct, frozen=True, kw_only=True):
+    """What the recorder has written, and how many events it is behind: those that a full disk keeps from being
+    written, and which a `gap` will stand for.
+    """
+
+    num_bytes: int
+    num_events_behind: int
+    is_writing: bool
+
+
+class FrontEndMetrics(Struct, frozen=True, kw_only=True):
+    """One front-end process: requests that generate, what it has used. All 0 while there is no process."""
+
+    index: int
+    is_up: bool
+    num_restarts: int
+    num_requests: int = 0
+    cpu_ns: int = 0
+    resident_bytes: int = 0
+
+
+class EngineMetrics(Struct, frozen=True, kw_only=True):
+    """Everything that an engine can say in numbers: what its log adds up to, and its components' own figures.
+
+    scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
+    recorder is None where nothing is recorded, front_ends empty where the engine's own process speaks HTTP.
+    rate_limited: requests refused by a key's limit, which the log never saw, by service class ('' for none).
+    """
+
+    log: MetricsSnapshot
+    state: str
+    scheduling_time: Histogram
+    recorder: RecorderMetrics | None = None
+    front_ends: list[FrontEndMetrics] = []
+    rate_limited: dict[str, int] = {}
+
+
+class TimedCore(Core):
+    """A core of which it is known how long it takes to plan. The time goes nowhere near its state."""
+
+    def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram) -> None:
+        super().__init__(config, plugins, predictor)
+        self._times = times
+
+    def apply(self, event: Fact | Marker) -> list[Decision]:
+        """As `Core.apply`."""
+        start_ns = time.perf_counter_ns()
+        decisions = super().apply(event)
+        if isinstance(event, Fact) and event.p:
+            self._times.observe(time.perf_counter_ns() - start_ns)
+        return decisions

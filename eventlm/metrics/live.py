@@ -1,0 +1,338 @@
+"""What the metrics store must know of live sequences and of replicas to measure them: bounded by what lives.
+
+Token times are kept for a step, not for each of its rows: sequences that were in a replica's latest step share its
+time, and only those that join or leave from one step to the next are touched one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from operator import itemgetter
+from typing import NamedTuple
+
+from eventlm.events import Arrived, Finished, Launched, StepCompleted
+from eventlm.metrics.aggregates import REQUEST_HISTOGRAMS, STEP_HISTOGRAMS, ReplicaMetrics
+from eventlm.metrics.rows import CANCELLED, RequestRow, StepRow
+
+_identity_of = itemgetter(0, 1)
+
+#: (request, index)
+Identity = tuple[int, int]
+
+
+class Phase(IntEnum):
+    """Where a sequence is, as far as the log says it. Ending: closed, its edge has yet to look at the text."""
+
+    WAITING = 0
+    RUNNING = 1
+    ENDING = 2
+
+
+class LiveRequest:
+    """A request between its arrival and its last finish."""
+
+    __slots__ = (
+        "arrived_ns",
+        "deadline_ns",
+        "n",
+        "num_unfinished",
+        "own_deadline_ns",
+        "prompt_tokens",
+        "reads_cache",
+        "received_ns",
+        "seq",
+        "service_class",
+        "slo_tpot_ns",
+        "slo_ttft_ns",
+        "waits_for_grammar",
+    )
+
+    def __init__(self, arrival: Arrived) -> None:
+        self.seq = arrival.s
+        self.arrived_ns = arrival.ts
+        #: Offline requests have no socket that could have received them.
+        self.received_ns = arrival.received_ns or arrival.ts
+        self.own_deadline_ns = arrival.deadline_ns
+        self.slo_ttft_ns = arrival.slo_ttft_ns
+        self.slo_tpot_ns = arrival.slo_tpot_ns
+        self.deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
+        self.service_class = arrival.service_class
+        self.prompt_tokens = arrival.prompt_tokens
+        self.n = arrival.n
+        self.reads_cache = not arrival.skip_cache_read
+        self.waits_for_grammar = arrival.waits_for_grammar
+        self.num_unfinished = 0
+
+
+class LiveSequence:
+    """A sequence between its admission and its finish. Times in ns, None before they came.
+
+    home: the replica it belongs to, -1 for none yet. replica: where it was launched last, -1 before. next_position:
+    where its next chunk begins unless more of it is hit. held_until_ns: when it gave its blocks back for good.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "first_token_ns",
+        "held_until_ns",
+        "home",
+        "identity",
+        "last_token_ns",
+        "launched_ns",
+        "next_position",
+        "num_preemptions",
+        "num_restarts",
+        "phase",
+        "preempted_ns",
+        "preemption_ns",
+        "replica",
+        "request",
+        "table",
+        "waits_for_grammar",
+    )
+
+    def __init__(self, request: LiveRequest, index: int) -> None:
+        self.request = request
+        self.identity: Identity = (request.seq, index)
+        self.phase = Phase.WAITING
+        self.waits_for_grammar = request.waits_for_grammar
+        self.home = -1
+        self.replica = -1
+        self.launched_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.last_token_ns: int | None = None
+        self.held_until_ns: int | None = None
+        self.preempted_ns: int | None = None
+        self.preemption_ns = 0
+        self.num_preemptions = 0
+        self.num_restarts = 0
+        self.next_position = 0
+        self.cached_tokens = 0
+        #: Its block table, as its replica's worker was told it.
+        self.table: list[int] = []
+
+
+class Tokens(NamedTuple):
+    """What a step's tokens meant: (ns since the one before, rows), and the sequences whose first they were."""
+
+    gaps: list[tuple[int, int]]
+    first: list[LiveSequence]
+
+
+class TokenTimes:
+    """When each sequence of a replica produced its last token."""
+
+    def __init__(self) -> None:
+        #: Rows of the latest step that produced; None where a member has left since.
+        self._rows: list[Identity] | None = None
+        self._members: dict[Identity, LiveSequence] = {}
+        self._step_ns = 0
+
+    def take(self, rows: list[Identity], sequences: Mapping[Identity, LiveSequence], now_ns: int) -> Tokens:
+        """The rows of a step that produced tokens. Rows of sequences that are not known are passed over."""
+        members, step_ns = self._members, self._step_ns
+        self._step_ns = now_ns
+        if rows == self._rows:
+            return Tokens([(now_ns - step_ns, len(members))] if members else [], [])
+        present = dict.fromkeys(rows)
+        for identity in members.keys() - present.keys():
+            members.pop(identity).last_token_ns = step_ns
+        tokens = Tokens([(now_ns - step_ns, len(members))] if members else [], [])
+        for identity in sorted(present.keys() - members.keys()):
+            sequence = sequences.get(identity)
+            if sequence is None:
+                continue
+            members[identity] = sequence
+            if sequence.last_token_ns is None:
+                tokens.first.append(sequence)
+            else:
+                tokens.gaps.append((now_ns - sequence.last_token_ns, 1))
+        self._rows = rows
+        return tokens
+
+    def leave(self, identity: Identity) -> None:
+        """A sequence takes no part in the next step, or does so elsewhere."""
+        sequence = self._members.pop(identity, None)
+        if sequence is not None:
+            sequence.last_token_ns = self._step_ns
+            self._rows = None
+
+    def leave_all(self) -> None:
+        """The replica has lost its worker."""
+        for identity in list(self._members):
+            self.leave(identity)
+
+
+class LiveReplica:
+    """A replica: what is added up over it, its launches that have not completed, and who holds its blocks."""
+
+    def __init__(self, metrics: ReplicaMetrics) -> None:
+        self.metrics = metrics
+        self.epoch = 0
+        self.launches: dict[int, Launched] = {}
+        #: The completion whose `emit` is due, with its launch.
+        self.completed: tuple[Launched, StepCompleted] | None = None
+        #: When the latest step ended, by its worker and by the engine.
+        self.last_end_ns: int | None = None
+        self.last_completed_ns = 0
+        self.token_times = TokenTimes()
+        self._references: dict[int, int] = {}
+
+    def end_step(self, launched: Launched, fact: StepCompleted) -> int | None:
+        """How long the replica had stood still before the step; None where it had nothing to do meanwhile."""
+        delay_ns = None
+        if self.last_end_ns is not None and launched.ts <= self.last_completed_ns:
+            delay_ns = max(fact.start_ns - self.last_end_ns, 0)
+        self.last_end_ns, self.last_completed_ns = fact.end_ns, fact.ts
+        return delay_ns
+
+    def write_blocks(self, table: list[int], place: int, blocks: list[int]) -> None:
+        """Put blocks at a place of a sequence's table, instead of those that may be there."""
+        self._release(table[place : place + len(blocks)])
+        table[place : place + len(blocks)] = blocks
+        references = self._references
+        for block in blocks:
+            references[block] = references.get(block, 0) + 1
+        self.metrics.num_held_blocks = len(references)
+
+    def release_table(self, table: list[int]) -> None:
+        """A sequence gives all its blocks back."""
+        self._release(table)
+        table.clear()
+        self.metrics.num_held_blocks = len(self._references)
+
+    def _release(self, blocks: list[int]) -> None:
+        references = self._references
+        for block in blocks:
+            if references[block] == 1:
+                del references[block]
+            else:
+                references[block] -= 1
+
+    def lose_worker(self) -> None:
+        """Steps in flight are gone. Residents give their blocks back when their preemption is told."""
+        self.launches.clear()
+        self.completed = None
+        self.last_end_ns = None
+        self.token_times.leave_all()
+
+
+def producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
+    """The rows whose tokens count. Where all decodes' do, which is nearly always, none is looked at on its own."""
+    num_decodes = len(launched.decodes)
+    rows: list[Identity] = list(map(_identity_of, launched.decodes))
+    gone = dict(dropped)
+    if dropped or 0 in produced[:num_decodes]:
+        rows = [identity for row, identity in enumerate(rows) if produced[row] > gone.get(row, 0)]
+    for row, chunk in enumerate(launched.chunks, start=num_decodes):
+        if produced[row] > gone.get(row, 0):
+            rows.append((chunk[0], chunk[1]))
+    return rows
+
+
+def request_row(sequence: LiveSequence, event: Finished, replica: int) -> RequestRow:
+    """What can be said of a sequence that has just ended on a replica."""
+    request = sequence.request
+    launched_ns, first_ns, last_ns = sequence.launched_ns, sequence.first_token_ns, sequence.last_token_ns
+    held_until_ns = sequence.held_until_ns or event.ts
+    per_token_ns = None
+    if first_ns is not None and last_ns is not None and event.position > 1:
+        per_token_ns = (last_ns - first_ns) // (event.position - 1)
+    return RequestRow(
+        request=request.seq,
+        index=event.index,
+        replica=replica,
+        reason=event.reason,
+        arrived_ns=request.arrived_ns,
+        finished_ns=event.ts,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=event.position,
+        cached_tokens=event.cached_tokens,
+        request_e2e_time=event.ts - request.received_ns,
+        request_scheduling_delay=_between(request.arrived_ns, launched_ns),
+        request_execution_time=_between(launched_ns, held_until_ns, less=sequence.preemption_ns),
+        request_preemption_time=sequence.preemption_ns if launched_ns is not None else None,
+        request_prefill_time=_between(launched_ns, first_ns),
+        request_decode_time=_between(first_ns, last_ns),
+        request_inference_time=_between(launched_ns, last_ns),
+        request_time_per_output_token=per_token_ns,
+        prefill_e2e_time=_between(request.received_ns, first_ns),
+        request_num_preemptions=sequence.num_preemptions,
+        request_num_restarts=sequence.num_restarts,
+        service_class=request.service_class,
+        met_deadline=_met_deadline(sequence, event),
+        met_slo=_met_slo(sequence, event, per_token_ns),
+    )
+
+
+def _prefilled_ns(sequence: LiveSequence, event: Finished) -> int | None:
+    """When it had what a deadline is for: a first token, or where none was asked for its end."""
+    return event.ts if event.reason == "complete" else sequence.first_token_ns
+
+
+def _met_deadline(sequence: LiveSequence, event: Finished) -> bool | None:
+    """Of the request's own. None also where it was cancelled before its deadline: nobody waited for it any more."""
+    request = sequence.request
+    if not request.own_deadline_ns:
+        return None
+    due_ns = request.arrived_ns + request.own_deadline_ns
+    first_ns = _prefilled_ns(sequence, event)
+    if first_ns is None:
+        return None if event.reason in CANCELLED and event.ts < due_ns else False
+    return first_ns <= due_ns
+
+
+def _met_slo(sequence: LiveSequence, event: Finished, per_token_ns: int | None) -> bool | None:
+    """Of those that it brought, as `Objectives.are_met_by`."""
+    request, first_ns = sequence.request, _prefilled_ns(sequence, event)
+    if not request.slo_ttft_ns and not request.slo_tpot_ns:
+        return None
+    if request.slo_ttft_ns and (first_ns is None or first_ns - request.received_ns > request.slo_ttft_ns):
+        return False
+    return not request.slo_tpot_ns or (per_token_ns or 0) <= request.slo_tpot_ns
+
+
+def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int | None:
+    return None if start_ns is None or end_ns is None else end_ns - start_ns - less
+
+
+#: Histograms of lengths, by the row's field that they take.
+_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens": "request_generation_tokens"}
+
+
+def observe_request(row: RequestRow, metrics: ReplicaMetrics) -> None:
+    """What a sequence that ran to its end adds to its replica's histograms."""
+    for name in (*REQUEST_HISTOGRAMS, *_LENGTHS):
+        value = getattr(row, name)
+        if value is not None:
+            metrics.histograms[_LENGTHS.get(name, name)].observe(value)
+
+
+def step_row(
+    launched: Launched, fact: StepCompleted, token_gaps: list[tuple[int, int]], delay_ns: int | None
+) -> StepRow:
+    """What can be said of a step whose tokens have just been shown."""
+    return StepRow(
+        replica=fact.replica,
+        step=fact.step,
+        completed_ns=fact.ts,
+        batch_size=len(launched.decodes) + len(launched.chunks),
+        batch_num_tokens=launched.num_tokens,
+        batch_execution_time=fact.end_ns - fact.start_ns,
+        predicted_ns=launched.predicted_ns,
+        inter_batch_delay=delay_ns,
+        token_gaps=token_gaps,
+    )
+
+
+def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
+    """What a step adds to its replica's histograms and sums."""
+    metrics.num_steps += 1
+    metrics.busy_ns += row.batch_execution_time
+    for name in STEP_HISTOGRAMS:
+        value = getattr(row, name)
+        if value is not None:
+            metrics.histograms[name].observe(value)
+    for gap_ns, num_rows in row.token_gaps:
+        metrics.histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)

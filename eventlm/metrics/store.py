@@ -1,0 +1,400 @@
+"""MetricsStore: a fold over the log to request, step, replica and component metrics.
+
+    live      bus.attach(store.apply)
+    offline   for line in LogReader(path): store.apply(line.event())
+
+Both give the same store, for every value comes from an event. It keeps sums and what lives, so its size does not grow
+with the run; rows of single sequences and steps go to a sink, if there is one. A log may begin in the middle (a later
+segment) and may lack events: what was live there is measured no further, and ends of sequences whose beginning is not
+in the log are only counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    Closing,
+    Desynced,
+    Emitted,
+    Event,
+    Finished,
+    GrammarReady,
+    Header,
+    Launched,
+    PluginFailed,
+    Preempted,
+    Rejected,
+    Routed,
+    StepCompleted,
+    StepOps,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.metrics.live import (
+    Identity,
+    LiveReplica,
+    LiveRequest,
+    LiveSequence,
+    Phase,
+    observe_request,
+    observe_step,
+    producing_rows,
+    request_row,
+    step_row,
+)
+from eventlm.metrics.rows import COMPLETED, Gauges, MetricsSink
+from eventlm.metrics.service_classes import ClassSums
+
+
+class MetricsStore:
+    """`apply` takes events in the order of the log, the header first. `snapshot` is what they add up to."""
+
+    def __init__(self, *, sink: MetricsSink | None = None) -> None:
+        self._sink = sink
+        self._header: Header | None = None
+        self._next_s = self._num_events = self._num_requests = 0
+        self._now_ns = 0
+        self._num_unseen = 0
+        self._num_cut = 0
+        self._num_plugin_failures = 0
+        self._classes = ClassSums()
+        self._replicas: list[LiveReplica] = []
+        #: Requests whose group is not complete, and those admitted.
+        self._arriving: dict[int, LiveRequest] = {}
+        self._requests: dict[int, LiveRequest] = {}
+        self._sequences: dict[Identity, LiveSequence] = {}
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Header: self._begin,
+            Arrived: self._arrived,
+            Admitted: self._admitted,
+            Rejected: self._rejected,
+            Routed: self._routed,
+            GrammarReady: self._grammar_ready,
+            Launched: self._launched,
+            StepCompleted: self._step_completed,
+            Emitted: self._emitted,
+            Preempted: self._preempted,
+            Closing: self._closing,
+            Finished: self._finished,
+            WorkerUp: self._worker_up,
+            WorkerLost: self._worker_lost,
+            Desynced: self._worker_lost,
+            PluginFailed: self._plugin_failed,
+            StepOps: self._step_ops,
+        }
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    @property
+    def next_s(self) -> int:
+        """The position behind the last event taken in."""
+        return self._next_s
+
+    @property
+    def gauges(self) -> list[Gauges]:
+        """Each replica as it is now."""
+        return [
+            Gauges(metrics.num_running, metrics.num_waiting, metrics.num_held_blocks)
+            for metrics in (replica.metrics for replica in self._replicas)
+        ]
+
+    def apply(self, event: Event) -> None:
+        """Take in the next event. Raises ValueError if the first is no header."""
+        if event.s != self._next_s:
+            self._lose_sight()
+        self._next_s = event.s + 1
+        self._num_events += 1
+        self._now_ns = event.ts
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            if self._header is None and not isinstance(event, Header):
+                raise ValueError(f"the log begins with event {event.s}, which is no header")
+            handler(event)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """A copy of all sums and gauges."""
+        header = self._header
+        return MetricsSnapshot(
+            model=header.core.models[0] if header is not None else "",
+            num_blocks=header.core.num_blocks if header is not None else 0,
+            num_events=self._num_events,
+            duration_ns=self._now_ns - (header.ts if header is not None else 0),
+            num_requests=self._num_requests,
+            num_unseen=self._num_unseen,
+            num_cut=self._num_cut,
+            num_plugin_failures=self._num_plugin_failures,
+            replicas=[replica.metrics.copy() for replica in self._replicas],
+            classes=self._classes.snapshot(),
+        )
+
+    def _begin(self, header: Header) -> None:
+        if self._header is not None:
+            return
+        self._header = header
+        core = header.core
+        self._replicas = [
+            LiveReplica(ReplicaMetrics(histograms=make_histograms(core.max_model_len)))
+            for _ in range(core.num_replicas)
+        ]
+
+    def _lose_sight(self) -> None:
+        """Events are missing: what lived before them may have ended in them."""
+        self._num_cut += len(self._sequences)
+        for sequence in list(self._sequences.values()):
+            self._leave_phase(sequence)
+        self._sequences.clear()
+        self._requests.clear()
+        self._arriving.clear()
+        for replica in self._replicas:
+            replica.lose_worker()
+
+    def _of(self, index: int) -> ReplicaMetrics:
+        """Sums of a replica; what belongs to none counts under the first."""
+        return self._replicas[max(index, 0)].metrics
+
+    def _arrived(self, event: Arrived) -> None:
+        self._num_requests += 1
+        self._classes.arrived(event)
+        self._arriving[event.s] = LiveRequest(event)
+
+    def _rejected(self, event: Rejected) -> None:
+        if (request := self._arriving.pop(event.request, None)) is not None:
+            _count(self._of(0).reject_reasons, event.reason)
+            self._classes.rejected(request.service_class, event.reason)
+
+    def _admitted(self, event: Admitted) -> None:
+        request = self._arriving.pop(event.request, None)
+        if request is None:
+            return
+        self._requests[request.seq] = request
+        request.num_unfinished = request.n
+        for index in range(request.n):
+            sequence = LiveSequence(request, index)
+            self._sequences[sequence.identity] = sequence
+            self._count_waiting(sequence, 1)
+
+    def _count_waiting(self, sequence: LiveSequence, change: int) -> None:
+        metrics = self._of(sequence.home)
+        metrics.num_waiting += change
+        if sequence.waits_for_grammar:
+            metrics.num_waiting_for_grammar += change
+
+    def _grammar_ready(self, event: GrammarReady) -> None:
+        for sequence in self._samples_of(event.request):
+            if sequence.waits_for_grammar:
+                self._count_waiting(sequence, -1)
+                sequence.waits_for_grammar = False
+                self._count_waiting(sequence, 1)
+
+    def _samples_of(self, request: int) -> list[LiveSequence]:
+        live = self._requests.get(request)
+        indices = range(live.n) if live is not None else range(0)
+        return [self._sequences[request, index] for index in indices if (request, index) in self._sequences]
+
+    def _routed(self, event: Routed) -> None:
+        for sequence in self._samples_of(event.request):
+            if event.index in (-1, sequence.identity[1]):
+                self._set_home(sequence, event.replica)
+
+    def _set_home(self, sequence: LiveSequence, home: int) -> None:
+        waits = sequence.phase is Phase.WAITING
+        if waits:
+            self._count_waiting(sequence, -1)
+        sequence.home = home
+        if waits:
+            self._count_waiting(sequence, 1)
+
+    def _launched(self, event: Launched) -> None:
+        replica = self._replicas[event.replica]
+        replica.launches[event.s] = event
+        if not replica.metrics.is_up:
+            # It came up before the log begins.
+            replica.metrics.is_up = True
+            replica.epoch = event.epoch
+        for request, index, position, num_tokens, _ in event.chunks:
+            sequence = self._sequences.get((request, index))
+            if sequence is not None:
+                if sequence.phase is Phase.WAITING:
+                    self._start_running(sequence, event)
+                self._note_chunk(sequence, replica.metrics, position, num_tokens)
+        num_decodes = len(event.decodes)
+        for row, place, blocks in event.blocks:
+            in_row = event.decodes[row] if row < num_decodes else event.chunks[row - num_decodes]
+            sequence = self._sequences.get((in_row[0], in_row[1]))
+            if sequence is not None:
+                replica.write_blocks(sequence.table, place, blocks)
+
+    def _start_running(self, sequence: LiveSequence, event: Launched) -> None:
+        """Its first chunk since it waited."""
+        self._count_waiting(sequence, -1)
+        if sequence.replica >= 0:
+            # Its last token may have come from another replica.
+            self._replicas[sequence.replica].token_times.leave(sequence.identity)
+        sequence.phase = Phase.RUNNING
+        sequence.replica = event.replica
+        metrics = self._of(event.replica)
+        metrics.num_running += 1
+        if sequence.launched_ns is None:
+            sequence.launched_ns = event.ts
+            if sequence.request.reads_cache and not sequence.num_preemptions:
+                metrics.queried_tokens += sequence.request.prompt_tokens
+        if sequence.preempted_ns is not None:
+            sequence.preemption_ns += event.ts - sequence.preempted_ns
+            sequence.preempted_ns = None
+            sequence.num_restarts += 1
+
+    def _note_chunk(self, sequence: LiveSequence, metrics: ReplicaMetrics, position: int, num_tokens: int) -> None:
+        """What a chunk leaves out in front of it was hit; only a first residency counts, as in `Finished`."""
+        if not sequence.num_preemptions:
+            num_hit = position - sequence.next_position
+            sequence.cached_tokens += num_hit
+            metrics.hit_tokens += num_hit
+            sequence.next_position = position + num_tokens
+
+    def _step_completed(self, event: StepCompleted) -> None:
+        replica = self._replicas[event.replica]
+        launched = replica.launches.pop(event.c, None)
+        replica.completed = None if launched is None else (launched, event)
+
+    def _emitted(self, event: Emitted) -> None:
+        replica = self._replicas[event.replica]
+        if replica.completed is None:
+            return
+        (launched, fact), replica.completed = replica.completed, None
+        metrics = replica.metrics
+        rows = producing_rows(launched, fact.produced, event.dropped)
+        gaps, first = replica.token_times.take(rows, self._sequences, event.ts)
+        for sequence in first:
+            self._first_token(sequence, metrics, event.ts)
+        row = step_row(launched, fact, gaps, replica.end_step(launched, fact))
+        observe_step(row, metrics)
+        metrics.generation_tokens += event.num_tokens
+        if self._sink is not None:
+            self._sink.step_completed(row)
+
+    def _first_token(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
+        sequence.first_token_ns = now_ns
+        metrics.histograms["prefill_e2e_time"].observe(now_ns - sequence.request.received_ns)
+        self._prefill_done(sequence, metrics, now_ns)
+
+    def _prefill_done(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
+        """Its prompt is computed, which is what a deadline is for."""
+        request = sequence.request
+        metrics.prompt_tokens += request.prompt_tokens
+        metrics.cached_tokens += sequence.cached_tokens
+        if request.deadline_ns:
+            slack_ns = request.arrived_ns + request.deadline_ns - now_ns
+            metrics.histograms["deadline_slack"].observe(slack_ns)
+            if slack_ns >= 0:
+                metrics.num_deadlines_met += 1
+            else:
+                metrics.num_deadlines_missed += 1
+
+    def _preempted(self, event: Preempted) -> None:
+        _count(self._of(event.replica).preempt_reasons, event.reason)
+        sequence = self._sequences.get((event.request, event.index))
+        if sequence is None:
+            return
+        sequence.num_preemptions += 1
+        # One that was admitted and had no chunk yet has not run, as far as the log says.
+        if sequence.phase is Phase.RUNNING:
+            self._leave_phase(sequence)
+            sequence.phase = Phase.WAITING
+            sequence.preempted_ns = event.ts
+            self._count_waiting(sequence, 1)
+
+    def _leave_phase(self, sequence: LiveSequence) -> None:
+        """It is no longer counted where it is, and holds no blocks."""
+        if sequence.phase is Phase.WAITING:
+            self._count_waiting(sequence, -1)
+        elif sequence.phase is Phase.RUNNING:
+            replica = self._replicas[sequence.replica]
+            replica.metrics.num_running -= 1
+            replica.release_table(sequence.table)
+
+    def _closing(self, event: Closing) -> None:
+        sequence = self._sequences.get((event.request, event.index))
+        if sequence is not None:
+            self._end_phase(sequence, event.ts)
+
+    def _end_phase(self, sequence: LiveSequence, now_ns: int) -> None:
+        self._leave_phase(sequence)
+        if sequence.preempted_ns is not None:
+            sequence.preemption_ns += now_ns - sequence.preempted_ns
+            sequence.preempted_ns = None
+        sequence.phase = Phase.ENDING
+        sequence.held_until_ns = now_ns
+
+    def _finished(self, event: Finished) -> None:
+        sequence = self._sequences.pop((event.request, event.index), None)
+        if sequence is None:
+            self._num_unseen += 1
+            return
+        if sequence.phase is not Phase.ENDING:
+            self._end_phase(sequence, event.ts)
+        request = sequence.request
+        request.num_unfinished -= 1
+        if not request.num_unfinished:
+            del self._requests[request.seq]
+        index = sequence.replica if sequence.replica >= 0 else max(sequence.home, 0)
+        self._replicas[index].token_times.leave(sequence.identity)
+        metrics = self._of(index)
+        row = request_row(sequence, event, index)
+        self._classes.ended(row)
+        _count(metrics.finish_reasons, event.reason)
+        if event.reason == "complete":
+            self._prefill_done(sequence, metrics, event.ts)
+        if event.reason in COMPLETED:
+            observe_request(row, metrics)
+        elif request.deadline_ns and sequence.first_token_ns is None:
+            due_ns = request.arrived_ns + request.deadline_ns
+            metrics.num_deadlines_missed += event.reason == "deadline" or due_ns <= event.ts
+        if self._sink is not None:
+            self._sink.request_ended(row)
+
+    def _worker_up(self, event: WorkerUp) -> None:
+        replica = self._replicas[event.replica]
+        if event.epoch <= replica.epoch:
+            return
+        if replica.metrics.is_up:
+            self._lose(event.replica)
+        replica.epoch = event.epoch
+        replica.metrics.is_up = True
+
+    def _worker_lost(self, event: WorkerLost | Desynced) -> None:
+        replica = self._replicas[event.replica]
+        if event.epoch < replica.epoch:
+            return
+        replica.epoch = event.epoch
+        if replica.metrics.is_up:
+            self._lose(event.replica)
+
+    def _lose(self, index: int) -> None:
+        """What waited for the replica waits for any now, and so will what ran on it."""
+        replica = self._replicas[index]
+        replica.metrics.is_up = False
+        replica.metrics.num_workers_lost += 1
+        replica.lose_worker()
+        for sequence in self._sequences.values():
+            if sequence.home == index:
+                self._set_home(sequence, -1)
+
+    def _plugin_failed(self, event: PluginFailed) -> None:
+        self._num_plugin_failures += 1
+
+    def _step_ops(self, event: StepOps) -> None:
+        op_ns = self._of(event.replica).op_ns
+        for name, ns in event.ops.items():
+            op_ns[name] = op_ns.get(name, 0) + ns
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1

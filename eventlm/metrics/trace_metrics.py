@@ -1,0 +1,213 @@
+"""The metrics of a whole trace: exact quantiles, which histograms cannot give, and what changed over time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.events import Event, Header
+from eventlm.metrics.aggregates import MetricsSnapshot
+from eventlm.metrics.rows import COMPLETED, Gauges, RequestRow, StepRow
+from eventlm.metrics.store import MetricsStore
+from eventlm.types import OnProgress
+
+QUANTILES = (50, 90, 95, 99)
+#: Taken of sequences that ran to their end.
+REQUEST_METRICS = (
+    "request_e2e_time",
+    "request_scheduling_delay",
+    "request_execution_time",
+    "request_preemption_time",
+    "prefill_e2e_time",
+    "decode_token_execution_plus_preemption_time",
+    "request_time_per_output_token",
+    "request_num_restarts",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+)
+#: Of those, what is taken of each service class too.
+CLASS_METRICS = ("prefill_e2e_time", "request_time_per_output_token", "request_scheduling_delay", "request_e2e_time")
+STEP_METRICS = ("batch_size", "batch_num_tokens", "batch_execution_time", "inter_batch_delay", "predictor_error")
+#: Every other metric is nanoseconds.
+COUNTS = frozenset(
+    {"request_num_restarts", "prompt_tokens", "output_tokens", "cached_tokens", "batch_size", "batch_num_tokens"}
+)
+
+
+class Distribution(Struct, frozen=True, kw_only=True):
+    """Of `count` values. Quantiles are values that occurred: the smallest that so many percent do not exceed."""
+
+    count: int
+    mean: float
+    p50: int
+    p90: int
+    p95: int
+    p99: int
+    max: int
+
+
+class Series(Struct, kw_only=True):
+    """One replica over time: gauges whenever they changed, and its steps."""
+
+    gauges_ns: list[int] = field(default_factory=list)
+    gauges: list[Gauges] = field(default_factory=list)
+    steps_ns: list[int] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
+
+
+class TraceStats(Struct, frozen=True, kw_only=True):
+    """What a trace adds up to. Times in ns.
+
+    `values` has each metric's values and how often each occurred; `distributions` says the same shortly. `classes` by
+    name.
+    """
+
+    path: str
+    header: Header
+    num_bytes: int
+    warnings: list[str]
+    snapshot: MetricsSnapshot
+    finish_reasons: dict[str, int]
+    reject_reasons: dict[str, int]
+    values: dict[str, Counter[int]]
+    series: list[Series]
+    classes: dict[str, ClassValues] = {}
+
+    @property
+    def distributions(self) -> dict[str, Distribution]:
+        """By metric; without those that have no value."""
+        return {name: distribution(values) for name, values in self.values.items() if values}
+
+
+class ClassValues(Struct, frozen=True, kw_only=True):
+    """What is said of one service class, as values and how often each occurred: those of CLASS_METRICS."""
+
+    values: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in CLASS_METRICS})
+
+    @property
+    def distributions(self) -> dict[str, Distribution]:
+        """By metric; without those that have no value."""
+        return {name: distribution(values) for name, values in self.values.items() if values}
+
+
+class _Keeper:
+    """A sink that keeps what the report needs of each row."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Counter[int]] = {name: Counter() for name in (*REQUEST_METRICS, *STEP_METRICS)}
+        self.finish_reasons: Counter[str] = Counter()
+        self.series: list[Series] = []
+        self.classes: dict[str, ClassValues] = {}
+
+    def request_ended(self, row: RequestRow) -> None:
+        """Of one that was cut short only the first token counts."""
+        self.finish_reasons[row.reason] += 1
+        of_class = self.classes.setdefault(row.service_class, ClassValues()).values if row.service_class else {}
+        for name in REQUEST_METRICS if row.reason in COMPLETED else ("prefill_e2e_time",):
+            value = getattr(row, name, None)
+            if value is not None:
+                self.values[name][value] += 1
+                if name in of_class:
+                    of_class[name][value] += 1
+
+    def step_completed(self, row: StepRow) -> None:
+        """Its own figures, and the times between its sequences' tokens."""
+        for name in STEP_METRICS[:4]:
+            value = getattr(row, name)
+            if value is not None:
+                self.values[name][value] += 1
+        self.values["predictor_error"][abs(row.predicted_ns - row.batch_execution_time)] += 1
+        gaps = self.values["decode_token_execution_plus_preemption_time"]
+        for gap_ns, num_rows in row.token_gaps:
+            gaps[gap_ns] += num_rows
+        series = self.series[row.replica]
+        series.steps_ns.append(row.completed_ns)
+        series.batch_sizes.append(row.batch_size)
+
+    def sample(self, now_ns: int, gauges: list[Gauges]) -> None:
+        """Keep the gauges of those replicas where they have changed."""
+        for series, of_replica in zip(self.series, gauges, strict=True):
+            if not series.gauges or series.gauges[-1] != of_replica:
+                series.gauges_ns.append(now_ns)
+                series.gauges.append(of_replica)
+
+
+class StatsCollector:
+    """`see` every event of a run in order, the header first; then `stats`."""
+
+    def __init__(self) -> None:
+        self._keeper = _Keeper()
+        self._store = MetricsStore(sink=self._keeper)
+        self._header: Header | None = None
+        self._now_ns = 0
+
+    def see(self, event: Event) -> None:
+        """Take in the next event."""
+        if self._header is None and isinstance(event, Header):
+            self._header, self._now_ns = event, event.ts
+            self._keeper.series = [Series() for _ in range(event.core.num_replicas)]
+        if event.ts != self._now_ns:
+            self._keeper.sample(self._now_ns, self._store.gauges)
+            self._now_ns = event.ts
+        self._store.apply(event)
+
+    def stats(self, *, path: str, num_bytes: int, warnings: list[str]) -> TraceStats:
+        """What they add up to, behind the last of them. Raises ValueError where nothing was seen."""
+        keeper = self._keeper
+        if self._header is None:
+            raise ValueError("there was no header")
+        keeper.sample(self._now_ns, self._store.gauges)
+        snapshot = self._store.snapshot()
+        return TraceStats(
+            path=path,
+            header=self._header,
+            num_bytes=num_bytes,
+            warnings=warnings,
+            snapshot=snapshot,
+            finish_reasons=_by_number(keeper.finish_reasons),
+            reject_reasons=_by_number(_sum(replica.reject_reasons for replica in snapshot.replicas)),
+            values=keeper.values,
+            series=keeper.series,
+            classes=dict(sorted(keeper.classes.items())),
+        )
+
+
+def trace_stats(path: Path | str, *, strict: bool = False, on_progress: OnProgress | None = None) -> TraceStats:
+    """Read a whole trace. Raises as LogReader does."""
+    collector = StatsCollector()
+    with LogReader(path, strict=strict) as reader:
+        reader.fold(collector.see, on_progress=on_progress)
+        return collector.stats(path=reader.path, num_bytes=reader.position, warnings=reader.warnings())
+
+
+def distribution(values: Mapping[int, int]) -> Distribution:
+    """Of values and how often each occurred, at least one."""
+    count = sum(values.values())
+    ranks = [-(-count * percent // 100) for percent in QUANTILES]
+    found: list[int] = []
+    num_below = 0
+    ordered = sorted(values)
+    for value in ordered:
+        num_below += values[value]
+        while len(found) < len(ranks) and num_below >= ranks[len(found)]:
+            found.append(value)
+    p50, p90, p95, p99 = found
+    mean = sum(value * times for value, times in values.items()) / count
+    return Distribution(count=count, mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
+
+
+def _by_number(counts: Counter[str]) -> dict[str, int]:
+    """Most first, then by name."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

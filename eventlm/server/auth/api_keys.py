@@ -1,0 +1,241 @@
+"""API keys: who may use the server, for what, and how much. From a TOML file, the configuration, or both.
+
+    [[keys]]
+    name = "alice"                         # what the log calls it
+    sha256 = "5e88...9d"                   # of the key; or the key itself: key = "sk-..."
+    scopes = ["inference"]                 # or "admin", or both
+    service_class = "interactive"          # of its requests
+    limits = { requests_per_minute = 60, tokens_per_minute = 100_000, concurrent_requests = 8 }
+
+Keys are found by a digest under a key of this process, so that the time that a look-up takes says nothing of any key
+and does not grow with their number. A file that has changed takes effect at once; one that is broken changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import re
+import secrets
+import stat
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import structlog
+from msgspec import Meta, Struct
+
+from eventlm.config import ServerConfig
+from eventlm.config.load import read_toml
+from eventlm.config.options import did_you_mean
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
+from eventlm.errors import UsageError
+from eventlm.server.auth.principal import Principal, Scope
+
+_log = structlog.get_logger("eventlm.server")
+
+#: How often a file of keys is looked at.
+POLL_SECONDS = 2.0
+#: Name of the one key of --api-key and EVENTLM_API_KEY.
+CONFIGURED_NAME = "default"
+_NAME = re.compile(r"^[A-Za-z0-9._@-]{1,64}$")
+_OTHERS = stat.S_IROTH | stat.S_IWOTH
+
+
+class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[keys]]` table of the file: either `key` or `sha256` (64 hex digits of it)."""
+
+    name: Annotated[str, Meta(pattern=_NAME.pattern)]
+    key: Annotated[str, Meta(min_length=1)] = ""
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] = ""
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)] = ("inference",)
+    service_class: str = ""
+    limits: RateLimits = NO_LIMITS
+
+
+#: What the fields of an entry must be, for those that they are not.
+_MUST_BE = {
+    "name": "must be 1 to 64 letters, digits, dots, _, @ or -",
+    "key": "must be a text that is not empty",
+    "sha256": "must be 64 hexadecimal digits: printf %s KEY | sha256sum",
+    "scopes": "must be a list of 'inference', 'admin' or both",
+    "service_class": "must be a text",
+    "limits": "must be a table",
+}
+_LIMIT_MUST_BE = "must be a whole number from 0 (no limit) to 1000000000000"
+_PLACE = re.compile(r"`\$\.(?P<field>\w+)(\.(?P<limit>\w+))?")
+
+
+class _Version(NamedTuple):
+    """What tells one version of a file from the next without reading it."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class ApiKeys:
+    """The keys in force. Raises UsageError if the configured file cannot be used.
+
+    service_classes: those that keys name, in order of name.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._path = Path(config.api_keys_file) if config.api_keys_file else None
+        self._configured = _principals([KeyEntry(name=CONFIGURED_NAME, key=config.api_key)]) if config.api_key else {}
+        self._secret = secrets.token_bytes(32)
+        self._version = self._stat()
+        self._by_digest = self._load()
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def find(self, key: str) -> Principal | None:
+        """Whose key this is; None if nobody's."""
+        digest = self._digest(sha256(key.encode("utf-8", "surrogateescape")).digest())
+        found = self._by_digest.get(digest)
+        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    def has_scope(self, scope: Scope) -> bool:
+        """Whether any key may do this."""
+        return any(scope in principal.scopes for _, principal in self._by_digest.values())
+
+    @property
+    def have_classes(self) -> bool:
+        """Whether any key names a service class."""
+        return bool(self.service_classes)
+
+    def reload(self) -> bool:
+        """Read the file again. If it cannot be used, the keys stay as they are and the log says why."""
+        self._version = self._stat()
+        try:
+            self._by_digest = self._load()
+        except UsageError as error:
+            _log.error("the API keys were not reloaded, those before stay in force", error=str(error))
+            return False
+        if self._path is not None:
+            _log.info("API keys reloaded", file=str(self._path), num_keys=len(self))
+        return True
+
+    async def watch(self) -> None:
+        """Reload whenever the file changes; runs until it is cancelled."""
+        while self._path is not None:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._stat() != self._version:
+                self.reload()
+
+    def _stat(self) -> _Version | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return _Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _load(self) -> dict[bytes, tuple[bytes, Principal]]:
+        principals = dict(self._configured)
+        if self._path is not None:
+            principals |= _principals(read_key_file(self._path))
+        self.service_classes = sorted({principal.service_class for principal in principals.values()} - {""})
+        by_digest = {self._digest(digest): principal for digest, principal in principals.items()}
+        return {digest: (digest, principal) for digest, principal in by_digest.items()}
+
+    def _digest(self, key_sha256: bytes) -> bytes:
+        return blake2b(key_sha256, digest_size=32, key=self._secret).digest()
+
+
+def read_key_file(path: Path) -> list[KeyEntry]:
+    """The entries of a file of keys. Raises UsageError that says where it is wrong, and never shows a key."""
+    _check_mode(path)
+    tables = read_toml(path, what="the API keys")
+    for name in tables:
+        if name != "keys":
+            raise UsageError(f"{path}: unknown table {name!r}{did_you_mean(name, ['keys'], listed_as='known')}")
+    found = tables.get("keys")
+    if not found:
+        raise UsageError(f"{path} has no [[keys]] table: nobody could use the server")
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UsageError(f"{path}: keys must be tables, one [[keys]] for each key")
+    entries = [_entry(f"{path}, [[keys]] {number}", table) for number, table in enumerate(found, start=1)]
+    _check_unique(path, entries)
+    if any(entry.key for entry in entries):
+        _check_mode(path, has_keys=True)
+    return entries
+
+
+def _entry(where: str, table: dict[str, Any]) -> KeyEntry:
+    """One table. No value of it is shown: one that stands in the wrong place may be a key."""
+    name = table.get("name")
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        where = f"{where} ({name})"
+    _check_fields(where, "", table, KeyEntry)
+    if isinstance(table.get("limits"), dict):
+        _check_fields(where, "limits.", table["limits"], RateLimits)
+    if name is None:
+        raise UsageError(f"{where}: it needs a name")
+    try:
+        entry = msgspec.convert(table, KeyEntry)
+    except msgspec.ValidationError as error:
+        place = _PLACE.search(str(error))
+        assert place is not None
+        if place["limit"]:
+            raise UsageError(f"{where}: limits.{place['limit']} {_LIMIT_MUST_BE}") from None
+        raise UsageError(f"{where}: {place['field']} {_MUST_BE[place['field']]}") from None
+    if bool(entry.key) == bool(entry.sha256):
+        raise UsageError(f"{where}: give either key or sha256")
+    return entry
+
+
+def _check_fields(where: str, prefix: str, table: dict[str, Any], struct: type[Struct]) -> None:
+    known = struct.__struct_fields__
+    for name in table:
+        if name not in known:
+            hint = did_you_mean(name, known, listed_as="known")
+            raise UsageError(f"{where}: unknown field {prefix + name!r}{hint}")
+
+
+def _check_mode(path: Path, *, has_keys: bool = False) -> None:
+    """Nobody else may write the file, nor read it if a key stands in it."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise UsageError(f"cannot read the API keys {path}: {error.strerror}") from error
+    if mode & stat.S_IWOTH:
+        raise UsageError(f"{path} can be written by everybody: chmod 600 {path}")
+    if has_keys and mode & _OTHERS:
+        raise UsageError(f"{path} has keys in it and can be read by everybody: chmod 600 {path}, or give their sha256")
+
+
+def _check_unique(path: Path, entries: list[KeyEntry]) -> None:
+    names: set[str] = set()
+    name_of: dict[bytes, str] = {}
+    for entry in entries:
+        if entry.name in names:
+            raise UsageError(f"{path}: two keys have the name {entry.name!r}")
+        other = name_of.setdefault(_sha256_of(entry), entry.name)
+        if other != entry.name:
+            raise UsageError(f"{path}: {other!r} and {entry.name!r} are the same key")
+        names.add(entry.name)
+
+
+def _principals(entries: list[KeyEntry]) -> dict[bytes, Principal]:
+    """By the SHA-256 of each key."""
+    found = {}
+    for entry in entries:
+        digest = _sha256_of(entry)
+        owner = blake2b(entry.name.encode(), digest_size=16, key=digest).hexdigest()
+        found[digest] = Principal(
+            name=entry.name,
+            owner=owner,
+            scopes=entry.scopes,
+            service_class=entry.service_class,
+            limits=entry.limits,
+        )
+    return found
+
+
+def _sha256_of(entry: KeyEntry) -> bytes:
+    return bytes.fromhex(entry.sha256) if entry.sha256 else sha256(entry.key.encode()).digest()

@@ -1,0 +1,190 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from eventlm.engine.request import EngineRequest
+from eventlm.server.choice_output import ChoiceOutput, each_in_turn
+from eventlm.server.context import CONTEXT, ServerContext, read_body
+from eventlm.server.decoding import decode_request
+from eventlm.server.echo import Echo
+from eventlm.server.generation import Generation
+from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
+from eventlm.server.middleware import take_request_id
+from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from eventlm.server.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    ReplyIdentity,
+    TokenIds,
+    Usage,
+    api_finish_reason,
+)
+from eventlm.server.stream import answer
+from eventlm.server.tokenizer import Tokenizer
+from eventlm.server.validation import check_request, completion_prompts, engine_request, truncate_prompt
+
+#: How the ids of completions begin.
+COMPLETION_PREFIX = "cmpl"
+
+
+class CompletionReplies:
+    """The shapes of completion replies. `echoes` are the prompts to be shown, if there are to be any."""
+
+    prompt_param = "prompt"
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        tokenizer: Tokenizer,
+        group: Sequence[EngineRequest],
+        identity: ReplyIdentity,
+        echoes: Sequence[Echo],
+    ) -> None:
+        self.identity = identity
+        self.echoes = echoes
+        self._body = body
+        self._tokenizer = tokenizer
+        #: One for each choice.
+        self._requests = [request for request in group for _ in range(request.n)]
+        self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]
+        #: Prompt tokens that are shown already, where they are shown with their log-probabilities.
+        self._num_echoed = [1] * len(self._echoes)
+        self._logprobs = CompletionLogprobsMaker(
+            tokenizer,
+            num_top=body.logprobs or 0,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            as_token_ids=bool(body.return_tokens_as_token_ids),
+            echoed_characters=lambda choice: len(self._echoes[choice].text) if self._echoes else 0,
+        )
+        self._no_usage: UnsetType | None = None if body.includes_usage else UNSET
+
+    def opening(self, choice: int) -> Completion | None:
+        if not self._echoes and not self._body.return_token_ids:
+            return None
+        text, logprobs = self._echo_start(choice)
+        return self._chunk([CompletionChoice(choice, text, None, logprobs, prompt_token_ids=self._prompt_ids(choice))])
+
+    def delta(self, output: ChoiceOutput) -> Completion | None:
+        text, logprobs = self._content(output)
+        token_ids = self._token_ids(output)
+        if not text and logprobs is None and not token_ids:
+            return None
+        return self._chunk([CompletionChoice(output.choice, text, None, logprobs, token_ids=token_ids)])
+
+    def finish(self, output: ChoiceOutput) -> Completion:
+        assert output.finished is not None
+        reason = api_finish_reason(output.finished.reason)
+        return self._chunk([CompletionChoice(output.choice, "", reason, None, output.stop_reason)])
+
+    def usage(self, usage: Usage) -> Completion:
+        return self._chunk([], usage)
+
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Completion:
+        return self._chunk(await each_in_turn(self._choice, choices), generation.usage())
+
+    def _choice(self, output: ChoiceOutput) -> CompletionChoice:
+        assert output.finished is not None
+        start, first = self._echo_start(output.choice)
+        text, logprobs = self._content(output)
+        request = self._requests[output.choice]
+        return CompletionChoice(
+            output.choice,
+            start + text,
+            api_finish_reason(output.finished.reason),
+            join_logprobs([first, logprobs]),
+            output.stop_reason,
+            prompt_logprobs(self._tokenizer, request, output, self._body.prompt_logprobs),
+            self._token_ids(output),
+            self._prompt_ids(output.choice),
+        )
+
+    def _echo_start(self, choice: int) -> tuple[str, CompletionLogprobs | None]:
+        """What is known of a prompt from the start: all of it, or its first token where the others' are scored."""
+        if not self._echoes:
+            return "", None
+        if self._body.logprobs is None:
+            return self._echoes[choice].text, None
+        part = self._echoes[choice].part(0, 1)
+        return part.text, self._logprobs.prompt_start(part)
+
+    def _content(self, output: ChoiceOutput) -> tuple[str, CompletionLogprobs | None]:
+        """Text and log-probabilities of an output, those of echoed prompt tokens in front."""
+        logprobs = self._logprobs.output(output)
+        found = output.prompt_logprobs
+        if found is None or not self._echoes or self._body.logprobs is None:
+            return output.text, logprobs
+        start = self._num_echoed[output.choice]
+        end = self._num_echoed[output.choice] = start + len(found.logprobs)
+        part = self._echoes[output.choice].part(start, end)
+        return part.text + output.text, join_logprobs([self._logprobs.prompt(part, found), logprobs])
+
+    def _token_ids(self, output: ChoiceOutput) -> TokenIds:
+        return output.token_ids if self._body.return_token_ids else UNSET
+
+    def _prompt_ids(self, choice: int) -> TokenIds:
+        return self._requests[choice].prompt_token_ids if self._body.return_token_ids else UNSET
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
+        return Completion(
+            id=self.identity.reply_id,
+            created=self.identity.created,
+            model=self._body.model,
+            service_tier=self._body.used_tier,
+            choices=choices,
+            usage=self._no_usage if usage is None else usage,
+        )
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Continue one or more prompts as they stand."""
+    context = request.app[CONTEXT]
+    received_ns = context.engine.now_ns()
+    body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    take_request_id(request, body.request_id)
+    check_request(body, context.limits)
+    group, echoes = await _group(context, body, received_ns)
+    identity = ReplyIdentity.draw(COMPLETION_PREFIX)
+    replies = CompletionReplies(body, context.tokenizer, group, identity, echoes)
+    return await answer(request, body, group, replies)
+
+
+async def _group(
+    context: ServerContext, body: CompletionRequest, received_ns: int
+) -> tuple[list[EngineRequest], list[Echo]]:
+    """The body's prompts for the engine, and for an echo, if there is to be one."""
+    limits = context.limits
+    bad_words = await context.encoder.encode_bad_words(body.bad_words or [])
+    grammar = await context.grammars.requested(body)
+    group, echoes = [], []
+    for prompt in completion_prompts(body, limits.vocab_size):
+        token_ids = await _encoded(context, body, prompt)
+        kept = truncate_prompt(body, token_ids, limits)
+        group.append(
+            engine_request(
+                body,
+                kept,
+                defaults=context.defaults,
+                limits=limits,
+                bad_words=bad_words,
+                grammar=grammar,
+                prompt_param=CompletionReplies.prompt_param,
+                received_ns=received_ns,
+                ready_ns=context.engine.now_ns(),
+            )
+        )
+        if body.echo:
+            whole_text = prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None
+            echoes.append(await context.encoder.echo(whole_text, kept))
+    return group, echoes
+
+
+async def _encoded(context: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    return await context.encoder.encode(prompt, add_special_tokens=body.add_special_tokens is not False)

@@ -1,0 +1,248 @@
+"""`POST /v1/embeddings`: one vector for each input, made by pooling the hidden states of its tokens."""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+import sys
+import time
+from array import array
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from eventlm.engine.request import EngineRequest, Submission
+from eventlm.errors import EventLMError
+from eventlm.sampler_params import Pooling, SamplerParams
+from eventlm.server.auth.principal import PRINCIPAL
+from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.decoding import decode_request
+from eventlm.server.errors import (
+    context_length_exceeded,
+    from_engine_error,
+    from_finish_reason,
+    internal_error,
+    invalid_value,
+    model_not_found,
+)
+from eventlm.server.generation import Generation
+from eventlm.server.middleware import GENERATION, REQUEST_ID, take_request_id
+from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
+from eventlm.server.scheduling import schedule
+from eventlm.server.timings import EventlmReply, timings
+from eventlm.server.validation import read_prompts
+
+PARAM = "input"
+#: vLLM's fields without support, each with the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "messages": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "truncation_side": ("left",),
+}
+
+
+class EmbeddingRequest(SchedulingFields, kw_only=True):
+    """Body of `POST /v1/embeddings`. `input` is a text, token ids, or a list of either.
+
+    dimensions: keep only so many of the first ones. normalize: to length 1, which is done unless it is false.
+    truncate_prompt_tokens: keep only so many of the last tokens of an input, -1: as many as fit the context. pooling:
+    in place of the server's option.
+    """
+
+    model: str
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    user: str | None = None
+    request_id: RequestId | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    add_special_tokens: bool | None = None
+    normalize: bool | None = None
+    pooling: Pooling | None = None
+    cache_salt: str | None = None
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    """The vector of one input: numbers, or their little-endian float32 bytes in base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, frozen=True, kw_only=True):
+    """Reply of `/v1/embeddings`, in the order of the inputs."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    service_tier: str | UnsetType = UNSET
+    eventlm: EventlmReply | UnsetType = UNSET
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """The vectors of one or more inputs."""
+    context = request.app[CONTEXT]
+    received_ns = context.engine.now_ns()
+    body = decode_request(await read_body(request), EmbeddingRequest, UNSUPPORTED)
+    take_request_id(request, body.request_id)
+    _check(context, body)
+    group = schedule(request, body, await _group(context, body, received_ns))
+    principal = request[PRINCIPAL]
+    submission = Submission(
+        reply_id=f"embd-{secrets.token_hex(16)}",
+        owner=principal.owner,
+        limits=principal.limits,
+        request_id=request[REQUEST_ID],
+    )
+    generation = await context.submit(group, submission, prompt_param=PARAM)
+    request[GENERATION] = generation
+    try:
+        vectors = await _collect(generation, body)
+    finally:
+        context.release(generation)
+    num_tokens = sum(len(each.prompt_token_ids) for each in group)
+    return json_response(
+        EmbeddingList(
+            id=submission.reply_id,
+            created=int(time.time()),
+            model=body.model,
+            service_tier=body.used_tier,
+            eventlm=timings(generation.rows) if body.wants_timings else UNSET,
+            data=[Embedding(index=place, embedding=vector) for place, vector in enumerate(vectors)],
+            usage=EmbeddingUsage(num_tokens, num_tokens),
+        )
+    )
+
+
+def _check(context: ServerContext, body: EmbeddingRequest) -> None:
+    if body.model not in context.engine.model_names:
+        raise model_not_found(body.model)
+    if body.dimensions is not None and body.dimensions > context.embedding_size:
+        raise invalid_value(
+            "dimensions",
+            f"Invalid value for 'dimensions': this model's embeddings have {context.embedding_size}, "
+            f"got {body.dimensions}.",
+        )
+    kept, longest = body.truncate_prompt_tokens, context.engine.max_model_len
+    if kept is not None and (kept == 0 or kept > longest):
+        raise invalid_value(
+            "truncate_prompt_tokens",
+            f"Invalid value for 'truncate_prompt_tokens': expected 1 to {longest}, the longest context, or -1 for it, "
+            f"got {kept}.",
+        )
+
+
+async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: int) -> list[EngineRequest]:
+    """One request for each input. Raises ApiError."""
+    inputs = read_prompts(body.input, context.vocab_size, PARAM)
+    if len(inputs) > MAX_GROUP_SEQUENCES:
+        raise invalid_value(
+            PARAM, f"Invalid value for '{PARAM}': at most {MAX_GROUP_SEQUENCES} inputs, got {len(inputs)}."
+        )
+    pooling = body.pooling or context.config.pooling
+    group = []
+    for each in inputs:
+        token_ids = await _token_ids(context, body, each)
+        _check_length(context, token_ids)
+        group.append(
+            EngineRequest(
+                model=body.model,
+                prompt_token_ids=token_ids,
+                params=SamplerParams(max_tokens=0, pooling=pooling),
+                kind="pool",
+                # A mean is over what is computed.
+                skip_cache_read=pooling == "mean",
+                cache_salt=body.cache_salt or "",
+                received_ns=received_ns,
+                ready_ns=context.engine.now_ns(),
+            )
+        )
+    return group
+
+
+async def _token_ids(context: ServerContext, body: EmbeddingRequest, text: str | list[int]) -> list[int]:
+    kept = body.truncate_prompt_tokens
+    if kept == -1:
+        kept = context.engine.max_model_len
+    if not isinstance(text, str):
+        return text if kept is None else text[-kept:]
+    add_special_tokens = body.add_special_tokens is not False
+    token_ids = await context.encoder.encode(text, add_special_tokens=add_special_tokens)
+    if kept is None or len(token_ids) <= kept:
+        return token_ids
+    plain = await context.encoder.encode(text, add_special_tokens=False)
+    return _truncated(token_ids, plain, kept)
+
+
+def _truncated(token_ids: list[int], plain: list[int], kept: int) -> list[int]:
+    """The last tokens of a text, with the special ones that its encoding (`token_ids`) has around it (`plain`)."""
+    num_special = len(token_ids) - len(plain)
+    before = next((place for place in range(num_special + 1) if token_ids[place : place + len(plain)] == plain), None)
+    if before is None or kept <= num_special:
+        return token_ids[-kept:]
+    return token_ids[:before] + plain[num_special - kept :] + token_ids[before + len(plain) :]
+
+
+def _check_length(context: ServerContext, token_ids: list[int]) -> None:
+    longest = context.engine.max_model_len
+    if not token_ids:
+        raise invalid_value(PARAM, f"Invalid value for '{PARAM}': it has no tokens.")
+    if len(token_ids) > longest:
+        raise context_length_exceeded(
+            f"This model's maximum context length is {longest} tokens. However, your {PARAM} has {len(token_ids)} "
+            f"tokens. Please reduce its length, or set truncate_prompt_tokens.",
+            PARAM,
+        )
+
+
+async def _collect(generation: Generation, body: EmbeddingRequest) -> list[list[float] | str]:
+    """The vectors in the order of the inputs. Raises ApiError if one of them did not come."""
+    found: list[list[float] | str | None] = [None] * generation.num_choices
+    try:
+        async with aclosing(generation.outputs()) as outputs:
+            async for output in outputs:
+                end = output.finished
+                if end is not None and (error := from_finish_reason(end.reason, end.detail)) is not None:
+                    raise error
+                if output.embedding:
+                    found[output.choice] = _encode(output.embedding, body)
+    except EventLMError as error:
+        raise from_engine_error(error, prompt_param=PARAM) from error
+    vectors = [vector for vector in found if vector is not None]
+    if len(vectors) < len(found):
+        raise internal_error()
+    return vectors
+
+
+def _encode(data: bytes, body: EmbeddingRequest) -> list[float] | str:
+    """The reply's form of a vector, from little-endian float32."""
+    vector = array("f", data)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    vector = vector[: body.dimensions]
+    length = math.hypot(*vector)
+    if not math.isfinite(length):
+        # The model's own numbers overflowed; JSON has no word for what they are.
+        raise internal_error()
+    if body.normalize is not False and length > 0:
+        vector = array("f", [value / length for value in vector])
+    if body.encoding_format != "base64":
+        return vector.tolist()
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()

@@ -1,0 +1,80 @@
+"""`GET /metrics`: the engine's figures for Prometheus.
+
+Open without a key, as /health and as vLLM's: it holds counts and times, and of what was asked nothing at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+from aiohttp import web
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from eventlm.metrics.components import EngineMetrics
+from eventlm.metrics.families import EngineCollector
+from eventlm.server.context import CONTEXT
+
+OPENMETRICS = "application/openmetrics-text"
+#: Of replies, by what the client accepts.
+MEDIA_TYPES = ("text/plain", OPENMETRICS)
+_TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+#: Last line of an OpenMetrics reply.
+_EOF = b"# EOF\n"
+
+
+class Reply(NamedTuple):
+    """What a scrape gets."""
+
+    body: bytes
+    content_type: str
+
+
+class _OneFamily(Collector):
+    """A registry of one family, so that the reply can be encoded piece by piece."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        return iter((self._family,))
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """In the format that the client accepts: Prometheus's text, or OpenMetrics."""
+    context = request.app[CONTEXT]
+    figures = await context.engine.read_metrics()
+    reply = await render(lambda: figures, request.headers.get("Accept", ""), pid=context.engine_pid)
+    return web.Response(body=reply.body, headers={"Content-Type": reply.content_type})
+
+
+async def render(read: Callable[[], EngineMetrics], accept: str, *, pid: int | str = "self") -> Reply:
+    """A whole reply. `pid` is the engine's process, whose own figures are part of it.
+
+    The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
+    replicas the whole takes as long as several steps.
+    """
+    encode, content_type = _encoder(accept)
+    parts = []
+    process = ProcessCollector(pid=lambda: pid, registry=None)
+    for family in chain(EngineCollector(read).collect(), process.collect()):
+        parts.append(encode(_OneFamily(family)).removesuffix(_EOF))
+        await asyncio.sleep(0)
+    if content_type == _OPENMETRICS_TYPE:
+        parts.append(_EOF)
+    return Reply(b"".join(parts), content_type)
+
+
+def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """As `prometheus_client.choose_encoder`, which however turns the colons of vLLM's names into underscores."""
+    if OPENMETRICS in accept:
+        return partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8), _OPENMETRICS_TYPE
+    return generate_latest, _TEXT_TYPE

@@ -1,0 +1,93 @@
+"""`POST /tokenize` and `POST /detokenize`, also under /v1: between texts and token ids, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from msgspec import Struct
+
+from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.decoding import convert_request, decode_object, decode_request
+from eventlm.server.endpoints.chat import encode_messages
+from eventlm.server.errors import invalid_value, model_not_found
+from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
+from eventlm.server.tools.request import requested_tools
+from eventlm.server.validation import check_token_ids
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Body of `POST /tokenize` for a text, as /v1/completions takes it."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatCompletionRequest, kw_only=True):
+    """Body of `POST /tokenize` for a conversation: what /v1/chat/completions takes gives the same tokens."""
+
+    model: str | None = None  # type: ignore[assignment]
+    return_token_strs: bool | None = None
+
+
+class Tokenization(Struct, frozen=True, kw_only=True):
+    """Reply of `/tokenize`. `token_strs`: each token as the vocabulary spells it, where asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class Detokenization(Struct, frozen=True):
+    """Reply of `/detokenize`: the text of the tokens, special ones included."""
+
+    prompt: str
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The tokens of a text or of a conversation."""
+    context = request.app[CONTEXT]
+    context.check_available()
+    raw = decode_object(await read_body(request))
+    body: TokenizeRequest | TokenizeChatRequest
+    if raw.get("messages") is None:
+        body = convert_request(raw, TokenizeRequest, {})
+        _check_model(context, body.model)
+        token_ids = await context.encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    elif raw.get("prompt") is not None:
+        raise invalid_value("prompt", "'prompt' and 'messages' exclude each other.")
+    else:
+        body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
+        _check_model(context, body.model)
+        token_ids = await encode_messages(context, body, requested_tools(body, context.formats))
+    return json_response(
+        Tokenization(
+            count=len(token_ids),
+            max_model_len=context.engine.max_model_len,
+            tokens=token_ids,
+            token_strs=await context.encoder.token_strings(token_ids) if body.return_token_strs else None,
+        )
+    )
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text of tokens."""
+    context = request.app[CONTEXT]
+    context.check_available()
+    body = decode_request(await read_body(request), DetokenizeRequest, {})
+    _check_model(context, body.model)
+    check_token_ids(body.tokens, context.vocab_size, "tokens")
+    return json_response(Detokenization(await context.encoder.decode(body.tokens)))
+
+
+def _check_model(context: ServerContext, model: str | None) -> None:
+    if model is not None and model not in context.engine.model_names:
+        raise model_not_found(model)

@@ -1,0 +1,1 @@
+"""HTTP itself: sockets, TLS, connections, middleware and server-sent events."""

@@ -1,0 +1,184 @@
+"""A worker without a model: tokens are hashes, times come from a formula, and it can do all that a real one may do.
+
+A token depends on its request's seed, the sample's index and its position alone, so it is the same in whatever batch,
+on whatever replica, before and after a preemption. Rows of several tokens (speculation) produce between none and all
+that the launch allows. The text is valid UTF-8 of words of a fixed length, some with characters of several bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+from msgspec import Struct
+
+from eventlm.events import Launched
+from eventlm.types import SequenceId, WorkerEnd
+from eventlm.worker.fake.extras import fake_extras
+from eventlm.worker.protocol import RowExtras, StepPayload
+from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
+
+if TYPE_CHECKING:
+    from eventlm.worker.fake.grammar import FakeGrammars
+
+MILLION = 1_000_000
+#: Words of 8 bytes each; their bytes are the token ids.
+WORD_BYTES = 8
+WORDS = tuple(
+    word.encode().ljust(WORD_BYTES)
+    for word in [
+        *("rewind,", "an event", "facts,", "a log of", "tokens", "größer", "日本,", "un été"),
+        *("replay.", "blocks", "caché,", "schedule", "naïve:", "queued;", "🚀 go", "steps;"),
+    ]
+)
+#: Ends that a fake worker may see, in the order in which it draws them.
+ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
+EOS_TOKEN_ID = 257
+#: A poisoned sequence does its harm in place of one of so many first tokens.
+POISONED_PLACES = 8
+#: Ids of pieces of text, in words of several bytes and in parts of characters.
+FIRST_PIECE_ID = 260
+NUM_PIECES = 764
+
+
+class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of the fake worker, times in nanoseconds, chances in parts per million."""
+
+    base_ns: int = 2_000_000
+    prefill_token_ns: int = 10_000
+    decode_ns: int = 20_000
+    context_token_ns: int = 10
+    #: Chance that a token is the last, by each of the reasons that a worker can see.
+    end_ppm: int = 0
+    #: Chance that a step takes `late_factor` times as long.
+    late_ppm: int = 0
+    late_factor: int = 10
+    #: Chance that the worker dies in the middle of a step.
+    die_ppm: int = 0
+    #: Chance that a sequence kills every worker that is to make one of its first tokens.
+    poison_ppm: int = 0
+    #: Chance that a token is no byte of a word but one of the ids above the bytes, which stand for several bytes.
+    piece_ppm: int = 0
+
+
+class FakeDeath(Exception):
+    """The worker dies here."""
+
+
+class FakeStep(Struct, frozen=True, kw_only=True):
+    """What a step produced, and how long it takes, in all and by the parts of the formula."""
+
+    tokens: list[list[int]]
+    ends: list[tuple[int, WorkerEnd]]
+    extras: list[RowExtras]
+    duration_ns: int
+    ops: dict[str, int]
+
+
+class FakeRunner:
+    """Executes launches as a model runner does. Raises DesyncError like one, and FakeDeath if so drawn."""
+
+    def __init__(self, parameters: dict[str, Any] | FakeParameters, *, epoch: int, block_size: int, num_blocks: int):
+        if not isinstance(parameters, FakeParameters):
+            parameters = FakeParameters(**parameters)
+        self.parameters = parameters
+        self._epoch = epoch
+        self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks)
+        #: None as long as nobody has a grammar: most runs load no llguidance.
+        self._grammars: FakeGrammars | None = None
+
+    def execute(self, launch: Launched, payload: StepPayload) -> FakeStep:
+        """Compute every row of a launch."""
+        rows = self._table.apply(launch, payload)
+        self._update_grammars(launch, payload)
+        if self._draw("die", self._epoch, launch.replica, launch.step) < self.parameters.die_ppm:
+            raise FakeDeath(f"drawn to die in step {launch.step}")
+        tokens: list[list[int]] = []
+        ends: list[tuple[int, WorkerEnd]] = []
+        extras: list[RowExtras] = []
+        for number, row in enumerate(rows):
+            if row.samples and self._is_deadly(row.sequence):
+                raise FakeDeath(f"poisoned by sequence {row.sequence.id}")
+            most = launch.most[number] if launch.most else int(row.samples)
+            forced = payload.forced[number] if payload.forced else None
+            produced, reason = self._produce(row, launch.step, most if row.samples else 0, forced)
+            tokens.append(produced)
+            if reason is not None:
+                ends.append((number, reason))
+            if (beside := fake_extras(number, row, produced, draw)) is not None:
+                extras.append(beside)
+        ops = self._ops(launch, rows)
+        self._table.record(rows, payload.forced or tokens)
+        return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
+
+    def _is_deadly(self, sequence: Sequence) -> bool:
+        place = poisoned_place(self.parameters, sequence.params.seed, sequence.id.index)
+        return place is not None and sequence.position >= place
+
+    def _update_grammars(self, launch: Launched, payload: StepPayload) -> None:
+        if self._grammars is not None:
+            for request, index in launch.forget:
+                self._grammars.remove(SequenceId(request, index))
+        for new in payload.new:
+            if new.params.grammar and new.kind == "generate":
+                if self._grammars is None:
+                    from eventlm.worker.fake.grammar import FakeGrammars
+
+                    self._grammars = FakeGrammars()
+                self._grammars.add(self._table[SequenceId(new.request, new.index)])
+
+    def _produce(self, row: Row, step: int, most: int, forced: list[int] | None) -> tuple[list[int], WorkerEnd | None]:
+        """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
+        sequence = row.sequence
+        params, index, position = sequence.params, sequence.id.index, sequence.position
+        count = most if most <= 1 else self._draw("count", params.seed, step, position) % (most + 1)
+        if params.grammar and self._grammars is not None:
+            return self._grammars.produce(row, count, forced)
+        produced = []
+        for place in range(position, position + count):
+            drawn = self._draw("end", params.seed, index, place)
+            if drawn < self.parameters.end_ppm and place >= params.min_tokens and not params.ignore_eos:
+                produced.append(EOS_TOKEN_ID)
+                return produced, ENDS[drawn % len(ENDS)]
+            produced.append(fake_token(params.seed, index, place, piece_ppm=self.parameters.piece_ppm))
+            if (reason := end_of(params, produced[-1], place)) is not None:
+                return produced, reason
+        return produced, None
+
+    def _ops(self, launch: Launched, rows: list[Row]) -> dict[str, int]:
+        """The step's time by what it is spent on."""
+        parameters, num_decodes = self.parameters, len(launch.decodes)
+        late = self._draw("late", self._epoch, launch.replica, launch.step) < parameters.late_ppm
+        ops = {
+            "base": parameters.base_ns,
+            "prefill": parameters.prefill_token_ns * (launch.num_tokens - num_decodes),
+            "decode": parameters.decode_ns * num_decodes,
+            "context": parameters.context_token_ns * sum(row.start + row.num_tokens for row in rows),
+        }
+        return {name: time_ns * (parameters.late_factor if late else 1) for name, time_ns in ops.items()}
+
+    def _draw(self, *what: int | str) -> int:
+        return draw(*what) % MILLION
+
+
+def draw(*what: int | str) -> int:
+    """A 64-bit hash of integers and strings: the fake worker's only source of chance."""
+    return xxhash.xxh3_64_intdigest("/".join(map(str, what)).encode())
+
+
+def poisoned_place(parameters: FakeParameters, seed: int, index: int) -> int | None:
+    """The place in its output behind which a sequence kills its worker; None for one that does no harm."""
+    if draw("poison", seed, index) % MILLION >= parameters.poison_ppm:
+        return None
+    return draw("place", seed, index) % POISONED_PLACES
+
+
+def fake_token(seed: int, index: int, position: int, *, piece_ppm: int = 0) -> int:
+    """The token of a sample at a place of its output: a byte of a word drawn for each stretch of a word's length.
+
+    With a chance of `piece_ppm` it is a piece instead.
+    """
+    if piece_ppm and draw("piece", seed, index, position) % MILLION < piece_ppm:
+        return FIRST_PIECE_ID + draw("which", seed, index, position) % NUM_PIECES
+    word, byte = divmod(position, WORD_BYTES)
+    return WORDS[draw("word", seed, index, word) % len(WORDS)][byte]

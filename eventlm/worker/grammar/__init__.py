@@ -1,0 +1,1 @@
+"""Grammars in the worker: matchers and the masks they give."""

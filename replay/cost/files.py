@@ -1,0 +1,67 @@
+"""Cost models by name, from TOML files and from recorded runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.config.load import lower_first, read_toml
+from eventlm.config.options import did_you_mean
+from eventlm.errors import UsageError
+from eventlm.replay.cost.fit import FittedCost, fit_cost
+from eventlm.replay.cost.model import LinearCost
+from eventlm.replay.cost.recorded_steps import StepCollector
+from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.types import OnProgress
+
+_FOLDER = Path(__file__).with_name("models")
+_AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<where>.*)`$", re.S)
+
+
+def built_in_cost_models() -> list[str]:
+    """Names of the models that come with eventlm, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> LinearCost | RooflineCost:
+    """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run: see `fit_trace`.
+
+    `on_progress` gets bytes of the run read, and of how many. Raises UsageError that names the file and the key, or
+    what there is; and what LogReader raises.
+    """
+    names = built_in_cost_models()
+    if text in names:
+        return _from_toml(_FOLDER / f"{text}.toml")
+    path = Path(text)
+    if path.suffix == ".toml":
+        return _from_toml(path)
+    if path.exists():
+        return fit_trace(path, on_progress=on_progress).model
+    hint = did_you_mean(text, names, listed_as="built in")
+    raise UsageError(f"no cost model {text!r}{hint}; or give a TOML file, or a recorded run to fit one to")
+
+
+def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> FittedCost:
+    """Fit to the steps of a trace or run folder, for workloads that came at other times than the run's own.
+
+    `on_progress` gets bytes read, and of how many. Raises UsageError, and what LogReader raises.
+    """
+    collector = StepCollector()
+    with LogReader(path) as log:
+        log.fold(collector.apply, on_progress=on_progress)
+    if not collector.steps:
+        raise UsageError(f"{path}: no step was completed in it: there is nothing to fit a cost model to")
+    return fit_cost(collector.steps, follows_run=False)
+
+
+def _from_toml(path: Path) -> LinearCost | RooflineCost:
+    table = read_toml(path, what="the cost model")
+    try:
+        return msgspec.convert(table, LinearCost | RooflineCost)
+    except msgspec.ValidationError as error:
+        found = _AT.match(str(error))
+        where = f"{path}, {found['where']}" if found and found["where"] else str(path)
+        raise UsageError(f"{where}: {lower_first(found['what'] if found else str(error))}") from None

@@ -1,0 +1,194 @@
+"""Two decisions that stand at the same place of two runs, in sentences."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.events import (
+    Admitted,
+    Closing,
+    Emitted,
+    Event,
+    Finished,
+    Launched,
+    PluginFailed,
+    Preempted,
+    Rejected,
+    Routed,
+    TimerSet,
+)
+from eventlm.replay.diff.comparable import Name, Names
+
+#: Most rows of a launch that are told of, of each kind of difference.
+MAX_ROWS = 3
+
+
+class Run(NamedTuple):
+    """One of the two: its log, what its requests are called, and when the first that both have arrived."""
+
+    reader: LogReader
+    names: Names
+    origin_ns: int
+
+    def event(self, s: int) -> Event:
+        """The event at a position."""
+        return next(self.reader.lines_from(s)).event()
+
+
+class Story(NamedTuple):
+    """A difference in a sentence, more about it, and the pairs that it is about."""
+
+    what: str
+    details: list[str]
+    pairs: list[int]
+
+
+class Row(NamedTuple):
+    """A row of a launch: whose, and from which token on how many; a decode computes one."""
+
+    name: Name
+    sample: int
+    is_chunk: bool
+    position: int
+    num_tokens: int
+
+
+def tell(event_a: Event | None, event_b: Event | None, a: Run, b: Run) -> Story:
+    """At least one of the events is there."""
+    if isinstance(event_a, Launched) and isinstance(event_b, Launched):
+        return _tell_launches(event_a, event_b, a, b)
+    deed_a, deed_b = _deed(event_a, a.names), _deed(event_b, b.names)
+    names = [
+        run.names.of(event.request)
+        for event, run in ((event_a, a), (event_b, b))
+        if event is not None and hasattr(event, "request")
+    ]
+    return Story(f"A {deed_a}, B {deed_b}", [], _pairs(names))
+
+
+def seconds(ns: int) -> str:
+    """A time with all that tells events apart."""
+    return f"{ns / 1e9:,.6f} s"
+
+
+def _pairs(names: list[Name]) -> list[int]:
+    return [name for name in dict.fromkeys(names) if isinstance(name, int) and name > 0]
+
+
+def _label(name: Name, index: int | None = None) -> str:
+    """A request, or one of its sequences."""
+    sample = "" if index is None else f".{index}"
+    if isinstance(name, str):
+        request, _, whose = name.partition(" ")
+        return f"request {request}{sample} {whose}"
+    return f"#{name}{sample}" if name > 0 else f"earlier request {-name}{sample}"
+
+
+def _deed(event: Event | None, names: Names) -> str:
+    """What a run does, to follow its name."""
+    if event is None:
+        return "has no such decision"
+    name = _label(names.of(event.request), getattr(event, "index", None)) if hasattr(event, "request") else ""
+    match event:
+        case Launched():
+            num_rows = len(event.decodes) + len(event.chunks)
+            return f"launches {num_rows} rows ({event.num_tokens} tokens) on replica {event.replica}"
+        case Emitted():
+            dropped = f" without {sum(num for _, num in event.dropped)} dropped ones" if event.dropped else ""
+            return f"emits {event.num_tokens} tokens of a step of replica {event.replica}{dropped}"
+        case Preempted():
+            by = f", for {_label(names.of(event.by[0]), event.by[1])}" if event.by is not None else ""
+            return f"preempts {name} ({event.reason}{by})"
+        case Rejected():
+            return f"rejects {name} ({event.reason})"
+        case Admitted():
+            return f"admits {name}"
+        case Routed():
+            return f"routes {_label(names.of(event.request))} to replica {event.replica}"
+        case Closing():
+            return f"closes {name} at token {event.position} ({event.reason})"
+        case Finished():
+            return (
+                f"finishes {name} with {event.position} tokens ({event.reason}, "
+                f"{event.cached_tokens} prompt tokens from the cache)"
+            )
+        case TimerSet():
+            return f"sets a timer for {name}"
+        case PluginFailed():
+            return f"notes that a plug-in failed ({event.error})"
+    raise TypeError(f"no decision: {event}")
+
+
+def _rows(event: Launched, names: Names) -> dict[tuple[Name, int], Row]:
+    decodes = [Row(names.of(request), index, False, length, 1) for request, index, length, _ in event.decodes]
+    chunks = [Row(names.of(request), index, True, start, num) for request, index, start, num, _ in event.chunks]
+    return {(row.name, row.sample): row for row in (*decodes, *chunks)}
+
+
+def _work(row: Row) -> str:
+    """What a row computes."""
+    if row.is_chunk:
+        if row.num_tokens == 1:
+            return f"prompt token {row.position:,}"
+        return f"prompt tokens {row.position:,} to {row.position + row.num_tokens - 1:,}"
+    return f"a token behind {row.position:,}"
+
+
+def _tell_launches(event_a: Launched, event_b: Launched, a: Run, b: Run) -> Story:
+    rows_a, rows_b = _rows(event_a, a.names), _rows(event_b, b.names)
+    only_a = [row for key, row in rows_a.items() if key not in rows_b]
+    only_b = [row for key, row in rows_b.items() if key not in rows_a]
+    changed = [(row, rows_b[key]) for key, row in rows_a.items() if key in rows_b and rows_b[key] != row]
+    where = f"on replica {event_a.replica}"
+    if only_a and only_b:
+        what = f"{where} A launches {_list(only_a)} where B launches {_list(only_b)}"
+    elif only_a or only_b:
+        runs = "A launches {}, B does not" if only_a else "B launches {}, A does not"
+        what = f"{where} {runs.format(_list(only_a or only_b))}"
+    elif changed:
+        before, after = changed[0]
+        what = f"{where} A computes {_work(before)} of {_label(before.name, before.sample)}, B {_work(after)}"
+    elif list(rows_a) != list(rows_b):
+        what = f"{where} A launches the same rows as B in another order"
+    else:
+        what = f"{where} A and B launch the same rows, but with other blocks, limits or steps in flight"
+    details = [_elsewhere(row, "B", b) for row in only_a[:MAX_ROWS] if not _is_earlier(row)]
+    details += [_elsewhere(row, "A", a) for row in only_b[:MAX_ROWS] if not _is_earlier(row)]
+    details += [
+        f"{_label(before.name, before.sample)}: A computes {_work(before)}, B {_work(after)}"
+        for before, after in changed[:MAX_ROWS]
+    ]
+    rows = [*only_a[:MAX_ROWS], *only_b[:MAX_ROWS], *(row for row, _ in changed[:MAX_ROWS])]
+    return Story(what, details, _pairs([row.name for row in rows]))
+
+
+def _list(rows: list[Row]) -> str:
+    labels = [f"{_label(row.name, row.sample)} ({_work(row)})" for row in rows[:MAX_ROWS]]
+    rest = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
+    return ", ".join(labels) + rest
+
+
+def _is_earlier(row: Row) -> bool:
+    return isinstance(row.name, int) and row.name < 0
+
+
+def _elsewhere(row: Row, side: str, run: Run) -> str:
+    """Where the other run does what this row does."""
+    label = f"{_label(row.name, row.sample)}"
+    if not isinstance(row.name, int):
+        return f"{label} is not in {side}"
+    request = run.names.request(row.name)
+    digits = str(request).encode()
+    for line in run.reader.lines_from(request):
+        if line.tag != "launch" or digits not in line.body:
+            continue
+        event = line.event()
+        assert isinstance(event, Launched)
+        found = _rows(event, run.names).get((row.name, row.sample))
+        if found is not None and found.position <= row.position < found.position + found.num_tokens:
+            return (
+                f"{side} computes {_work(found)} of {label} at event {event.s}, {seconds(event.ts - run.origin_ns)} "
+                f"after the first request, on replica {event.replica}"
+            )
+    return f"{side} never computes {_work(row)} of {label}"

@@ -1,0 +1,1 @@
+"""Re-execution: the recorded schedule runs on the model again."""

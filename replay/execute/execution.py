@@ -1,0 +1,377 @@
+"""Re-execution: the recorded schedule is run on the model again, and every token is compared with the recorded one.
+
+The trace says what was launched and when it completed, its side-car (`--record-tokens`) what the prompts and outputs
+were. Requests are kept by the same code that kept them in the run (`LiveRequests`), and real worker processes get the
+same launches: same batches, chunks, blocks, same worker epochs with empty caches. Each step is run when the trace comes
+to its completion, so steps that a lost worker never completed are not run. Decisions are taken from the trace; that
+they follow from its facts is what `verify` shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from msgspec import Struct, structs
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.segment_reader import LogLine
+from eventlm.bus.side_car_reader import SideCarReader, open_side_car
+from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
+from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.recorded_request import recorded_request
+from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.events import (
+    Arrived,
+    Closing,
+    Desynced,
+    Emitted,
+    Event,
+    Finished,
+    Header,
+    Launched,
+    Rejected,
+    StepCompleted,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.replay.execute.executable import check_executable
+from eventlm.replay.execute.step_split import RowsAlone
+from eventlm.replay.execute.token_comparison import Comparison, ExecutedStep, Mismatch
+from eventlm.replay.execute.workers import WorkerProcesses, Workers, worker_setup
+from eventlm.replay.verify.divergence import Code
+from eventlm.types import OnProgress, SequenceId
+from eventlm.worker.protocol import StepPayload, WorkerSetup
+
+#: Makes what runs the steps.
+MakeWorkers = Callable[[WorkerSetup, Header], Workers]
+
+
+class ExecuteResult(Struct, frozen=True, kw_only=True):
+    """What a re-execution found. `exit_code` is 0 if everything that was compared is the same.
+
+    num_tokens: compared and the same. num_steps: run again; num_steps_by_digest: of these, compared by the digests in
+    the trace. host_differences: what differs from the recorded host; then differences may come from that. num_missing:
+    events that a gap says were not recorded; nothing behind it can be run. damage: what of the side-cars kept the rest
+    from being run.
+    """
+
+    path: str
+    num_events: int
+    num_requests: int
+    num_steps: int
+    num_tokens: int
+    num_steps_by_digest: int
+    is_teacher_forced: bool
+    num_missing: int
+    damage: str
+    clean_end: bool
+    still_being_written: bool
+    host_differences: list[str] = []
+    warnings: list[str] = []
+    mismatches: list[Mismatch] = []
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first mismatch, else of damage, else of the gap, else 0."""
+        if self.mismatches:
+            return Code.TOKEN.value.exit_code
+        if self.damage:
+            return TraceCorruptError.exit_code
+        return Code.GAP.value.exit_code if self.num_missing else 0
+
+
+class _Stopped(Exception):
+    """Nothing more can be run: a mismatch, a gap, or damage."""
+
+
+class _Waiting(NamedTuple):
+    """A launch that has not completed."""
+
+    launched: Launched
+    body: bytes
+    payload: StepPayload
+
+
+def execute(
+    path: Path | str,
+    *,
+    model: str,
+    threads: int | None = None,
+    teacher_force: bool = False,
+    rows_alone: bool = False,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+    make_workers: MakeWorkers = WorkerProcesses,
+) -> ExecuteResult:
+    """Run the steps of a trace again on the checkpoint in the folder `model` (or the fake one).
+
+    threads: of each worker; None: as recorded. teacher_force: after a mismatch go on with the recorded tokens, and find
+    all of them; without it the first one ends the run. rows_alone: run every row in a step of its own, a control in
+    which low precisions should differ.
+
+    Raises UsageError where the trace cannot be run again, EventLMError where a worker cannot, and what LogReader does.
+    """
+    header = check_executable(path)
+    workers = make_workers(worker_setup(header, model, threads=threads), header)
+    if rows_alone:
+        workers = RowsAlone(workers)
+    execution = _Execution(path, workers, is_forcing=teacher_force)
+    with LogReader(path, strict=strict) as reader, contextlib.closing(execution):
+        asyncio.run(_run(reader, execution, workers, on_progress))
+        return ExecuteResult(
+            path=str(path),
+            num_events=reader.num_lines,
+            num_requests=execution.num_requests,
+            num_steps=execution.num_steps,
+            num_tokens=execution.comparison.num_tokens,
+            num_steps_by_digest=execution.comparison.num_steps_by_digest,
+            is_teacher_forced=teacher_force,
+            num_missing=reader.num_missing,
+            damage=execution.damage,
+            clean_end=reader.clean_end,
+            still_being_written=reader.still_being_written,
+            host_differences=workers.host_differences(),
+            warnings=[*execution.bad_lines, *([] if execution.mismatches else reader.warnings())],
+            mismatches=execution.mismatches,
+        )
+
+
+async def _run(reader: LogReader, execution: _Execution, workers: Workers, on_progress: OnProgress | None) -> None:
+    """All lines of the trace, as far as they can be run."""
+    lines = iter(reader)
+    try:
+        for line in lines:
+            await execution.feed(line)
+            if on_progress is not None:
+                on_progress(reader.position, reader.size_bytes)
+        execution.finish()
+    except _Stopped:
+        if not execution.mismatches:
+            # How the trace ends is told all the same.
+            collections.deque(lines, maxlen=0)
+    finally:
+        await workers.close()
+
+
+class _Execution:
+    """Takes a trace's lines in order, from the first. Raises _Stopped where nothing more can be run."""
+
+    def __init__(self, path: Path | str, workers: Workers, *, is_forcing: bool) -> None:
+        self.num_requests = 0
+        self.num_steps = 0
+        self.mismatches: list[Mismatch] = []
+        #: Why the rest cannot be run, where that is the side-car's fault.
+        self.damage = ""
+        self.comparison = Comparison()
+        self._path = path
+        self._workers = workers
+        self._is_forcing = is_forcing
+        self._side_car: SideCarReader | None = None
+        self._bad_lines: list[str] = []
+        self._live: LiveRequests | None = None
+        self._epochs: dict[int, int] = {}
+        self._waiting: dict[tuple[int, int, int], _Waiting] = {}
+        #: Read when something differs.
+        self._ends: dict[SequenceId, int] | None = None
+        #: Has run, and the core's word on it has not come.
+        self._step: ExecutedStep | None = None
+
+    @property
+    def bad_lines(self) -> list[str]:
+        """Where the side-cars read so far were left out."""
+        return self._bad_lines + (self._side_car.damage if self._side_car is not None else [])
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._side_car is not None:
+            self._side_car.close()
+
+    async def feed(self, line: LogLine) -> None:
+        """Take one line."""
+        if line.tag in _TAGS:
+            try:
+                await self._take(line.event(), line)
+            except (KeyError, IndexError, ValueError, OverflowError) as error:
+                raise TraceCorruptError(
+                    f"{line.path}, line {line.number}: the `{line.tag}` does not follow from what comes before it; "
+                    "`eventlm replay` finds where the trace was altered"
+                ) from error
+
+    def finish(self) -> None:
+        """There are no more lines."""
+        if self._step is not None:
+            self._judge(set())
+
+    async def _take(self, event: Event, line: LogLine) -> None:
+        match event:
+            case Header():
+                self._open_side_car(event, line)
+            case Arrived():
+                self._arrive(event)
+            case Rejected():
+                self._requests.reject(event.request)
+            case Launched():
+                key = (event.replica, event.epoch, event.step)
+                self._waiting[key] = _Waiting(event, line.body, self._requests.launch(event))
+            case StepCompleted():
+                await self._complete(event)
+            case Emitted():
+                self._emit(event)
+            case Closing():
+                self._requests.start_closing(event)
+            case Finished():
+                self._requests.finish(event)
+            case WorkerUp():
+                self._epochs[event.replica] = event.epoch
+                self._requests.set_worker(event.replica, event.epoch)
+            case WorkerLost() | Desynced():
+                await self._lose(event)
+            case _:
+                # A gap: the state behind it is in a snapshot, the KV cache is not.
+                self.finish()
+                raise _Stopped
+
+    @property
+    def _requests(self) -> LiveRequests:
+        assert self._live is not None
+        return self._live
+
+    def _open_side_car(self, header: Header, line: LogLine) -> None:
+        if self._side_car is not None:
+            self._bad_lines += self._side_car.damage
+            self._side_car.close()
+        try:
+            self._side_car = open_side_car(line.path, header)
+        except (UsageError, TraceCorruptError) as error:
+            # Of the first file that has been looked at before.
+            self._give_up(str(error))
+        if self._live is None:
+            core = header.core
+            capacity = header.block_table_size or PAIRS_PER_BLOCK * core.num_blocks
+            names = BlockNames(secrets.token_bytes(32), block_size=core.block_size, capacity=capacity)
+            key = self._side_car.digest_key
+            self._live = LiveRequests(names, block_size=core.block_size, seed_key=b"", digest_key=key)
+
+    def _arrive(self, arrived: Arrived) -> None:
+        assert self._side_car is not None
+        prompt = self._side_car.prompt(arrived)
+        if prompt is None:
+            self._give_up(
+                f"{self._side_car.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
+                "that it was in cannot be run"
+            )
+        self.num_requests += 1
+        again = self._requests.arrive(
+            arrived.s,
+            recorded_request(arrived, prompt),
+            _nobody,
+            group_size=arrived.group_size,
+            group_index=arrived.group_index,
+        )
+        if not self.comparison.blocks.pair(arrived.blocks, again.blocks):
+            self._found(
+                Mismatch(kind="blocks", s=arrived.s, request=arrived.s, recorded=arrived.blocks, executed=again.blocks)
+            )
+
+    async def _complete(self, fact: StepCompleted) -> None:
+        """Run the step; one of a worker that was lost meanwhile counts for nothing."""
+        waiting = self._waiting.pop((fact.replica, fact.epoch, fact.step), None)
+        if waiting is None:
+            return
+        launched = waiting.launched
+        assert self._side_car is not None
+        outputs = self._side_car.outputs(fact)
+        recorded = outputs.tokens if outputs is not None else None
+        forced = recorded if self._is_forcing else None
+        payload = waiting.payload
+        if forced is not None:
+            payload = structs.replace(payload, forced=forced)
+        result = await self._workers.run(launched, waiting.body, payload)
+        self.num_steps += 1
+        identities = [SequenceId(row[0], row[1]) for row in (*launched.decodes, *launched.chunks)]
+        positions = [self._requests.num_output_tokens(identity) for identity in identities]
+        going_on = structs.replace(result, tokens=forced) if forced is not None else result
+        again = self._requests.complete(fact.replica, going_on, start_ns=0, end_ns=0)
+        self._step = ExecutedStep(
+            launched=launched,
+            fact=fact,
+            again=again,
+            result=result,
+            recorded=recorded,
+            positions=positions,
+            is_recorded_sound=recorded is None or self._requests.digest(recorded) == fact.digest,
+            is_forced=forced is not None,
+        )
+
+    def _emit(self, emitted: Emitted) -> None:
+        """The core's word on the step that has just run: what of it counts."""
+        if self._step is None:
+            raise KeyError(emitted.step)
+        self._judge({row for row, _ in emitted.dropped})
+        self._requests.emit(emitted)
+
+    def _judge(self, dropped: set[int]) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        found = [mismatch for mismatch in self.comparison.compare(step, dropped) if not self._is_unseen(mismatch)]
+        for mismatch in found:
+            self._found(mismatch)
+        if found and not step.is_forced:
+            # What the run went on with is not known.
+            raise _Stopped
+
+    def _found(self, mismatch: Mismatch) -> None:
+        self.mismatches.append(mismatch)
+        if not self._is_forcing:
+            raise _Stopped
+
+    def _is_unseen(self, mismatch: Mismatch) -> bool:
+        """Whether it lies behind the end of its text, which was found later than the token was made."""
+        if mismatch.index < 0:
+            return False
+        if self._ends is None:
+            self._ends = _ends(self._path)
+        end = self._ends.get(SequenceId(mismatch.request, mismatch.index))
+        return end is not None and mismatch.position >= end
+
+    def _give_up(self, damage: str) -> NoReturn:
+        self.finish()
+        self.damage = damage
+        raise _Stopped
+
+    async def _lose(self, fact: WorkerLost | Desynced) -> None:
+        if fact.epoch != self._epochs.get(fact.replica):
+            return
+        self._requests.set_worker(fact.replica, None)
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != fact.replica}
+        await self._workers.lose(fact.replica)
+
+
+def _ends(path: Path | str) -> dict[SequenceId, int]:
+    """How many tokens belong to the output of each sequence that ended."""
+    ends = {}
+    with LogReader(path) as reader:
+        for line in reader:
+            if line.tag == "finish":
+                event = line.event()
+                assert isinstance(event, Finished)
+                ends[SequenceId(event.request, event.index)] = event.position
+    return ends
+
+
+def _nobody(output: object) -> None:
+    """Gets the outputs of requests whose clients have long gone."""
+
+
+_TAGS = frozenset(
+    [
+        *("header", "gap", "arrive", "reject", "launch", "done", "emit", "closing", "finish"),
+        *("worker_up", "worker_lost", "desync"),
+    ]
+)

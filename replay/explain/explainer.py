@@ -1,0 +1,355 @@
+"""Where the time of a request went: the core that served it runs again, and is asked behind every drain.
+
+`explain` follows some requests through a trace. The core is fed by the verifier, so an
+explanation is of what really happened, or there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from msgspec import Struct
+
+from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.bus.run_folder import TRACE_NAME, closed_segments
+from eventlm.bus.segment_reader import SegmentReader
+from eventlm.core.plugin import SequenceView
+from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.state import CoreState
+from eventlm.errors import EventLMError, UsageError
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    Closing,
+    Decision,
+    Emitted,
+    Fact,
+    Finished,
+    Header,
+    Launched,
+    Preempted,
+    Rejected,
+    StepCompleted,
+)
+from eventlm.events.codec import FACT_TAGS
+from eventlm.formatting import counted
+from eventlm.replay.explain.result import Explanation, Order
+from eventlm.replay.explain.timeline import Timeline, order_of, rows_of
+from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.verify.verifier import Found, Verifier
+from eventlm.types import OnProgress, SequenceId
+
+_LINES_PER_PROGRESS = 1024
+
+
+class DivergenceError(EventLMError):
+    """The trace is not what this code decides. `exit_code` is that of the divergence."""
+
+
+class Explained(Struct, frozen=True, kw_only=True):
+    """What was asked for, in that order; and what a user should know of the trace."""
+
+    path: str
+    explanations: list[Explanation]
+    warnings: list[str]
+
+
+class Explainer:
+    """Takes a trace's lines in order, from the first, and follows the wanted requests.
+
+    wanted: by request, the indices of its samples; None: all of them. Raises Found where the trace diverges.
+    """
+
+    def __init__(self, verifier: Verifier, wanted: Mapping[int, list[int] | None]) -> None:
+        self.found: dict[SequenceId, Explanation] = {}
+        #: What stands in the log where a wanted request was looked for.
+        self.tags: dict[int, str] = {}
+        self._verifier = verifier
+        self._core = verifier.core
+        self._wanted = wanted
+        #: Of groups that are not complete.
+        self.arriving: dict[int, Arrived] = {}
+        self._live: dict[SequenceId, Timeline] = {}
+        #: The latest line.
+        self.last_s, self._last_tag = -1, "header"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all wanted have ended, and all that was decided up to there is verified."""
+        has_come = self.last_s >= max(self._wanted, default=-1) and self._last_tag not in ("header", "gap")
+        return has_come and not self._live and not self.arriving and not self._verifier.expected
+
+    def feed(self, line: LogLine) -> None:
+        """Check one line, and look at the core behind it."""
+        self._verifier.feed(line)
+        self.last_s, self._last_tag = line.s, line.tag
+        if line.s in self._wanted:
+            self.tags[line.s] = line.tag
+        if self._verifier.core is not self._core:
+            last_ns = self._core.state.now_ns
+            self._core = self._verifier.core
+            self._resume(self._core.state, last_ns)
+        elif line.tag in FACT_TAGS and (self._live or self.arriving or line.s in self._wanted):
+            fact = line.event()
+            assert isinstance(fact, Fact)
+            self._take(fact, list(self._verifier.expected))
+
+    def end(self) -> None:
+        """The log is over."""
+        now_ns = self._core.state.now_ns
+        for identity, timeline in self._live.items():
+            self.found[identity] = timeline.cut(now_ns, "unfinished")
+        self._live.clear()
+
+    def _take(self, fact: Fact, decisions: Iterable[Decision]) -> None:
+        state = self._core.state
+        if isinstance(fact, Arrived) and fact.s in self._wanted:
+            self.arriving[fact.s] = fact
+        for timeline in self._live.values():
+            timeline.check_worker(state, fact.ts)
+        for decision in decisions:
+            if isinstance(decision, Emitted) and isinstance(fact, StepCompleted):
+                # Without it the fact was of an older worker, and meant nothing.
+                for timeline in self._live.values():
+                    timeline.complete(fact)
+            self._note(state, decision)
+        if fact.p:
+            for timeline in self._live.values():
+                timeline.settle(state)
+
+    def _note(self, state: CoreState, decision: Decision) -> None:
+        """What a decision means to those that are followed."""
+        if isinstance(decision, Launched):
+            rows = rows_of(decision) if self._live else {}
+            for identity, timeline in self._live.items():
+                timeline.launch(decision, rows.get(identity))
+        elif isinstance(decision, Admitted):
+            self._admit(state, decision)
+        elif isinstance(decision, Rejected):
+            self._reject(state, decision)
+        elif isinstance(decision, Preempted | Closing | Finished):
+            identity = SequenceId(decision.request, decision.index)
+            followed = self._live.get(identity)
+            if followed is None:
+                return
+            if isinstance(decision, Preempted):
+                followed.preempt(decision, _order_of(state, decision, followed.urgency))
+            elif isinstance(decision, Closing):
+                followed.close(decision.ts)
+            else:
+                self.found[identity] = followed.finish(decision)
+                del self._live[identity]
+
+    def _admit(self, state: CoreState, decision: Admitted) -> None:
+        arrival = self.arriving.pop(decision.request, None)
+        if arrival is None:
+            return
+        request = state.requests.get(decision.request)
+        for index in self._indices(arrival):
+            # One that its deadline ended as it arrived has left the state.
+            sequence = _arrived(arrival, index) if request is None else request.sequences[index]
+            timeline = Timeline(sequence, state)
+            timeline.arrive()
+            self._live[timeline.sequence.id] = timeline
+
+    def _indices(self, arrival: Arrived) -> list[int]:
+        n = arrival.n
+        indices = self._wanted[arrival.s]
+        return list(range(n)) if indices is None else [index for index in indices if index < n]
+
+    def _reject(self, state: CoreState, decision: Rejected) -> None:
+        arrival = self.arriving.pop(decision.request, None)
+        if arrival is not None:
+            self.found[SequenceId(arrival.s, 0)] = _rejection(state, arrival, decision)
+
+    def _resume(self, state: CoreState, last_ns: int) -> None:
+        """The log begins, or goes on, with a snapshot; what came before it ended at `last_ns`."""
+        flying = _launches_in_flight(state)
+        self.arriving.clear()
+        for identity, timeline in list(self._live.items()):
+            if _find(state, identity) is None:
+                self.found[identity] = timeline.cut(last_ns, "unknown")
+                del self._live[identity]
+        for request in self._wanted:
+            for index in self._indices(state.requests[request].arrival) if request in state.requests else []:
+                identity = SequenceId(request, index)
+                sequence = _find(state, identity)
+                if sequence is not None:
+                    timeline = self._live.setdefault(identity, Timeline(sequence, state))
+                    timeline.resume(sequence, last_ns, state.now_ns, flying)
+                    timeline.settle(state)
+
+
+def _order_of(state: CoreState, decision: Preempted, urgency: Urgency) -> Order | None:
+    """That one of an urgency was preempted for a more urgent one; both as they were at their admissions."""
+    by = None if decision.by is None else _find(state, SequenceId(*decision.by))
+    return None if by is None else order_of(state, by, by.urgency, urgency)
+
+
+def _find(state: CoreState, identity: SequenceId) -> Sequence | None:
+    """A sequence that has not ended."""
+    request = state.requests.get(identity.request)
+    sequence = None if request is None else request.sequences[identity.index]
+    return None if sequence is None or sequence.state is State.FINISHED else sequence
+
+
+def _arrived(arrival: Arrived, index: int) -> Sequence:
+    """A sequence that ended as it arrived."""
+    return Sequence(arrival, index, SequenceView.of(arrival, index, 0))
+
+
+def _launches_in_flight(state: CoreState) -> list[Launched]:
+    """What is known of the launches in flight where a snapshot stands for them: all but when they were."""
+    return [
+        Launched(
+            s=step.launch_seq,
+            ts=state.now_ns,
+            replica=replica.index,
+            epoch=replica.epoch,
+            step=step.step,
+            decodes=[(s.request, s.index, s.num_tokens, 0) for s in step.decodes],
+            chunks=[
+                (row.sequence.request, row.sequence.index, row.start, row.end - row.start, 0) for row in step.chunks
+            ],
+            num_tokens=len(step.decodes) + sum(row.end - row.start for row in step.chunks),
+            predicted_ns=0,
+        )
+        for replica in state.replicas
+        for step in replica.in_flight
+    ]
+
+
+def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explanation:
+    """Of a request that was turned away as it arrived."""
+    config = state.config
+    if decision.reason == "context_length":
+        note = f"prompt and max_tokens are {arrival.prompt_tokens + arrival.max_tokens:,} tokens"
+        note += f", the context is {config.max_model_len:,}"
+    else:
+        free = sum(config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
+        note = f"{counted(state.num_waiting + state.num_closing, 'sequence')} waited, {free:,} slots were free"
+        note += f", and max_queue_len is {config.max_queue_len:,}"
+    group = (
+        f" (it came in a group of {arrival.group_size:,}, which is rejected as one)" if arrival.group_size > 1 else ""
+    )
+    timeline = Timeline(_arrived(arrival, 0), state)
+    timeline.arrive()
+    timeline.notes.append(note + group)
+    return timeline.cut(decision.ts, f"rejected: {decision.reason}")
+
+
+def explain(
+    path: Path | str,
+    requests: Seq[tuple[int, int | None]],
+    *,
+    trust_local_plugins: bool = False,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Explained:
+    """Explain (request, index) or, with index None, all samples of a request; each as far as the trace goes.
+
+    Raises UsageError for one that the trace does not have, DivergenceError where the trace is not what this code
+    decides, and as LogReader and `rebuild` do.
+    """
+    wanted = _by_request(requests)
+    start = _header_before(Path(path), min(wanted, default=0))
+    with LogReader(path, strict=strict) as reader:
+        header = start or reader.header
+        rebuilt = rebuild(header, Changes(trust_local_plugins=trust_local_plugins))
+        explainer = Explainer(Verifier(rebuilt, header), wanted)
+        line: LogLine | None = None
+        is_done = False
+        try:
+            for line in reader.lines_from(header.s):
+                explainer.feed(line)
+                is_done = explainer.is_done
+                if is_done:
+                    break
+                if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
+                    on_progress(reader.position, reader.size_bytes)
+        except Found as found:
+            assert line is not None
+            raise _diverged(reader.path, line, found, rebuilt.drift) from found
+        explainer.end()
+        warnings = [*rebuilt.drift, *([] if is_done else reader.warnings())]
+        explanations = [each for asked in requests for each in _found(explainer, reader, *asked)]
+        return Explained(path=reader.path, explanations=explanations, warnings=warnings)
+
+
+def _header_before(path: Path, s: int) -> Header | None:
+    """Of a run in several files that of the last one which begins before event `s`: its snapshot is a start as good as
+    that of the run. None if there is no such file."""
+    if not path.is_dir():
+        return None
+    before = [segment.path for segment in closed_segments(path) if segment.first_s < s]
+    for candidate in [path / TRACE_NAME, *before[::-1]]:
+        if candidate.exists():
+            with SegmentReader(candidate) as reader:
+                if reader.header.s < s:
+                    return reader.header
+    return None
+
+
+def _by_request(requests: Seq[tuple[int, int | None]]) -> dict[int, list[int] | None]:
+    wanted: dict[int, list[int] | None] = {}
+    for request, index in requests:
+        indices = wanted.setdefault(request, [])
+        if index is None or indices is None:
+            wanted[request] = None
+        else:
+            indices.append(index)
+    return wanted
+
+
+def _diverged(path: str, line: LogLine, found: Found, drift: list[str]) -> DivergenceError:
+    because = f" ({'; '.join(drift)})" if drift else ""
+    return DivergenceError(
+        f"{path} is not what this version decides: at event {line.s} {found.what}{because}; what it explained would "
+        f"not be what happened, `eventlm replay {path}` tells more",
+        exit_code=found.code.value.exit_code,
+    )
+
+
+def _found(explainer: Explainer, reader: LogReader, request: int, index: int | None) -> list[Explanation]:
+    """The explanations of one that was asked for, or what is wrong with the question."""
+    samples = [explanation for (seq, _), explanation in sorted(explainer.found.items()) if seq == request]
+    # A request is rejected with all its samples.
+    chosen = [each for each in samples if index in (None, each.index) or each.outcome.startswith("rejected")]
+    if chosen:
+        return chosen
+    tag = explainer.tags.get(request)
+    if request in explainer.arriving:
+        raise UsageError(
+            f"{reader.path} ends with the arrival of request {request}, and nothing is decided yet; try later"
+        )
+    if samples or (tag == "arrive" and index is not None):
+        raise UsageError(f"{reader.path} has no sequence {request}.{index}: request {request} has fewer samples")
+    # A trace that begins in the middle, or has a gap, has requests whose arrival it lacks.
+    is_whole = reader.header.s == 0 and not reader.gaps
+    if is_whole and not _has_arrivals(reader.path):
+        what = (
+            f"{reader.path} has no request {request}"
+            if tag is None
+            else f"event {request} of {reader.path} is no request but `{tag}`"
+        )
+        raise UsageError(f"{what}, and none arrived in it; `eventlm trace ls` lists other runs")
+    how = f"`eventlm explain {reader.path} --slowest 10` lists some"
+    if tag is not None:
+        raise UsageError(
+            f"event {request} of {reader.path} is no request but `{tag}`; a request's number is that of its `arrive` "
+            f"event: {how}"
+        )
+    first, last = reader.header.s, explainer.last_s
+    if request < first:
+        raise UsageError(f"request {request} ended before {reader.path} begins, with event {first}; {how}")
+    if request > last:
+        raise UsageError(f"{reader.path} has no request {request}, its events are {first} to {last}; {how}")
+    raise UsageError(f"request {request} came and ended in a gap of {reader.path}, where nothing was recorded; {how}")
+
+
+def _has_arrivals(path: str) -> bool:
+    """Whether a trace has a request at all; a server may have been stopped before its first one."""
+    with LogReader(path) as reader:
+        return any(line.tag == "arrive" for line in reader.lines_from(reader.header.s))

@@ -1,0 +1,396 @@
+"""The timeline of one sequence, cut at the moments of the log so that every nanosecond has one cause.
+
+`cursor_ns` is how far it is cut. Behind a drain a sequence either waits (then all the time to the next moment has the
+cause that the state gives) or has rows in flight. What became of those is known with the completions: the worker's
+own start and end of each step cut the time since the cursor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now
+from eventlm.core.sequence import Sequence, State, Urgency
+from eventlm.core.state import CoreState
+from eventlm.core.step_planner import waiting_head
+from eventlm.events import Finished, Launched, Preempted, StepCompleted
+from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare
+from eventlm.types import SequenceId
+
+#: Of these it is told who was there and who came first.
+_BEHIND_OTHERS = ("sequence_limit", "blocks", "token_budget", "head_of_line")
+#: With these no step was formed that it could have been in.
+_OUT_OF_LINE = ("grammar", "worker", "paused", "draining", "text_end")
+
+
+class Row(NamedTuple):
+    """A row of a launch: `num_tokens` behind `position`, 0 for a decode."""
+
+    position: int
+    num_tokens: int
+
+
+class _Flight(NamedTuple):
+    """A step in flight with a row of the sequence: of `num_tokens` behind `position`, 0 for a decode."""
+
+    launched: Launched
+    position: int
+    num_tokens: int
+    is_final: bool
+    residency: int
+
+
+class _Wait:
+    """An interval that is not over."""
+
+    def __init__(self, hindrance: Hindrance, phase: Phase, limit: int, held_by: list[SequenceId]) -> None:
+        self.hindrance = hindrance
+        self.phase = phase
+        self.limit = limit
+        self.held_by = dict.fromkeys(held_by)
+        self.admitted: dict[SequenceId, None] = {}
+        self.steps: dict[int, None] = {}
+        self.num_lacking = hindrance.num_lacking
+        self.order: Order | None = None
+
+    def goes_on(self, hindrance: Hindrance, phase: Phase) -> bool:
+        """Whether what holds now is the same cause."""
+        before = self.hindrance
+        same = (before.cause, before.replica, before.other) == (hindrance.cause, hindrance.replica, hindrance.other)
+        return same and phase == self.phase
+
+
+class Timeline:
+    """`settle` is called behind every drain, the others for what the drain's facts and decisions say."""
+
+    def __init__(self, sequence: Sequence, state: CoreState) -> None:
+        arrival = sequence.arrival
+        self.sequence = sequence
+        self.policy = state.policy_name
+        self.num_replicas = len(state.replicas)
+        self.start_ns = self.cursor_ns = min(arrival.received_ns or arrival.ts, arrival.ts)
+        self.first_token_ns: int | None = None
+        #: Of its latest admission before the drain that is being read.
+        self.urgency = sequence.urgency
+        self.notes: list[str] = []
+        #: Something of it is in the log.
+        self._is_seen = False
+        self._intervals: list[Interval] = []
+        self._steps: list[StepShare] = []
+        self._preemptions: list[Preemption] = []
+        self._phase: Phase = "queue"
+        self._wait: _Wait | None = None
+        self._flights: deque[_Flight] = deque()
+        #: Since when it has been preempted with rows in flight.
+        self._draining_ns: int | None = None
+        self._completed_ns = -1
+        self._num_tokens = sequence.num_tokens
+        #: By replica the latest launch since it has been waiting, or resident without a row.
+        self._launches: dict[int, Launched] = {}
+
+    def arrive(self) -> None:
+        """Its request has been stamped."""
+        self._is_seen = True
+        arrival = self.sequence.arrival
+        if arrival.ready_ns:
+            self._emit(min(arrival.ready_ns, arrival.ts), "edge", "tokenizing")
+            self._emit(arrival.ts, "edge", "stamping")
+        else:
+            self._emit(arrival.ts, "edge", "receiving")
+
+    def resume(self, sequence: Sequence, last_ns: int, now_ns: int, in_flight: list[Launched]) -> None:
+        """The log has nothing from `last_ns` to now; `in_flight` are launches of all replicas that may lie in there."""
+        self.notes.append("events of its life were not recorded" if self._is_seen else "its arrival is not in the log")
+        self._is_seen = True
+        self._close_wait(last_ns)
+        self._emit(now_ns, "unseen", "not_recorded")
+        self.sequence = sequence
+        self._num_tokens = sequence.num_tokens
+        self._flights.clear()
+        self._launches.clear()
+        for launched in in_flight if not sequence.ended else []:
+            self.launch(launched, rows_of(launched).get(sequence.id))
+        self._launches.clear()
+        self._draining_ns = now_ns if self._flights and not sequence.resident else None
+        self._phase = self._find_phase()
+
+    def _find_phase(self) -> Phase:
+        """In the middle of its life."""
+        sequence = self.sequence
+        if sequence.ended:
+            return "text_end"
+        if not sequence.resident:
+            return "preempted" if sequence.residency else "queue"
+        if sequence.state is State.DECODE and not any(flight.is_final for flight in self._flights):
+            return "decode"
+        return "prefill" if sequence.residency == 1 else "recompute"
+
+    def launch(self, launched: Launched, row: Row | None) -> None:
+        """A step has been launched, with a row of the sequence or without one."""
+        if row is not None:
+            is_final = row.num_tokens > 0 and row.position + row.num_tokens == self.sequence.prefill_tokens
+            self._fly(_Flight(launched, row.position, row.num_tokens, is_final, self.sequence.residency))
+            return
+        self._launches[launched.replica] = launched
+        wait = self._wait
+        if wait is not None and wait.hindrance.cause in _BEHIND_OTHERS and wait.hindrance.replica == launched.replica:
+            for request, index, *_ in launched.chunks:
+                identity = SequenceId(request, index)
+                if identity not in wait.held_by:
+                    wait.admitted[identity] = None
+
+    def _fly(self, flight: _Flight) -> None:
+        self._close_wait(flight.launched.ts)
+        if self._phase in ("queue", "preempted"):
+            self._phase = "prefill" if flight.residency == 1 else "recompute"
+        self._flights.append(flight)
+        self._launches.clear()
+
+    def complete(self, fact: StepCompleted) -> None:
+        """The replica's oldest step has completed, with the sequence or without it."""
+        if not self._flights or self._flights[0].launched.replica != fact.replica:
+            return
+        self._emit_flight(min(fact.start_ns, fact.ts), "dispatch")
+        is_own = self._flights[0].launched.step == fact.step
+        self._emit_flight(min(fact.end_ns, fact.ts), "step" if is_own else "other_step", fact.step)
+        if not is_own:
+            return
+        flight = self._flights.popleft()
+        self._completed_ns = fact.ts
+        self._steps.append(self._share(flight, fact))
+        self._num_tokens = self.sequence.num_tokens
+        if self.first_token_ns is None and self.sequence.num_output_tokens:
+            self.first_token_ns = fact.ts
+        if not self._flights:
+            self._emit_flight(fact.ts, "return")
+            self._end_draining()
+            self._launches.clear()
+        if flight.is_final and self._phase in ("prefill", "recompute"):
+            self._phase = "decode"
+
+    def _share(self, flight: _Flight, fact: StepCompleted) -> StepShare:
+        launched = flight.launched
+        return StepShare(
+            replica=launched.replica,
+            step=launched.step,
+            launched_ns=launched.ts,
+            start_ns=fact.start_ns,
+            end_ns=fact.end_ns,
+            completed_ns=fact.ts,
+            position=flight.position,
+            num_tokens=flight.num_tokens,
+            num_produced=self.sequence.num_tokens - self._num_tokens,
+            num_decodes=len(launched.decodes) - (not flight.num_tokens),
+            num_chunk_tokens=sum(chunk[3] for chunk in launched.chunks) - flight.num_tokens,
+            residency=flight.residency,
+        )
+
+    def check_worker(self, state: CoreState, now_ns: int) -> None:
+        """After a fact that says so: if the worker of its steps in flight is lost, so are they."""
+        if not self._flights:
+            return
+        launched = self._flights[0].launched
+        replica = state.replicas[launched.replica]
+        if replica.up and replica.epoch == launched.epoch:
+            return
+        self._emit_flight(now_ns, "lost_step", *[flight.launched.step for flight in self._flights])
+        self._flights.clear()
+        self._end_draining()
+
+    def preempt(self, decision: Preempted, order: Order | None) -> None:
+        """It lost its blocks; rows of it may be in flight."""
+        self._close_wait(decision.ts)
+        self._launches.clear()
+        self._preemptions.append(
+            Preemption(
+                at_ns=decision.ts,
+                replica=decision.replica,
+                reason=decision.reason,
+                num_tokens=self.sequence.num_tokens,
+                by=None if decision.by is None else SequenceId(*decision.by),
+                order=order,
+            )
+        )
+        self._draining_ns = decision.ts
+        if not self._flights:
+            self._end_draining()
+
+    def _end_draining(self) -> None:
+        if self._draining_ns is not None:
+            self._draining_ns = None
+            self._phase = "preempted"
+
+    def close(self, now_ns: int) -> None:
+        """Its end was seen: rows in flight mean nothing any more."""
+        self._stop(now_ns)
+        self._phase = "text_end"
+
+    def settle(self, state: CoreState) -> None:
+        """A drain is over: if the sequence is in no step, note why."""
+        self.urgency = self.sequence.urgency
+        if self._flights:
+            return
+        if self.sequence.resident and self._phase in ("queue", "preempted"):
+            self._close_wait(state.now_ns)
+            self._phase = "prefill" if self.sequence.residency == 1 else "recompute"
+        hindrance = find_hindrance(state, self.sequence, self._launches)
+        assert hindrance is not None, f"{self.sequence} is in a step that the log does not have"
+        if hindrance.cause in _OUT_OF_LINE:
+            self._launches.clear()
+        if self._wait is None or not self._wait.goes_on(hindrance, self._phase):
+            self._close_wait(state.now_ns)
+            self._wait = self._open_wait(state, hindrance)
+        self._wait.num_lacking = max(self._wait.num_lacking, hindrance.num_lacking)
+        launched = self._launches.get(hindrance.replica)
+        if hindrance.cause == "token_budget" and launched is not None:
+            self._wait.steps[launched.step] = None
+        if hindrance.cause in _BEHIND_OTHERS and (launched or state.policy.static):
+            self._note_order(state, self._wait)
+
+    def _open_wait(self, state: CoreState, hindrance: Hindrance) -> _Wait:
+        config = state.config
+        cause = hindrance.cause
+        limits: dict[Cause, int] = {
+            "sequence_limit": config.max_num_seqs,
+            "blocks": config.num_blocks,
+            "token_budget": config.max_num_batched_tokens,
+            "steps_in_flight": config.max_steps_in_flight,
+        }
+        if cause == "steps_in_flight" and not state.replicas[hindrance.replica].has_room(config):
+            # Fewer where the last of them takes long.
+            limits[cause] = len(state.replicas[hindrance.replica].in_flight)
+        held_by: list[SequenceId] = []
+        if cause in ("sequence_limit", "blocks"):
+            held_by = [resident.id for resident in state.replicas[hindrance.replica].running]
+        elif cause == "token_budget":
+            chunks = self._launches[hindrance.replica].chunks
+            held_by = [SequenceId(request, index) for request, index, *_ in chunks]
+        wait = _Wait(hindrance, self._phase, limits.get(cause, 0), held_by)
+        if cause == "steps_in_flight":
+            wait.steps = dict.fromkeys(step.step for step in state.replicas[hindrance.replica].in_flight)
+        return wait
+
+    def _note_order(self, state: CoreState, wait: _Wait) -> None:
+        """Who was ahead first; or the first that was ahead and had arrived later, for that is less to be expected."""
+        sequence = self.sequence
+        head = waiting_head(state, state.replicas[wait.hindrance.replica]) if sequence.ticket else None
+        if head is not None and head.sequence is not sequence:
+            if wait.order is None or wait.order.other < sequence.id < head.sequence.id:
+                wait.order = order_of(state, head.sequence, head.urgency, urgency_now(state, sequence)) or wait.order
+        elif wait.order is None:
+            wait.order = self._find_order(state, wait)
+
+    def _find_order(self, state: CoreState, wait: _Wait) -> Order | None:
+        """The first of those that came before it, if that is more urgent."""
+        sequence = self.sequence
+        for identity in wait.admitted if sequence.ticket else wait.held_by:
+            request = state.requests.get(identity.request)
+            other = None if request is None else request.sequences[identity.index]
+            if other is not None and other is not sequence and not other.ended:
+                return order_of(state, other, urgency_now(state, other), urgency_now(state, sequence))
+        return None
+
+    def finish(self, decision: Finished) -> Explanation:
+        """It has ended."""
+        self._stop(decision.ts)
+        return self._explanation(decision.reason, decision.position, decision.cached_tokens)
+
+    def cut(self, now_ns: int, outcome: str) -> Explanation:
+        """The log says no more of it."""
+        self._stop(now_ns)
+        return self._explanation(outcome, self.sequence.num_output_tokens, self.sequence.cached_tokens)
+
+    def _stop(self, now_ns: int) -> None:
+        self._close_wait(now_ns)
+        if self._completed_ns == now_ns:
+            self._emit_flight(now_ns, "return")
+        else:
+            self._emit_flight(now_ns, "cut_step", *[flight.launched.step for flight in self._flights])
+        self._flights.clear()
+
+    def _explanation(self, outcome: str, output_tokens: int, cached_tokens: int) -> Explanation:
+        arrival = self.sequence.arrival
+        return Explanation(
+            request=arrival.s,
+            index=self.sequence.index,
+            n=arrival.n,
+            kind=arrival.kind,
+            policy=self.policy,
+            num_replicas=self.num_replicas,
+            prompt_tokens=arrival.prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            outcome=outcome,
+            start_ns=self.start_ns,
+            arrived_ns=arrival.ts,
+            deadline_ns=arrival.deadline_ns,
+            first_token_ns=self.first_token_ns,
+            end_ns=self.cursor_ns,
+            intervals=self._intervals,
+            steps=self._steps,
+            preemptions=self._preemptions,
+            notes=self.notes,
+        )
+
+    def _close_wait(self, now_ns: int) -> None:
+        wait, self._wait = self._wait, None
+        if wait is None or now_ns <= self.cursor_ns:
+            return
+        self._intervals.append(
+            Interval(
+                start_ns=self.cursor_ns,
+                end_ns=now_ns,
+                phase=wait.phase,
+                cause=wait.hindrance.cause,
+                replica=wait.hindrance.replica,
+                steps=list(wait.steps),
+                limit=wait.limit,
+                num_lacking=wait.num_lacking,
+                held_by=list(wait.held_by),
+                admitted=list(wait.admitted),
+                other=wait.hindrance.other,
+                order=wait.order,
+            )
+        )
+        self.cursor_ns = now_ns
+
+    def _emit_flight(self, end_ns: int, cause: Cause, *steps: int) -> None:
+        """Time with rows in flight; from its preemption on it waits for them."""
+        draining_ns = self._draining_ns
+        if draining_ns is None:
+            self._emit(end_ns, self._phase, cause, *steps)
+            return
+        self._emit(min(end_ns, draining_ns), self._phase, cause, *steps)
+        self._emit(end_ns, "preempted", "draining", *steps)
+
+    def _emit(self, end_ns: int, phase: Phase, cause: Cause, *steps: int) -> None:
+        if end_ns <= self.cursor_ns:
+            return
+        replica = self._flights[0].launched.replica if self._flights else self.sequence.replica
+        self._intervals.append(
+            Interval(
+                start_ns=self.cursor_ns,
+                end_ns=end_ns,
+                phase=phase,
+                cause=cause,
+                replica=-1 if phase in ("edge", "unseen") else replica,
+                steps=list(steps),
+            )
+        )
+        self.cursor_ns = end_ns
+
+
+def rows_of(launched: Launched) -> dict[tuple[int, int], Row]:
+    """By (request, index)."""
+    rows = {(request, index): Row(position, 0) for request, index, position, _ in launched.decodes}
+    for request, index, position, num_tokens, _ in launched.chunks:
+        rows[request, index] = Row(position, num_tokens)
+    return rows
+
+
+def order_of(state: CoreState, other: Sequence, others: Urgency, own: Urgency) -> Order | None:
+    """That `other` is more urgent, if it is."""
+    if others >= own:
+        return None
+    return Order(policy=state.policy_name, other=other.id, other_urgency=others[:2], own_urgency=own[:2])

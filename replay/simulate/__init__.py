@@ -1,0 +1,1 @@
+"""Simulation: the real core, a virtual clock and a cost model."""

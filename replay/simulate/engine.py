@@ -1,0 +1,149 @@
+"""The engine of a simulation: a configuration, and what it leaves open taken from the cost model and the workload."""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import NamedTuple
+
+from msgspec import structs
+
+from eventlm.config import Config, CoreConfig, SchedulerConfig
+from eventlm.config.core import most_blocks
+from eventlm.engine.setup import EngineSetup, make_setup
+from eventlm.errors import UsageError
+from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.predictor import predictor_for
+from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.workload.workload import Workload
+from eventlm.types import ceil_div
+
+#: Part of a GPU's memory that weights and KV blocks may take; the rest is for activations.
+MEMORY_SHARE_PPM = 900_000
+
+
+class SimulatedEngine(NamedTuple):
+    """What `eventlm.replay.simulate.simulation.simulate` needs beside workload and cost model. notes: what was chosen, and why."""
+
+    setup: EngineSetup
+    predictor: list[int]
+    notes: list[str]
+
+
+def build_engine(
+    config: Config,
+    workload: Workload,
+    cost: CostModel,
+    *,
+    model_name: str = "simulated",
+    recorded: CoreConfig | None = None,
+) -> SimulatedEngine:
+    """Resolve a configuration as an engine's start does.
+
+    A step has as many tokens as were `recorded`, or as on a processor, unless it says how many.
+    Without num_blocks in it there are as many as were `recorded`, or as the machine of the cost model has room for, or
+    else more than the workload can fill. Without max_model_len the context is as long as the longest request needs, as
+    far as the blocks reach. Raises UsageError for what makes no sense.
+    """
+    if not workload.requests:
+        raise UsageError(f"{workload.source}: there is no request in this workload")
+    notes: list[str] = []
+    num_blocks = _num_blocks(config, workload, cost, recorded, notes)
+    scheduler = _with_budget(config.scheduler, recorded)
+    if recorded is not None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            here, there = getattr(scheduler, name), getattr(recorded, name)
+            if here != there:
+                notes.append(f"--{name.replace('_', '-')} is {here:,}; the run was recorded with {there:,}")
+    max_model_len = _context(config, workload, num_blocks, notes)
+    config = structs.replace(config, scheduler=scheduler)
+    return SimulatedEngine(
+        setup=make_setup(
+            config, model="simulated", model_name=model_name, num_blocks=num_blocks, max_model_len=max_model_len
+        ),
+        predictor=scheduler.predictor
+        or predictor_for(
+            cost, max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs
+        ),
+        notes=notes,
+    )
+
+
+def _num_blocks(
+    config: Config, workload: Workload, cost: CostModel, recorded: CoreConfig | None, notes: list[str]
+) -> int:
+    """KV blocks of each replica; `notes` is told where they come from. Raises UsageError for too few or too many."""
+    block_size = config.cache.block_size
+    num_blocks = config.cache.num_blocks
+    most = most_blocks(config.scheduler.replicas)
+    if num_blocks:
+        if num_blocks < 2:
+            raise UsageError(f"--num-blocks {num_blocks}: at least 2 are needed")
+    elif recorded is not None:
+        num_blocks = recorded.num_blocks
+        notes.append(f"{num_blocks:,} KV blocks, as recorded")
+    elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
+        num_blocks = min(machine_blocks(cost, block_size), most)
+        machine = cost.machine
+        name = f"{machine.num_gpus} x {machine.name}" if machine.num_gpus > 1 else machine.name
+        notes.append(f"{num_blocks:,} KV blocks: what {name} holds beside the weights of {cost.model.name}")
+    else:
+        ample = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
+        num_blocks = min(ample, most)
+        of_all = "more than the workload can fill" if num_blocks == ample else "as many as an engine can have"
+        notes.append(f"{num_blocks:,} KV blocks, {of_all}; --num-blocks makes them scarce")
+    if num_blocks > most:
+        raise UsageError(
+            f"{num_blocks:,} KV blocks for each of {config.scheduler.replicas} replicas are too many, {most:,} are the "
+            "most that an engine can have; give --num-blocks, or lower --replicas"
+        )
+    return num_blocks
+
+
+def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:
+    """With the tokens of a step: where nobody says how many, as recorded, or as on a processor."""
+    budget = scheduler.batched_tokens()
+    if recorded is not None and not scheduler.max_num_batched_tokens:
+        budget = max(recorded.max_num_batched_tokens, scheduler.max_num_seqs)
+    return structs.replace(scheduler, max_num_batched_tokens=budget)
+
+
+def machine_blocks(cost: RooflineCost, block_size: int) -> int:
+    """KV blocks that a machine holds beside the weights. Raises UsageError if it does not hold even those."""
+    machine, model = cost.machine, cost.model
+    weights_bytes = (model.layer_weights + 2 * model.vocab_size * model.hidden_size) * model.bytes_per_weight
+    token_values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+    free_bytes = machine.memory_bytes * machine.num_gpus * MEMORY_SHARE_PPM // 1_000_000 - weights_bytes
+    num_blocks = free_bytes // (token_values * model.bytes_per_cache_value * block_size)
+    if num_blocks < 2:
+        raise UsageError(
+            f"{model.name} takes {weights_bytes / 1e9:.0f} GB, which leaves no room for KV blocks on "
+            f"{machine.num_gpus} x {machine.name}; more GPUs, or --num-blocks"
+        )
+    return num_blocks
+
+
+def ample_blocks(workload: Workload, block_size: int, max_num_seqs: int) -> int:
+    """KV blocks for the longest sequences that can run at once."""
+    lengths = (
+        ceil_div(request.arrival.prompt_tokens + request.arrival.max_tokens, block_size)
+        for request in workload.requests
+        for _ in range(request.arrival.n)
+    )
+    return sum(nlargest(max_num_seqs, lengths)) + max_num_seqs + 1
+
+
+def _context(config: Config, workload: Workload, num_blocks: int, notes: list[str]) -> int:
+    """The longest context, cut to what the blocks hold."""
+    asked = config.model.max_model_len
+    holds = (num_blocks - 1) * config.cache.block_size
+    if asked > holds:
+        raise UsageError(
+            f"--max-model-len {asked}: {num_blocks:,} blocks of {config.cache.block_size} tokens hold {holds:,}; lower "
+            "it or raise --num-blocks"
+        )
+    if asked:
+        return asked
+    longest = max(request.arrival.prompt_tokens + request.arrival.max_tokens for request in workload.requests)
+    if longest > holds:
+        notes.append(f"the context is cut to {holds:,} tokens, which is what the KV blocks hold")
+    return min(longest, holds)

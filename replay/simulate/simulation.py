@@ -1,0 +1,111 @@
+"""Run a workload through an engine that is not there: the core of `eventlm serve`, its clock, and a cost model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from eventlm.config.objectives import Objectives
+from eventlm.core.core import Core
+from eventlm.core.predictor import Predictor
+from eventlm.engine.setup import EngineSetup, make_header, make_run_id
+from eventlm.events import Header, WorkerUp
+from eventlm.replay.cost.model import CostModel
+from eventlm.replay.outcome import OutcomeCollector, RunOutcome
+from eventlm.replay.simulate.simulator import Simulator, Subscriber
+from eventlm.replay.simulate.summary import SimulationSummary, summarize
+from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
+from eventlm.replay.workload.workload import Workload
+from eventlm.types import OnProgress
+from eventlm.worker.protocol import WorkerReady
+
+
+class SimulationResult(Struct, frozen=True, kw_only=True):
+    """What a simulation came to. `run_folder` has its trace, "" if none was asked for."""
+
+    header: Header
+    outcome: RunOutcome
+    summary: SimulationSummary
+    num_events: int
+    run_folder: str = ""
+
+
+def simulate(
+    workload: Workload,
+    setup: EngineSetup,
+    cost: CostModel,
+    *,
+    predictor: Sequence[int],
+    closed_loop: int = 0,
+    objectives: Objectives | None = None,
+    record: Path | str | None = None,
+    subscribers: Sequence[Subscriber] = (),
+    on_progress: OnProgress | None = None,
+) -> SimulationResult:
+    """Run a workload to its end.
+
+    predictor: the coefficients that the scheduler goes by, as `predictor` in the configuration. objectives: of requests
+    that bring none. record: a folder that gets the run's trace. `on_progress` gets how many requests have ended, and of
+    how many.
+
+    Raises UsageError for blocks that cannot be split or joined to the engine's, LogWriteError if the trace cannot be
+    written.
+    """
+    began_ns = time.monotonic_ns()
+    header = simulated_header(workload, setup, cost, predictor)
+    if not setup.config.cache.prefix_cache:
+        workload = _without_cache_reads(workload)
+    core = Core(setup.core, setup.plugins, Predictor.from_coefficients(list(predictor)))
+    num_replicas = setup.core.num_replicas
+    collector = OutcomeCollector(objectives)
+    trace = SimulatedTrace(record, header.run) if record is not None else None
+    try:
+        simulator = Simulator(
+            header,
+            core,
+            workload,
+            ModelledTiming(cost, num_replicas),
+            incidents=[WorkerUp(replica=replica, epoch=1) for replica in range(num_replicas)],
+            closed_loop=closed_loop,
+            checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
+            subscribers=[collector.see, *subscribers, *([trace.see] if trace is not None else [])],
+        )
+        simulator.run(on_progress=on_progress)
+        simulator.end()
+    finally:
+        if trace is not None:
+            trace.close()
+    outcome = collector.outcome()
+    return SimulationResult(
+        header=header,
+        outcome=outcome,
+        summary=summarize(
+            outcome,
+            num_replicas=num_replicas,
+            num_unserved=len(workload.requests) - outcome.num_requests,
+            wall_ns=time.monotonic_ns() - began_ns,
+        ),
+        num_events=core.next_seq,
+        run_folder=str(trace.run_folder) if trace is not None else "",
+    )
+
+
+def simulated_header(workload: Workload, setup: EngineSetup, cost: CostModel, predictor: Sequence[int]) -> Header:
+    """The header of a run that no worker has seen. It says so, and by which cost model."""
+    description: dict[str, Any] = {"workload": workload.source, "cost_model": msgspec.to_builtins(cost)}
+    no_worker = WorkerReady(epoch=1, pid=0, host={"simulated": description})
+    return make_header(setup, make_run_id(), 0, list(predictor), "cost model", no_worker)
+
+
+def _without_cache_reads(workload: Workload) -> Workload:
+    requests = [
+        structs.replace(request, arrival=structs.replace(request.arrival, skip_cache_read=True))
+        for request in workload.requests
+    ]
+    return structs.replace(workload, requests=requests)

@@ -1,0 +1,357 @@
+"""The simulator is the engine: the same core, a virtual clock, a cost model in the worker's place.
+
+A fact is due at a time; all that are due at one time are one drain, as in the live driver, and what the core decides
+leads to further facts: a launch to its completion, a token to a cancel or a text end, the end of a turn to the next.
+Facts of one time go in the order of their ranks (their places in a recorded run, if it is repeated), then of asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from msgspec import structs
+
+from eventlm.core.core import Core
+from eventlm.events import (
+    Admitted,
+    Cancelled,
+    Checkpoint,
+    Closing,
+    Decision,
+    Desynced,
+    Emitted,
+    End,
+    Event,
+    Fact,
+    Finished,
+    GrammarReady,
+    Header,
+    Launched,
+    Marker,
+    Rejected,
+    StepCompleted,
+    TextEnded,
+    TimerDue,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.replay.simulate.requests import Answer, SimulatedRequests, Watched
+from eventlm.replay.simulate.timing import StepTimes, Timing
+from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
+from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
+from eventlm.types import OnProgress
+
+_OF_WORKERS = (WorkerUp, WorkerLost, Desynced)
+#: Sees every event in the order of the log.
+Subscriber = Callable[[Event], None]
+#: Makes the facts that are due, at least one, just before they are applied; gets the seq of the first, and the time.
+MakeFacts = Callable[[int, int], list[Fact]]
+#: Whether there is still something to say. Asked before the drain.
+IsDue = Callable[[], bool]
+
+
+class Simulator:
+    """Runs a workload through a core that has applied nothing yet.
+
+    incidents: facts from outside, with their times; without a WorkerUp no replica ever works.
+    until_s: a recorded run is repeated; stop before this position. Then `markers` have their places in the log.
+    checkpoint_events: events between two digests of the state in the log; 0: there is none.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        core: Core,
+        workload: Workload,
+        timing: Timing,
+        *,
+        incidents: Sequence[Fact] = (),
+        closed_loop: int = 0,
+        markers: Sequence[Marker] = (),
+        until_s: int = NEVER,
+        checkpoint_events: int = 0,
+        subscribers: Sequence[Subscriber] = (),
+    ) -> None:
+        self.core = core
+        #: Requests that have ended or were rejected.
+        self.num_ended = 0
+        self._timing = timing
+        self._workload = workload
+        self._subscribers = subscribers
+        self._until_s = until_s
+        self._checkpoint_events = checkpoint_events
+        self._last_checkpoint = 0
+        self._model = header.core.models[0]
+        self._block_size = header.core.block_size
+        self._live = SimulatedRequests(block_size=self._block_size, first_free_name=_first_free_name(workload, header))
+        #: (time, rank, order, facts, whether they are due), earliest first.
+        self._agenda: list[tuple[int, int, int, MakeFacts, IsDue | None]] = []
+        self._num_entries = 0
+        #: What each launch will lead to, by its seq.
+        self._answers: dict[int, tuple[Answer, StepTimes]] = {}
+        #: Positions that the tokens of the completion being applied reach, by row.
+        self._watched: list[tuple[int, Watched]] = []
+        #: Of each replica, whether its worker is up, and that worker's epoch.
+        self._workers = [(False, 0)] * header.core.num_replicas
+        #: The place in the workload of each request that has arrived, by its seq.
+        self.places: dict[int, int] = {}
+        #: How many sequences of each live request have not ended.
+        self._num_unended: dict[int, int] = {}
+        self._armed_ns: int | None = None
+        self._markers = list(reversed(markers))
+        self._handlers: dict[type[Decision], Callable[[Any], None]] = {
+            Launched: self._launched,
+            Emitted: self._emitted,
+            Admitted: self._admitted,
+            Closing: self._closing,
+            Finished: self._finished,
+            Rejected: self._rejected,
+        }
+        if not markers:
+            self._mark(header)
+        self._plan = ArrivalPlan(workload, closed_loop=closed_loop)
+        for fact in incidents:
+            self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [fact])  # type: ignore[misc]
+        self._plan_arrivals(self._plan.first())
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._num_unended)
+
+    @property
+    def num_arrived(self) -> int:
+        """Groups that have arrived, or are about to."""
+        return self._plan.num_arrived
+
+    def run(self, *, on_progress: OnProgress | None = None) -> None:
+        """Until nothing more happens. `on_progress` gets how many requests have ended, and of how many."""
+        num_requests, num_drains = len(self._workload.requests), 0
+        self._take_markers()
+        while self._agenda and self.core.next_seq < self._until_s:
+            self._drain()
+            self._take_markers()
+            if self._checkpoint_events and self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
+                self._checkpoint()
+            num_drains += 1
+            if on_progress is not None and num_drains % 1024 == 0:
+                on_progress(self.num_ended, num_requests)
+        if on_progress is not None:
+            on_progress(self.num_ended, num_requests)
+
+    def end(self, reason: str = "stop") -> None:
+        """Put the markers of a clean end behind the run."""
+        self._checkpoint()
+        self._mark(End(reason=reason))
+
+    def _checkpoint(self) -> None:
+        self._mark(Checkpoint(digests=self.core.digests()))
+        self._last_checkpoint = self.core.next_seq
+
+    def _at(self, time_ns: int, rank: int, make: MakeFacts, is_due: IsDue | None = None) -> None:
+        heappush(self._agenda, (time_ns, rank, self._num_entries, make, is_due))
+        self._num_entries += 1
+
+    def _drain(self) -> None:
+        """Apply all that is due at the earliest time, as one tick."""
+        agenda = self._agenda
+        due_ns = agenda[0][0]
+        makers = []
+        while agenda and agenda[0][0] == due_ns:
+            *_, make, is_due = heappop(agenda)
+            if is_due is None or is_due():
+                makers.append(make)
+        if not makers:
+            return
+        ts = max(due_ns, self.core.state.now_ns + 1)
+        last = makers.pop()
+        for make in makers:
+            for fact in make(self.core.next_seq, ts):
+                self._apply(fact, ts, 0)
+        facts = last(self.core.next_seq, ts)
+        for fact in facts[:-1]:
+            self._apply(fact, ts, 0)
+        self._apply(facts[-1], ts, 1)
+        self._arm_timer()
+
+    def _apply(self, fact: Fact, ts: int, p: int) -> None:
+        stamped = structs.replace(fact, s=self.core.next_seq, ts=ts, p=p)
+        for see in self._subscribers:
+            see(stamped)
+        decisions = self.core.apply(stamped)
+        if isinstance(fact, _OF_WORKERS):
+            self._change_worker(fact.replica, ts)
+        for decision in decisions:
+            for see in self._subscribers:
+                see(decision)
+            handler = self._handlers.get(type(decision))
+            if handler is not None:
+                handler(decision)
+
+    def _mark(self, marker: Marker) -> None:
+        seq = self.core.next_seq
+        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
+        self.core.apply(stamped)
+        for see in self._subscribers:
+            see(stamped)
+
+    def _take_markers(self) -> None:
+        """Those of a repeated run, each at its place."""
+        while self._markers and self._markers[-1].s == self.core.next_seq:
+            self._mark(self._markers.pop())
+
+    def _arm_timer(self) -> None:
+        """One timer at a time, as in the engine: whatever was armed before does not fire any more."""
+        due_ns = self.core.next_timer_ns
+        if self._timing.fires_timers and due_ns != self._armed_ns:
+            self._armed_ns = due_ns
+            if due_ns is not None:
+                self._at(due_ns, 0, lambda seq, ts: [TimerDue(due_ns=ts)], lambda: self._fires(due_ns))
+
+    def _fires(self, due_ns: int) -> bool:
+        if due_ns != self._armed_ns:
+            return False
+        self._armed_ns = None
+        return True
+
+    def _plan_arrivals(self, arrivals: list[GroupArrival]) -> None:
+        for group, arrival_ns in arrivals:
+            rank = self._workload.requests[group.start].s
+            self._at(arrival_ns, rank, lambda seq, ts, group=group: self._arrive(group, seq, ts))  # type: ignore[misc]
+
+    def _arrive(self, group: range, seq: int, ts: int) -> list[Fact]:
+        facts: list[Fact] = []
+        for place in group:
+            request = resize_request(
+                self._workload.requests[place], from_size=self._workload.block_size, to_size=self._block_size
+            )
+            arrival = request.arrival
+            facts.append(
+                structs.replace(
+                    arrival,
+                    c=0,
+                    model=arrival.model or self._model,
+                    received_ns=max(ts - request.received_before_ns, 0) if arrival.received_ns else 0,
+                    ready_ns=max(ts - request.ready_before_ns, 0) if arrival.ready_ns else 0,
+                )
+            )
+            own = seq + place - group.start
+            self.places[own] = place
+            self._num_unended[own] = arrival.n
+            self._live.admit(request, place, own, len(arrival.blocks))
+        return facts
+
+    def _launched(self, launched: Launched) -> None:
+        times = self._timing.step(launched)
+        if times is None:
+            return
+        s = launched.s
+        self._answers[s] = (self._live.answer(launched), times)
+        self._at(times.completed_ns, times.rank, lambda seq, ts: [self._complete(s)], lambda: s in self._answers)
+
+    def _complete(self, s: int) -> StepCompleted:
+        answer, times = self._answers.pop(s)
+        launched = answer.launched
+        completion = self._live.complete(answer)
+        self._watched = completion.watched
+        return StepCompleted(
+            c=s,
+            replica=launched.replica,
+            epoch=launched.epoch,
+            step=launched.step,
+            start_ns=times.start_ns,
+            end_ns=times.end_ns,
+            produced=answer.produced,
+            ends=completion.ends,
+            filled=completion.filled,
+        )
+
+    def _change_worker(self, index: int, ts: int) -> None:
+        """What a worker that is gone was to answer will not come. Word of an older one changes nothing."""
+        replica = self.core.state.replicas[index]
+        worker = (replica.up, replica.epoch)
+        if worker == self._workers[index]:
+            return
+        self._workers[index] = worker
+        for s, (answer, _) in list(self._answers.items()):
+            launched = answer.launched
+            if launched.replica == index and (launched.epoch != replica.epoch or not replica.up):
+                self._live.give_up(answer)
+                del self._answers[s]
+        self._timing.worker_up(index, ts)
+
+    def _emitted(self, emitted: Emitted) -> None:
+        if not self._watched:
+            return
+        dropped = dict(emitted.dropped)
+        watched, self._watched = self._watched, []
+        for row, (sample, position) in watched:
+            if row not in dropped:
+                self._reached(self._workload.requests[sample.place], sample.seq, sample.index, position, emitted.ts)
+
+    def _admitted(self, admitted: Admitted) -> None:
+        seq, now_ns = admitted.request, admitted.ts
+        request = self._workload.requests[self.places[seq]]
+        for index in range(request.arrival.n):
+            self._reached(request, seq, index, 0, now_ns)
+        # A matcher that a run does not show to come is there at once, unless that run is repeated.
+        if request.grammar_s or (request.arrival.waits_for_grammar and self._until_s == NEVER):
+            error = request.grammar_error
+            self._at(
+                now_ns + request.grammar_delay_ns,
+                request.grammar_s,
+                lambda _, ts: [GrammarReady(request=seq, error=error)],
+                lambda: seq in self._num_unended,
+            )
+
+    def _reached(self, request: WorkloadRequest, seq: int, index: int, position: int, now_ns: int) -> None:
+        """A sequence has so many tokens: who waited for that does something."""
+        fate, cancel = request.fates[index], request.cancel
+        end = fate.text_end
+        if end is not None and end.position == position:
+            self._plan_text_end(seq, index, end.position, end.reason, now_ns + end.delay_ns, end.s)
+        if cancel is not None and (cancel.index, cancel.position) == (index, position):
+            self._plan_cancel(seq, cancel.reason, now_ns + cancel.delay_ns, cancel.s)
+        if fate.cut_at == position and self._until_s == NEVER:
+            self._plan_cancel(seq, "unknown", now_ns, 0)
+
+    def _plan_text_end(self, seq: int, index: int, position: int, reason: str, due_ns: int, rank: int) -> None:
+        fact = TextEnded(c=seq, request=seq, index=index, position=position, reason=reason)
+        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
+
+    def _plan_cancel(self, seq: int, reason: str, due_ns: int, rank: int) -> None:
+        fact = Cancelled(c=seq, request=seq, reason=reason)
+        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
+
+    def _closing(self, closing: Closing) -> None:
+        self._live.leave(closing.request, closing.index)
+        fate = self._workload.requests[self.places[closing.request]].fates[closing.index]
+        # An end in the text that lies before the worker's is under way already.
+        is_open = fate.text_end is None or fate.text_end.position > closing.position
+        if is_open and (fate.answer_delay_ns is not None or self._until_s == NEVER):
+            due_ns = closing.ts + (fate.answer_delay_ns or 0)
+            self._plan_text_end(closing.request, closing.index, closing.position, "", due_ns, fate.answer_s)
+
+    def _finished(self, finished: Finished) -> None:
+        seq = finished.request
+        self._live.leave(seq, finished.index)
+        self._num_unended[seq] -= 1
+        if not self._num_unended[seq]:
+            self._end(seq, finished.ts)
+
+    def _rejected(self, rejected: Rejected) -> None:
+        self._live.forget(rejected.request)
+        self._end(rejected.request, rejected.ts)
+
+    def _end(self, seq: int, now_ns: int) -> None:
+        del self._num_unended[seq]
+        self.num_ended += 1
+        self._plan_arrivals(self._plan.ended(self.places[seq], now_ns))
+
+
+def _first_free_name(workload: Workload, header: Header) -> int:
+    """Behind all names that the arrivals' blocks can get."""
+    parts = max(workload.block_size // header.core.block_size, 1)
+    return (workload.first_free_name + 1) * parts + 1

@@ -1,0 +1,134 @@
+"""What a simulation came to in figures: what `eventlm simulate` prints and a sweep keeps of each of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from eventlm.metrics.trace_metrics import Distribution
+from eventlm.replay.outcome import LATENCIES, RunOutcome, SequenceOutcome
+
+#: Prompt lengths in tokens with which one class ends and the next begins.
+CLASS_EDGES = (256, 1024, 4096, 16_384, 65_536)
+
+
+class ClassSummary(Struct, frozen=True, kw_only=True):
+    """Sequences whose prompts have from `min_tokens` to `max_tokens` tokens; None: no limit. Shares as in the whole."""
+
+    min_tokens: int
+    max_tokens: int | None
+    num_sequences: int
+    latencies: dict[str, Distribution]
+    objectives_met_ppm: int | None
+    fluidity_ppm: int | None
+
+    @property
+    def label(self) -> str:
+        """`1,025 to 4,096`."""
+        if self.max_tokens is None:
+            return f"{self.min_tokens:,} or more"
+        return f"{self.min_tokens:,} to {self.max_tokens:,}"
+
+
+class SimulationSummary(Struct, frozen=True, kw_only=True):
+    """A simulation. Latencies by the names of `eventlm.replay.outcome.LATENCIES`, in ns, without those that nobody has.
+
+    num_unserved: requests that never arrived because what they go on from was turned away. num_cut_short: sequences
+    that did not run to their end. duration_ns: simulated, from the first arrival to the last end; wall_ns: what it took
+    to simulate. Shares are in parts per million, None where they are of nothing.
+    """
+
+    num_requests: int
+    reject_reasons: dict[str, int]
+    num_unserved: int
+    num_complete: int
+    num_cut_short: int
+    duration_ns: int
+    num_replicas: int
+    num_steps: int
+    busy_ppm: int
+    prompt_tokens: int
+    output_tokens: int
+    requests_per_second: float
+    output_tokens_per_second: float
+    num_preemptions: int
+    hit_ppm: int | None
+    deadlines_met_ppm: int | None
+    objectives_met_ppm: int | None
+    fluidity_ppm: int | None
+    latencies: dict[str, Distribution]
+    classes: list[ClassSummary]
+    wall_ns: int
+
+    @property
+    def num_rejected(self) -> int:
+        """Requests that were turned away."""
+        return sum(self.reject_reasons.values())
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of the machine that simulated."""
+        return self.num_steps * 1e9 / self.wall_ns if self.wall_ns else 0.0
+
+
+def summarize(outcome: RunOutcome, *, num_replicas: int, num_unserved: int, wall_ns: int) -> SimulationSummary:
+    """The figures of a run."""
+    sequences = outcome.sequences
+    num_complete = sum(found.is_complete for found in sequences)
+    available_ns = outcome.duration_ns * num_replicas
+    return SimulationSummary(
+        num_requests=outcome.num_requests,
+        reject_reasons=outcome.reject_reasons,
+        num_unserved=num_unserved,
+        num_complete=num_complete,
+        num_cut_short=len(sequences) - num_complete,
+        duration_ns=outcome.duration_ns,
+        num_replicas=num_replicas,
+        num_steps=outcome.num_steps,
+        busy_ppm=outcome.busy_ns * 1_000_000 // available_ns if available_ns else 0,
+        prompt_tokens=sum(found.prompt_tokens for found in sequences),
+        output_tokens=outcome.output_tokens,
+        requests_per_second=outcome.requests_per_second,
+        output_tokens_per_second=outcome.output_tokens_per_second,
+        num_preemptions=outcome.num_preemptions,
+        hit_ppm=outcome.hit_tokens * 1_000_000 // outcome.queried_tokens if outcome.queried_tokens else None,
+        deadlines_met_ppm=outcome.deadlines_met_ppm,
+        objectives_met_ppm=outcome.objectives_met_ppm,
+        fluidity_ppm=outcome.fluidity_ppm,
+        latencies=_latencies(outcome, sequences),
+        classes=list(_classes(outcome)),
+        wall_ns=wall_ns,
+    )
+
+
+def _latencies(outcome: RunOutcome, sequences: Sequence[SequenceOutcome]) -> dict[str, Distribution]:
+    found = {name: outcome.latency(name, sequences) for name in LATENCIES}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _classes(outcome: RunOutcome) -> list[ClassSummary]:
+    """Those that have members."""
+    found = []
+    lower = 1
+    for upper in (*CLASS_EDGES, None):
+        members = [
+            s for s in outcome.sequences if lower <= s.prompt_tokens and (upper is None or s.prompt_tokens <= upper)
+        ]
+        if members:
+            refusals = [
+                each for each in outcome.refusals if lower <= each.prompt_tokens <= (upper or each.prompt_tokens)
+            ]
+            of_class = structs.replace(outcome, sequences=members, refusals=refusals)
+            found.append(
+                ClassSummary(
+                    min_tokens=lower,
+                    max_tokens=upper,
+                    num_sequences=len(members),
+                    latencies=_latencies(outcome, members),
+                    objectives_met_ppm=of_class.objectives_met_ppm,
+                    fluidity_ppm=of_class.fluidity_ppm,
+                )
+            )
+        lower = (upper or 0) + 1
+    return found

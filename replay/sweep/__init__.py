@@ -1,0 +1,1 @@
+"""Many simulations, and the load that each configuration can take."""

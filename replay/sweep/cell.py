@@ -1,0 +1,95 @@
+"""A cell of a sweep: one simulation, described and answered in JSON, so that any process can run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+import eventlm
+from eventlm._version import __version__
+from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.events.markers import BEHAVIOUR_VERSION
+from eventlm.replay.cost.model import LinearCost
+from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.simulate.summary import SimulationSummary
+
+#: What decides how a simulation goes; the plug-ins' own sources are in `CellSpec.plugin_hashes`.
+_DECIDING_PACKAGES = ("core", "events", "config", "control", "replay")
+
+
+class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a simulation depends on. Equal specs give equal results.
+
+    options: of the engine's configuration, by name; among them policy, batcher, router and replicas.
+    load_ppm: how much closer together the workload's arrivals come, in parts per million.
+    """
+
+    workload: str
+    workload_hash: str
+    cost: LinearCost | RooflineCost
+    options: dict[str, Any]
+    load_ppm: int
+    plugin_hashes: list[str]
+    code: str
+
+    @property
+    def key(self) -> str:
+        """16 hex digits that two cells share exactly if they are the same simulation, wherever the workload lies."""
+        same = msgspec.structs.replace(self, workload="")
+        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(same, order="deterministic"))
+
+    @property
+    def file_name(self) -> str:
+        """A name that says what it is, as far as that goes."""
+        plugins = (format_plugin_spec(self.options[kind]) for kind in ("policy", "batcher", "router"))
+        words = [*plugins, f"r{self.options['replicas']}", f"x{self.load_ppm / 1e6:g}"]
+        slug = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)
+        return f"{slug[:80]}-{self.key}.json"
+
+
+class CellResult(Struct, frozen=True, kw_only=True):
+    """What came of a cell: a summary, or the error that kept it from coming."""
+
+    summary: SimulationSummary | None = None
+    error: str = ""
+
+
+class FinishedCell(Struct, frozen=True, kw_only=True):
+    """A cell's file."""
+
+    spec: CellSpec
+    summary: SimulationSummary
+
+
+def code_hash() -> str:
+    """The version, and 16 hex digits of the sources that decide how a simulation goes."""
+    found = xxhash.xxh3_64()
+    package = Path(eventlm.__file__).parent
+    for name in _DECIDING_PACKAGES:
+        for path in sorted((package / name).glob("*.py")):
+            found.update(path.name.encode() + path.read_bytes())
+    return f"{__version__}-{BEHAVIOUR_VERSION}-{found.hexdigest()}"
+
+
+def read_finished(folder: Path, spec: CellSpec) -> SimulationSummary | None:
+    """The result of an earlier sweep for the same cell; None where there is none that can be read."""
+    try:
+        found = msgspec.json.decode((folder / spec.file_name).read_bytes(), type=FinishedCell)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found.summary if found.spec.key == spec.key else None
+
+
+def write_finished(folder: Path, spec: CellSpec, summary: SimulationSummary) -> None:
+    """Keep a result, whole or not at all. Raises OSError."""
+    target = folder / spec.file_name
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(FinishedCell(spec=spec, summary=summary))) + b"\n")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""A sweep: configurations x loads, each a simulation in a process of its own, and the capacity of each configuration.
+
+Results lie in `DIR/cells`, one file each. A cell whose file is there is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from eventlm.config import PluginSpec
+from eventlm.config.load import load_config
+from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.engine.setup import resolve_plugins
+from eventlm.errors import UsageError
+from eventlm.formatting import counted
+from eventlm.replay.cost.model import LinearCost
+from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.summary import SimulationSummary
+from eventlm.replay.sweep.cell import CellResult, CellSpec, code_hash, read_finished, write_finished
+from eventlm.replay.sweep.pool import run_cells
+from eventlm.replay.sweep.slo import Capacity, Limit, capacity, keeps, load_between
+from eventlm.replay.workload.source import LoadedWorkload, workload_hash
+from eventlm.types import OnProgress
+
+CELLS_FOLDER = "cells"
+
+
+class Configuration(Struct, frozen=True, kw_only=True):
+    """An engine of the sweep."""
+
+    policy: PluginSpec
+    batcher: PluginSpec
+    router: PluginSpec
+    num_replicas: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As options of the engine's configuration."""
+        return {
+            "policy": self.policy,
+            "batcher": self.batcher,
+            "router": self.router,
+            "replicas": self.num_replicas,
+        }
+
+
+class SweepPlan(Struct, frozen=True, kw_only=True):
+    """What to simulate. loads_ppm: factors on the workload's arrivals; num_refinements: further loads between the last
+    that keeps the limits and the first that does not, for each configuration. options: of every engine.
+    """
+
+    workload_path: str
+    cost: LinearCost | RooflineCost
+    configurations: list[Configuration]
+    loads_ppm: list[int]
+    limits: list[Limit]
+    options: dict[str, Any] = {}
+    num_refinements: int = 0
+
+
+class ConfigurationResult(Struct, frozen=True, kw_only=True):
+    """A configuration's loads in ascending order, and what it is capable of. errors: by load."""
+
+    name: str
+    configuration: Configuration
+    summaries: dict[int, SimulationSummary]
+    errors: dict[int, str]
+    kept: dict[int, bool]
+    capacity: Capacity | None
+
+
+class SweepResult(Struct, frozen=True, kw_only=True):
+    """What a sweep came to. `num_run` of `num_cells` were not there from an earlier one.
+
+    requests_per_second: those that arrive at a load of 1; 0 where all arrive at once.
+    """
+
+    plan: SweepPlan
+    configurations: list[ConfigurationResult]
+    num_cells: int
+    num_run: int
+    requests_per_second: float
+
+
+class _Place(NamedTuple):
+    """A cell of the grid: which configuration, under which load."""
+
+    configuration: int
+    load_ppm: int
+
+
+class Sweep:
+    """Raises UsageError for configurations and loads that make no sense, before anything is run."""
+
+    def __init__(self, plan: SweepPlan, loaded: LoadedWorkload, folder: Path | str, *, num_jobs: int) -> None:
+        if num_jobs < 1:
+            raise UsageError(f"--jobs {num_jobs}: at least 1 is needed")
+        if plan.num_refinements < 0:
+            raise UsageError(f"--refine {plan.num_refinements}: 0 or more are needed")
+        if plan.num_refinements and not plan.limits:
+            raise UsageError("--refine looks for the capacity at an SLO: say which with --slo")
+        self._plan = plan
+        self._num_jobs = num_jobs
+        self._folder = Path(folder) / CELLS_FOLDER
+        self._hash = workload_hash(plan.workload_path)
+        self._code = code_hash()
+        self._plugin_hashes = [self._check(each, loaded) for each in plan.configurations]
+        self._summaries: dict[_Place, SimulationSummary] = {}
+        self._errors: dict[_Place, str] = {}
+        self._num_cells = self._num_run = 0
+        requests = loaded.workload.requests
+        duration_ns = loaded.workload.duration_ns
+        self._requests_per_second = (len(requests) - 1) * 1e9 / duration_ns if duration_ns else 0.0
+
+    def run(self, *, on_progress: OnProgress | None = None) -> SweepResult:
+        """Run all cells that have no result yet. `on_progress` gets how many cells are done, and of how many.
+
+        Raises UsageError if the folder cannot be written. What was finished until then, or until an interrupt, stays.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            plan = self._plan
+            places = [
+                _Place(index, load_ppm)
+                for load_ppm, index in product(sorted(set(plan.loads_ppm)), range(len(plan.configurations)))
+            ]
+            self._run(places, on_progress)
+            for _ in range(plan.num_refinements):
+                between = [(index, load_between(self._capacity(index))) for index in range(len(plan.configurations))]
+                places = [_Place(index, load_ppm) for index, load_ppm in between if load_ppm is not None]
+                if not places:
+                    break
+                self._run(places, on_progress)
+        except OSError as error:
+            raise UsageError(f"--output {self._folder.parent}: cannot be written: {error.strerror}") from error
+        return self._result()
+
+    def _check(self, configuration: Configuration, loaded: LoadedWorkload) -> list[str]:
+        """Build it once here; what identifies the code of its plug-ins."""
+        config = load_config(None, self._plan.options | configuration.options, environment={})
+        build_engine(
+            config,
+            loaded.workload,
+            self._plan.cost,
+            model_name=loaded.model_name,
+            recorded=loaded.recorded,
+        )
+        plugins = resolve_plugins(config.scheduler)
+        return [plugin.record.source_hash for plugin in (plugins.policy, plugins.batcher, plugins.router)]
+
+    def _spec(self, place: _Place) -> CellSpec:
+        plan = self._plan
+        return CellSpec(
+            workload=str(Path(plan.workload_path).resolve()),
+            workload_hash=self._hash,
+            cost=plan.cost,
+            options=plan.options | plan.configurations[place.configuration].options,
+            load_ppm=place.load_ppm,
+            plugin_hashes=self._plugin_hashes[place.configuration],
+            code=self._code,
+        )
+
+    def _run(self, places: Sequence[_Place], on_progress: OnProgress | None) -> None:
+        by_key: dict[str, _Place] = {}
+        missing = []
+        num_done = self._num_cells
+        self._num_cells += len(places)
+        for place in places:
+            spec = self._spec(place)
+            summary = read_finished(self._folder, spec)
+            if summary is None:
+                by_key[spec.key] = place
+                missing.append(spec)
+            else:
+                self._summaries[place] = summary
+        num_done += len(places) - len(missing)
+
+        def on_result(spec: CellSpec, result: CellResult) -> None:
+            nonlocal num_done
+            num_done += 1
+            place = by_key[spec.key]
+            if result.summary is None:
+                self._errors[place] = result.error
+            else:
+                write_finished(self._folder, spec, result.summary)
+                self._summaries[place] = result.summary
+            if on_progress is not None:
+                on_progress(num_done, self._num_cells)
+
+        if on_progress is not None:
+            on_progress(num_done, self._num_cells)
+        self._num_run += len(missing)
+        run_cells(missing, num_jobs=self._num_jobs, on_result=on_result)
+
+    def _capacity(self, index: int) -> Capacity:
+        return capacity(self._kept(index))
+
+    def _kept(self, index: int) -> dict[int, bool]:
+        """By load; one whose cell failed was not kept up with, as far as anybody knows."""
+        limits = self._plan.limits
+        kept = {p.load_ppm: keeps(found, limits) for p, found in self._summaries.items() if p.configuration == index}
+        kept |= {p.load_ppm: False for p in self._errors if p.configuration == index}
+        return dict(sorted(kept.items()))
+
+    def _result(self) -> SweepResult:
+        plan = self._plan
+        results = []
+        for index, (name, configuration) in enumerate(
+            zip(configuration_names(plan.configurations), plan.configurations, strict=True)
+        ):
+            summaries = {p.load_ppm: found for p, found in self._summaries.items() if p.configuration == index}
+            errors = {p.load_ppm: error for p, error in self._errors.items() if p.configuration == index}
+            results.append(
+                ConfigurationResult(
+                    name=name,
+                    configuration=configuration,
+                    summaries=dict(sorted(summaries.items())),
+                    errors=dict(sorted(errors.items())),
+                    kept=self._kept(index) if plan.limits else {},
+                    capacity=self._capacity(index) if plan.limits else None,
+                )
+            )
+        return SweepResult(
+            plan=plan,
+            configurations=results,
+            num_cells=self._num_cells,
+            num_run=self._num_run,
+            requests_per_second=self._requests_per_second,
+        )
+
+
+def make_configurations(
+    policies: Sequence[PluginSpec],
+    batchers: Sequence[PluginSpec],
+    routers: Sequence[PluginSpec],
+    replicas: Sequence[int],
+) -> list[Configuration]:
+    """All combinations, each once."""
+    found: list[Configuration] = []
+    for policy, batcher, router, num_replicas in product(policies, batchers, routers, replicas):
+        each = Configuration(policy=policy, batcher=batcher, router=router, num_replicas=num_replicas)
+        if each not in found:
+            found.append(each)
+    return found
+
+
+def configuration_names(configurations: Sequence[Configuration]) -> list[str]:
+    """Policy and batcher of each, and what else they differ by."""
+    has_routers = len({format_plugin_spec(each.router) for each in configurations}) > 1
+    has_replicas = len({each.num_replicas for each in configurations}) > 1
+    names = []
+    for each in configurations:
+        words = [format_plugin_spec(each.policy), format_plugin_spec(each.batcher)]
+        words += [format_plugin_spec(each.router)] if has_routers else []
+        words += [counted(each.num_replicas, "replica")] if has_replicas else []
+        names.append(" ".join(words))
+    return names

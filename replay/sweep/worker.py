@@ -1,0 +1,67 @@
+"""The process that runs cells of a sweep: `python -m eventlm.replay.sweep.worker`.
+
+A line of JSON in is a `CellSpec`, a line out its `CellResult`; it ends when its input does. The workload is read once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import msgspec
+
+from eventlm.config.load import load_config
+from eventlm.errors import EventLMError, UsageError
+from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.sweep.cell import CellResult, CellSpec
+from eventlm.replay.workload.source import LoadedWorkload, load_workload, workload_hash
+
+
+class CellRunner:
+    """Runs cells one after the other."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[str, str, LoadedWorkload] | None = None
+
+    def run(self, spec: CellSpec) -> CellResult:
+        """Simulate a cell; an error is a result too."""
+        try:
+            loaded = self._load(spec)
+            config = load_config(None, spec.options, environment={})
+            engine = build_engine(
+                config, loaded.workload, spec.cost, model_name=loaded.model_name, recorded=loaded.recorded
+            )
+            workload = loaded.workload.sped_up(spec.load_ppm)
+            result = simulate(workload, engine.setup, spec.cost, predictor=engine.predictor)
+            return CellResult(summary=result.summary)
+        except EventLMError as error:
+            return CellResult(error=str(error))
+        except Exception as error:
+            # The other cells may be sound.
+            return CellResult(error=f"a defect, {type(error).__name__}: {error}")
+
+    def _load(self, spec: CellSpec) -> LoadedWorkload:
+        if self._loaded is None or self._loaded[:2] != (spec.workload, spec.workload_hash):
+            if workload_hash(spec.workload) != spec.workload_hash:
+                raise UsageError(f"the workload {spec.workload} has changed since the sweep began")
+            self._loaded = (spec.workload, spec.workload_hash, load_workload(spec.workload))
+        return self._loaded[2]
+
+
+def main() -> None:
+    """Answer cells until there are none."""
+    # Ctrl-C is for whoever started this; what a plug-in prints must not stand among the answers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        runner = CellRunner()
+        for line in sys.stdin.buffer:
+            result = runner.run(msgspec.json.decode(line, type=CellSpec))
+            answers.write(msgspec.json.encode(result) + b"\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

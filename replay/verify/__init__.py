@@ -1,0 +1,1 @@
+"""Verification: every decision of a trace is made again and compared."""

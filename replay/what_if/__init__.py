@@ -1,0 +1,1 @@
+"""What another engine would have done with a recorded run's work."""

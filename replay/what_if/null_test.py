@@ -1,0 +1,97 @@
+"""The null test: a recorded run's workload, run through the simulator with the run's own durations, is that run.
+
+It shows that the workload holds all that decided, and that the simulator adds nothing of its own. What a replay with
+fitted durations differs by is then the cost model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.errors import InvariantError
+from eventlm.events import Decision, Event, Fact, StepCompleted
+from eventlm.events.codec import encode_body
+from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.simulate.simulator import Simulator
+from eventlm.replay.simulate.timing import RecordedTiming
+from eventlm.replay.verify.divergence import as_object, differing_fields
+from eventlm.replay.workload.recorded_run import RecordedRun
+
+
+class NullResult(Struct, frozen=True, kw_only=True):
+    """How many decisions came out as recorded, byte for byte; `difference`: where the first did not, "" if all did."""
+
+    num_decisions: int
+    difference: str = ""
+
+
+def null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool = False) -> NullResult:
+    """Repeat a run and compare. Raises UsageError for a log that does not begin with the run."""
+    core = rebuild(run.header, Changes(trust_local_plugins=trust_local_plugins)).new_core()
+    with LogReader(path) as log:
+        comparison = _Comparison(iter(log))
+        simulator = Simulator(
+            run.header,
+            core,
+            run.workload,
+            RecordedTiming(run.steps),
+            # An engine's clock decides which of its timers fire together, and whether one does that was overtaken.
+            incidents=[*run.incidents, *run.no_ops, *run.timers],
+            markers=run.markers,
+            until_s=run.num_events,
+            subscribers=[comparison.see],
+        )
+        try:
+            simulator.run()
+        except _Different:
+            pass
+        except InvariantError as error:
+            comparison.difference = str(error)
+    if not comparison.difference and comparison.num_events < run.num_events:
+        comparison.difference = f"the repetition ended at event {comparison.num_events} of {run.num_events}"
+    return NullResult(num_decisions=comparison.num_decisions, difference=comparison.difference)
+
+
+class _Different(Exception):
+    """The first difference was found."""
+
+
+class _Comparison:
+    """Takes the events of the repetition and compares each with the line of the log that stands at its place."""
+
+    def __init__(self, lines: Iterator[LogLine]) -> None:
+        self.num_events = 0
+        self.num_decisions = 0
+        self.difference = ""
+        self._lines = lines
+
+    def see(self, event: Event) -> None:
+        line = next(self._lines, None)
+        if line is None:
+            # The log ends in the middle of what its last fact led to.
+            raise _Different
+        if encode_body(event) != line.body:
+            recorded = line.event()
+            before, after = as_object(_comparable(recorded)), as_object(_comparable(event))
+            if before != after:
+                what = "; ".join(differing_fields(before, after)) if before["t"] == after["t"] else ""
+                self.difference = (
+                    f"event {line.s} (line {line.number}): recorded `{before['t']}`, repeated `{after['t']}`. {what}"
+                )
+                raise _Different
+        self.num_events += 1
+        self.num_decisions += isinstance(event, Decision)
+
+
+def _comparable(event: Event) -> Event:
+    """Without what a repetition cannot know: the tokens behind a digest, and ends of rows that no longer counted.
+
+    A fact's cause is whatever its shell has said.
+    """
+    if isinstance(event, StepCompleted):
+        return structs.replace(event, digest="", ends=[], filled=[])
+    return structs.replace(event, c=0) if isinstance(event, Fact) else event

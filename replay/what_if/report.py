@@ -1,0 +1,268 @@
+"""What a what-if has found, as a table for a person and as JSON for a program."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.formatting import counted
+from eventlm.replay.what_if.compare import SERVICE_CLASS_SUFFIX, Cell, Metric
+from eventlm.replay.what_if.what_if import Simulated, WhatIfResult
+from eventlm.replay.workload.recorded_policies import describe
+from eventlm.table import table
+from eventlm.types import NANOSECONDS_PER_MILLISECOND
+
+#: So many alternatives stand side by side in 120 columns; others get a table of their own.
+MAX_COLUMNS = 4
+#: A longer name is told once, and a letter stands for it in the table.
+MAX_NAME_CHARS = 13
+MAX_WIDTH = 120
+NOT_SIGNIFICANT = "~"
+_NOTHING = "-"
+_TITLES = {
+    "output_tokens_per_second": "output tokens/s",
+    "requests_per_second": "requests/s",
+    "deadlines_met": "deadlines met",
+    "slo_met": "SLO met",
+    "fluidity_index": "fluidity index",
+    "cut_short": "cut short",
+}
+_SECTIONS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+
+def render_json(result: WhatIfResult) -> str:
+    """One JSON object. Times are nanoseconds, shares parts per million; `metrics` are by name."""
+    return msgspec.json.encode(as_object(result), order="deterministic").decode()
+
+
+def as_object(result: WhatIfResult) -> dict[str, Any]:
+    """All that is in the table, and what it rests on."""
+    comparison = result.comparison
+    return {
+        "path": result.path,
+        "run": result.header.run,
+        "recorded": _engine(result),
+        "null_test": result.null,
+        "cost_model": result.cost,
+        "fit": result.fit,
+        "objectives_ms": result.objectives,
+        "baseline": _simulated(result.baseline),
+        "alternatives": [
+            _simulated(each) | {"requests": won_lost}
+            for each, won_lost in zip(result.alternatives, comparison.won_lost, strict=True)
+        ],
+        "num_requests": sum(each.num_requests for each in comparison.classes),
+        "num_censored": comparison.num_censored,
+        "length_classes": comparison.classes,
+        "request_error": comparison.request_error,
+        "metrics": {metric.name: _metric(metric) for metric in comparison.metrics},
+        "notes": result.notes,
+        "warnings": result.warnings,
+    }
+
+
+def _engine(result: WhatIfResult) -> dict[str, Any]:
+    return {"plugins": _plugins(result), "policies": result.policies, "core": result.header.core}
+
+
+def _plugins(result: WhatIfResult) -> list[str]:
+    """Those that ran: all policies, and the first of each other kind."""
+    first: dict[str, str] = {}
+    for record in result.header.plugins:
+        first.setdefault(record.kind, format_plugin_spec({"type": record.name} | record.parameters))
+    first["policy"] = describe(result.policies, with_parameters=True)
+    return [f"{kind} {spec}" for kind, spec in first.items()]
+
+
+def _simulated(simulated: Simulated) -> dict[str, Any]:
+    return {
+        "name": simulated.name,
+        "description": simulated.description,
+        "num_steps": simulated.outcome.num_steps,
+        "num_steps_outside": simulated.num_outside,
+        "trace": simulated.run_folder or None,
+        "notes": simulated.notes,
+    }
+
+
+def _metric(metric: Metric) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(metric)
+    del fields["name"]
+    return fields
+
+
+def render(result: WhatIfResult) -> str:
+    """Lines of at most 120 characters where names are short; without a last newline."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: WhatIfResult) -> Iterator[str]:
+    yield from _head(result)
+    count = len(result.alternatives)
+    for first in range(0, count, MAX_COLUMNS):
+        yield ""
+        yield from _table(result, range(first, min(first + MAX_COLUMNS, count)))
+    yield ""
+    yield from _legend(result)
+
+
+def _head(result: WhatIfResult) -> Iterator[str]:
+    core = result.header.core
+    counts = f"{counted(result.recorded.num_requests, 'request')}, {counted(result.recorded.num_steps, 'step')}"
+    size = f"{counted(core.num_replicas, 'replica')}, each {counted(core.num_blocks, 'block')}"
+    yield f"{result.path}: {counts}"
+    yield from _labelled("recorded", f"{', '.join(_plugins(result))}; {size}")
+    if result.null is not None:
+        yield from _labelled(
+            "null test", f"passed: {counted(result.null.num_decisions, 'decision')} came out as recorded"
+        )
+    yield from _labelled("cost model", _cost(result))
+    for heading, each in zip(_headings(result.alternatives), result.alternatives, strict=True):
+        if heading != each.description:
+            yield from _labelled(heading, each.description or "nothing changed")
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    indent = " " * (MAX_NAME_CHARS + 2)
+    return textwrap.wrap(text, MAX_WIDTH, initial_indent=f"{label:<{len(indent)}}", subsequent_indent=indent)
+
+
+def _cost(result: WhatIfResult) -> str:
+    fit = result.fit
+    if fit is None:
+        return "as given, not fitted to this run"
+    held_out = f"held-out error {fit.mean:.1%} a step (median {fit.median:.1%}, p95 {fit.p95:.1%})"
+    if fit.mean_near < fit.mean / 2:
+        held_out += f", {fit.mean_near:.1%} with the machine's pace known"
+    if not fit.mean:
+        held_out = "too few for a held-out error"
+    return "; ".join([f"fitted on {counted(fit.num_steps, 'step')}, {held_out}", *fit.notes])
+
+
+def _headings(alternatives: Sequence[Simulated]) -> list[str]:
+    if all(len(each.name) <= MAX_NAME_CHARS for each in alternatives):
+        return [each.name for each in alternatives]
+    return [f"[{place}]" for place in range(1, len(alternatives) + 1)]
+
+
+def _table(result: WhatIfResult, places: range) -> Iterator[str]:
+    headings = _headings(result.alternatives)
+    columns = ["", "recorded", "baseline", "error bar", *(headings[place] for place in places)]
+    rows = []
+    titles = _titles(result)
+    for metric in result.comparison.metrics:
+        if metric.recorded is None and metric.baseline is None:
+            continue
+        cells = [_cell(metric, metric.alternatives[place]) for place in places]
+        values = [_value(metric, metric.recorded), _value(metric, metric.baseline), _bar(metric)]
+        rows.append([titles[metric.name], *values, *cells])
+    won_lost = [result.comparison.won_lost[place] for place in places]
+    rows.append(["requests won", "", "", "", *(f"{each.num_won:,}      " for each in won_lost)])
+    rows.append(["requests lost", "", "", "", *(f"{each.num_lost:,}      " for each in won_lost)])
+    rows.append(["not compared", "", "", "", *(f"{each.num_censored:,}      " for each in won_lost)])
+    outside = [result.baseline, *(result.alternatives[place] for place in places)]
+    shares = [f"{each.num_outside / max(each.outcome.num_steps, 1):.1%}" for each in outside]
+    rows.append(["steps unlike any recorded", "", shares[0], "", *(f"{share}      " for share in shares[1:])])
+    yield from table(columns, rows)
+
+
+def _titles(result: WhatIfResult) -> dict[str, str]:
+    classes = {each.name: each for each in result.comparison.classes}
+    found = {}
+    for metric in result.comparison.metrics:
+        general, is_of_class, service_class = metric.name.partition(SERVICE_CLASS_SUFFIX)
+        latency, _, rest = general.partition("_")
+        quantile, _, name = rest.partition("_")
+        if is_of_class:
+            title = _TITLES.get(general, f"{_SECTIONS.get(latency, latency)} {quantile}")
+            found[metric.name] = f"{title}, {service_class}"
+        elif metric.unit != "ns":
+            found[metric.name] = _TITLES.get(metric.name, metric.name)
+        elif not name:
+            found[metric.name] = f"{_SECTIONS[latency]} {quantile}, ms"
+        else:
+            of = classes[name]
+            tokens = f"{of.min_tokens}-{of.max_tokens}" if of.min_tokens < of.max_tokens else f"{of.min_tokens}"
+            found[metric.name] = f"{_SECTIONS[latency]} {quantile}, {name} {tokens}"
+    return found
+
+
+def _value(metric: Metric, value: float | None) -> str:
+    if value is None:
+        return _NOTHING
+    if metric.unit == "ppm":
+        return f"{value / 1e6:.1%}"
+    if metric.unit == "count":
+        return f"{value:,}"
+    number = value / NANOSECONDS_PER_MILLISECOND if metric.unit == "ns" else value
+    decimals = 0 if number >= 1000 else 1 if number >= 100 else 2
+    return f"{number:,.{decimals}f}"
+
+
+def _bar(metric: Metric) -> str:
+    if metric.error_bar is None:
+        return _NOTHING
+    if metric.unit == "ppm":
+        return f"{metric.error_bar / 1e4:.1f}"
+    if metric.unit == "count":
+        return f"{metric.error_bar:,.0f}"
+    return f"{metric.error_bar / metric.baseline:.1%}" if metric.baseline else f"{metric.error_bar:.2f}"
+
+
+def _cell(metric: Metric, cell: Cell) -> str:
+    """The value, and how much more or less that is than the baseline: percent, points of a share, or a number."""
+    if cell.value is None or cell.difference is None:
+        return f"{_value(metric, cell.value)}      "
+    if not cell.is_significant:
+        change = NOT_SIGNIFICANT
+    elif metric.unit == "ppm":
+        change = f"{cell.difference / 1e4:+.1f}"
+    elif metric.unit == "count" or not metric.baseline:
+        change = f"{cell.difference:+,}"
+    elif cell.value > 10 * metric.baseline:
+        change = f"x{cell.value / metric.baseline:.0f}"
+    else:
+        share = cell.difference / metric.baseline
+        change = f"{share:+.0%}" if abs(share) >= 0.01 else f"{share:+.1%}"
+    return f"{_value(metric, cell.value)} {change:>5}"
+
+
+def _legend(result: WhatIfResult) -> Iterator[str]:
+    comparison = result.comparison
+    is_paced = any(metric.baseline_unpaced is not None for metric in comparison.metrics)
+    witness = ", or if more, what it is off by without knowing when the machine was slow" if is_paced else ""
+    texts = [
+        f"Baseline: the recorded engine with modelled durations; the error bar is what it is off by{witness}. Changes "
+        f"are from the baseline (shares: points); {NOT_SIGNIFICANT} is one that the error bar explains.",
+        f"Won, lost: end to end by more than {comparison.request_error:.1%}, within which nine in ten requests of the "
+        "baseline are as recorded.",
+    ]
+    if comparison.num_censored:
+        texts.append(
+            f"Not known is the length of {counted(comparison.num_censored, 'request')} (rejected, cut short or "
+            "unfinished in the run): they keep what was seen of it, neither win nor lose, and are in no latency."
+        )
+    for text in texts:
+        yield textwrap.fill(text, MAX_WIDTH)
+    if all(metric.recorded is None for metric in comparison.metrics if metric.name == "fluidity_index"):
+        yield "For SLO attainment and the fluidity index say what is fast enough: --slo ttft=500,tpot=100."
+    yield from _notes(result)
+    for each in result.alternatives:
+        if each.run_folder:
+            yield f"Trace of {each.name}: {each.run_folder}"
+
+
+def _notes(result: WhatIfResult) -> Iterator[str]:
+    """Each once, with whom it is about."""
+    about: dict[str, list[str]] = {note: [] for note in result.notes}
+    headings = _headings(result.alternatives)
+    for heading, each in zip(headings, result.alternatives, strict=True):
+        for note in each.notes:
+            about.setdefault(note, []).append(heading)
+    for note, of in about.items():
+        whom = f" on {', '.join(of)}" if len(of) < len(headings) and of else ""
+        yield textwrap.fill(f"Note{whom}: {note}.", MAX_WIDTH)

@@ -1,0 +1,1 @@
+"""Workloads: from recorded runs, files and public traces."""

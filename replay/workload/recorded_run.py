@@ -1,0 +1,370 @@
+"""A recorded run taken apart: the workload that it served, what befell it from outside, and the times of its steps.
+
+Delays are told from what they followed: a cancel, a text end from the token it came after, a turn of a conversation
+from the end of the one before. What the run did not show to its end is censored: it keeps what was seen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.core.snapshot import StateSnapshot
+from eventlm.errors import UsageError
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    CacheFlushed,
+    Cancelled,
+    Closing,
+    Desynced,
+    Emitted,
+    Event,
+    Fact,
+    Finished,
+    FrontEndLost,
+    GrammarReady,
+    Header,
+    Launched,
+    Marker,
+    Paused,
+    PolicySwapped,
+    PredictorSwapped,
+    Rejected,
+    Resumed,
+    Snapshot,
+    StepCompleted,
+    TextEnded,
+    TimerDue,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
+from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
+from eventlm.replay.workload.sessions import find_parents
+from eventlm.replay.workload.workload import NEVER, Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.types import OnProgress
+
+#: What befalls an engine from outside and has nothing to do with a request. A what-if lets it befall the other one too.
+INCIDENTS = (
+    WorkerUp,
+    WorkerLost,
+    Desynced,
+    Paused,
+    Resumed,
+    PolicySwapped,
+    PredictorSwapped,
+    CacheFlushed,
+    FrontEndLost,
+)
+#: Ends behind which nothing is known of what a sequence would have produced.
+CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
+
+
+class RecordedRun(Struct, frozen=True, kw_only=True):
+    """A run, read once. Incidents and no-ops are facts as they stand in the log, with their times and positions.
+
+    no_ops: facts of requests, steps and workers that had no effect; only an exact repetition has use for them.
+    timers: with the times at which they were applied. start: the state of the engine where the log begins in the middle
+    of the run; None: it does not. num_unfinished: requests that it does not show to their end.
+    """
+
+    header: Header
+    workload: Workload
+    incidents: list[Fact]
+    no_ops: list[Fact]
+    markers: list[Marker]
+    timers: list[TimerDue]
+    steps: list[RecordedStep]
+    num_events: int
+    last_ns: int
+    start: StateSnapshot | None
+    num_unfinished: int
+    warnings: list[str]
+
+    @property
+    def num_skipped(self) -> int:
+        """Requests that were under way where the log begins."""
+        return len(self.start.requests) if self.start is not None else 0
+
+    @property
+    def policies(self) -> list[PolicySpan]:
+        """Those that ran, one after the other."""
+        return recorded_policies(self.header, self.start, self.incidents)
+
+
+class _Sample(Struct, kw_only=True):
+    """A sequence of the run, as far as it has been read."""
+
+    emitted_ns: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    worker_end: int = NEVER
+    worker_reason: Any = "eos"
+    text_end: TextEnd | None = None
+    closed_ns: int = -1
+    answer_delay_ns: int | None = None
+    answer_s: int = 0
+    finish: Finished | None = None
+
+
+class _Request(Struct, kw_only=True):
+    """A request of the run, as far as it has been read."""
+
+    arrival: Arrived
+    samples: list[_Sample]
+    cancel: Cancel | None = None
+    grammar: GrammarReady | None = None
+    is_rejected: bool = False
+    end_ns: int = -1
+    num_unfinished: int = 0
+
+
+class _Reader:
+    """Takes the events of a log in their order."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, _Request] = {}
+        self.live: dict[int, _Request] = {}
+        self.incidents: list[Fact] = []
+        self.no_ops: list[Fact] = []
+        self.markers: list[Marker] = []
+        self.timers: list[TimerDue] = []
+        self.steps = StepCollector()
+        self.start: StateSnapshot | None = None
+        self.last_ns = 0
+        self._launches: dict[int, Launched] = {}
+        self._completing: tuple[Launched, StepCompleted] | None = None
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Arrived: self._arrived,
+            Admitted: self._admitted,
+            Rejected: self._rejected,
+            Launched: self._launched,
+            StepCompleted: self._step_completed,
+            Emitted: self._emitted,
+            Closing: self._closing,
+            Finished: self._finished,
+            TextEnded: self._text_ended,
+            Cancelled: self._cancelled,
+            GrammarReady: self._grammar_ready,
+            TimerDue: self.timers.append,
+        }
+
+    def apply(self, event: Event) -> None:
+        self.last_ns = event.ts
+        self.steps.apply(event)
+        if isinstance(event, INCIDENTS):
+            self.incidents.append(event)
+        elif isinstance(event, Marker):
+            self.markers.append(event)
+            if isinstance(event, Snapshot) and len(self.markers) == 2:
+                # Right behind the header: this is where the log begins.
+                self.start = msgspec.json.decode(event.state, type=StateSnapshot)
+        else:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+
+    def _arrived(self, event: Arrived) -> None:
+        samples = [_Sample() for _ in range(event.n)]
+        self.requests[event.s] = _Request(arrival=event, samples=samples, num_unfinished=event.n)
+
+    def _admitted(self, event: Admitted) -> None:
+        # A request whose arrival lies in a gap is not known.
+        if event.request in self.requests:
+            self.live[event.request] = self.requests[event.request]
+
+    def _rejected(self, event: Rejected) -> None:
+        request = self.requests.get(event.request)
+        if request is not None:
+            request.is_rejected, request.end_ns = True, event.ts
+
+    def _launched(self, event: Launched) -> None:
+        self._launches[event.s] = event
+
+    def _step_completed(self, event: StepCompleted) -> None:
+        launched = self._launches.pop(event.c, None)
+        # One of a worker that was given up names no launch, and nothing comes of it.
+        self._completing = None if launched is None else (launched, event)
+        if launched is None:
+            self.no_ops.append(event)
+
+    def _emitted(self, event: Emitted) -> None:
+        if self._completing is None:
+            return
+        launched, fact = self._completing
+        rows = [*launched.decodes, *launched.chunks]
+        reasons, filled, dropped = dict(fact.ends), dict(fact.filled), dict(event.dropped)
+        for place, (row, produced) in enumerate(zip(rows, fact.produced, strict=True)):
+            request = self.live.get(row[0])
+            if request is None:
+                continue
+            sample = request.samples[row[1]]
+            if sample.finish is not None:
+                continue
+            sample.blocks += filled.get(place, [])
+            sample.emitted_ns += [event.ts] * (produced - dropped.get(place, 0))
+            if place in reasons and place not in dropped:
+                sample.worker_end, sample.worker_reason = len(sample.emitted_ns), reasons[place]
+
+    def _closing(self, event: Closing) -> None:
+        request = self.live.get(event.request)
+        if request is not None:
+            request.samples[event.index].closed_ns = event.ts
+
+    def _finished(self, event: Finished) -> None:
+        request = self.live.get(event.request)
+        if request is None:
+            return
+        request.samples[event.index].finish = event
+        request.num_unfinished -= 1
+        if not request.num_unfinished:
+            request.end_ns = event.ts
+            del self.live[event.request]
+
+    def _text_ended(self, event: TextEnded) -> None:
+        request = self.live.get(event.request)
+        sample = request.samples[event.index] if request is not None and event.index < len(request.samples) else None
+        is_heard = sample is not None and sample.finish is None and (event.reason or sample.closed_ns >= 0)
+        if request is None or sample is None or not is_heard or not request.arrival.has_text_ends:
+            self.no_ops.append(event)
+        elif event.reason:
+            position = min(max(event.position, 0), len(sample.emitted_ns))
+            since_ns = sample.emitted_ns[position - 1] if position else request.arrival.ts
+            delay_ns = event.ts - since_ns
+            sample.text_end = TextEnd(position=position, reason=event.reason, delay_ns=delay_ns, s=event.s)
+        else:
+            sample.answer_delay_ns, sample.answer_s = event.ts - sample.closed_ns, event.s
+
+    def _cancelled(self, event: Cancelled) -> None:
+        request = self.live.get(event.request)
+        if request is None or request.cancel is not None:
+            self.no_ops.append(event)
+            return
+        # A token of the same tick did not lead to it: nobody had seen that yet.
+        positions = [bisect_left(sample.emitted_ns, event.ts) for sample in request.samples]
+        latest = [
+            sample.emitted_ns[position - 1] if position else -1
+            for sample, position in zip(request.samples, positions, strict=True)
+        ]
+        index = latest.index(max(latest))
+        position = positions[index]
+        since_ns = latest[index] if position else request.arrival.ts
+        request.cancel = Cancel(
+            index=index, position=position, delay_ns=event.ts - since_ns, reason=event.reason, s=event.s
+        )
+
+    def _grammar_ready(self, event: GrammarReady) -> None:
+        request = self.live.get(event.request)
+        if request is None or request.grammar is not None:
+            self.no_ops.append(event)
+        else:
+            request.grammar = event
+
+
+def read_run(
+    path: Path | str,
+    *,
+    strict: bool = False,
+    subscribers: Sequence[Callable[[Event], None]] = (),
+    on_progress: OnProgress | None = None,
+) -> RecordedRun:
+    """Take a run apart; `subscribers` see its events too. Raises what LogReader raises, and UsageError for a run whose
+    rows may produce several tokens.
+    """
+    with LogReader(path, strict=strict) as log:
+        if log.header.core.max_tokens_per_row > 1:
+            raise UsageError(f"{path}: rows of several tokens (speculation) cannot be replayed under a change yet")
+        reader = _Reader()
+
+        def take(event: Event) -> None:
+            reader.apply(event)
+            for see in subscribers:
+                see(event)
+
+        log.fold(take, on_progress=on_progress)
+        requests = _link(list(reader.requests.values()))
+        names = [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
+        names += [max(fate.blocks) for request in requests for fate in request.fates if fate.blocks]
+        return RecordedRun(
+            header=log.header,
+            workload=Workload(
+                source=log.path,
+                requests=requests,
+                block_size=log.header.core.block_size,
+                first_free_name=1 + max(names, default=0),
+            ),
+            incidents=reader.incidents,
+            no_ops=reader.no_ops,
+            markers=reader.markers,
+            timers=reader.timers,
+            steps=reader.steps.steps,
+            num_events=log.num_lines,
+            last_ns=reader.last_ns,
+            start=reader.start,
+            num_unfinished=len(reader.live),
+            warnings=log.warnings(),
+        )
+
+
+def _link(found: list[_Request]) -> list[WorkloadRequest]:
+    """The requests of the workload, each with the one whose end it came after."""
+    # A log may end in the middle of a group, and a gap begin there. The members of one are stamped in a row.
+    num_members = Counter(request.arrival.s - request.arrival.group_index for request in found)
+    found = [
+        request
+        for request in found
+        if num_members[request.arrival.s - request.arrival.group_index] == request.arrival.group_size
+    ]
+    ends = [request.end_ns for request in found]
+    generated = [[block for sample in request.samples for block in sample.blocks] for request in found]
+    parents = find_parents([request.arrival for request in found], ends, generated)
+    requests = []
+    for request, parent in zip(found, parents, strict=True):
+        arrival = request.arrival
+        fates = [_fate(request, sample) for sample in request.samples]
+        cut_short = any(fate.cut_at < NEVER or fate.reason in CUT_SHORT for fate in fates)
+        requests.append(
+            WorkloadRequest(
+                arrival=arrival,
+                arrival_ns=arrival.ts,
+                fates=fates,
+                received_before_ns=arrival.ts - arrival.received_ns if arrival.received_ns else 0,
+                ready_before_ns=arrival.ts - arrival.ready_ns if arrival.ready_ns else 0,
+                cancel=request.cancel,
+                parent=parent,
+                think_ns=arrival.ts - ends[parent] if parent >= 0 else None,
+                grammar_delay_ns=request.grammar.ts - arrival.ts if request.grammar is not None else 0,
+                grammar_error=request.grammar.error if request.grammar is not None else "",
+                grammar_s=request.grammar.s if request.grammar is not None else 0,
+                is_censored=request.is_rejected or cut_short,
+                s=arrival.s,
+            )
+        )
+    return requests
+
+
+def _fate(request: _Request, sample: _Sample) -> Fate:
+    num_seen = len(sample.emitted_ns)
+    finish = sample.finish
+    reason = finish.reason if finish is not None else ""
+    # A cancel says itself where it cuts; whatever else hides the true length leaves what was seen of it.
+    is_hidden = finish is None or (reason in CUT_SHORT and request.cancel is None)
+    is_hidden = is_hidden and not (request.grammar is not None and request.grammar.error)
+    return Fate(
+        worker_end=sample.worker_end,
+        worker_reason=sample.worker_reason,
+        text_end=sample.text_end,
+        answer_delay_ns=sample.answer_delay_ns,
+        answer_s=sample.answer_s,
+        blocks=sample.blocks,
+        reason=reason,
+        num_tokens=finish.position if finish is not None else num_seen,
+        cut_at=max(num_seen, 1) if is_hidden else NEVER,
+    )

@@ -1,0 +1,64 @@
+"""A workload from wherever it lies: a file of its own, or a recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from eventlm.bus.run_folder import TRACE_NAME
+from eventlm.config import CoreConfig
+from eventlm.errors import UsageError
+from eventlm.replay.workload.file import read_workload
+from eventlm.replay.workload.recorded_policies import simulation_note
+from eventlm.replay.workload.recorded_run import read_run
+from eventlm.replay.workload.workload import Workload
+from eventlm.types import OnProgress
+
+_TRACE_BEGINS = b'{"t":"header"'
+_BYTES_PER_READ = 1 << 20
+
+
+class LoadedWorkload(NamedTuple):
+    """A workload; of a recorded run also the name of its model, the limits of its engine, and in words what befell it
+    that no simulation repeats.
+    """
+
+    workload: Workload
+    model_name: str = "simulated"
+    recorded: CoreConfig | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) -> LoadedWorkload:
+    """Read a workload file, a trace or the folder of a run. Raises UsageError, and what LogReader raises."""
+    if Path(path).is_file() and not _is_trace(path):
+        return LoadedWorkload(read_workload(path))
+    run = read_run(path, on_progress=on_progress)
+    note = simulation_note(run.policies)
+    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core, (note,) if note else ())
+
+
+def workload_hash(path: Path | str) -> str:
+    """16 hex digits of all that `load_workload` reads. Raises UsageError if it cannot be read."""
+    found = xxhash.xxh3_64()
+    source = Path(path)
+    files = sorted(source.glob(f"{Path(TRACE_NAME).stem}*.jsonl")) if source.is_dir() else [source]
+    try:
+        for each in files:
+            with each.open("rb") as file:
+                while content := file.read(_BYTES_PER_READ):
+                    found.update(content)
+    except OSError as error:
+        raise UsageError(f"cannot read the workload {path}: {error.strerror}") from error
+    return found.hexdigest()
+
+
+def _is_trace(path: Path | str) -> bool:
+    """Whether a file begins as a trace does. What begins as nothing known is taken for a broken workload."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_TRACE_BEGINS)) == _TRACE_BEGINS
+    except OSError as error:
+        raise UsageError(f"cannot read the workload {path}: {error.strerror}") from error

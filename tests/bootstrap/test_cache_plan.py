@@ -1,0 +1,221 @@
+"""Sizing the KV cache and the context that it allows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eventlm.bootstrap.cache_plan import (
+    FAKE_MAX_MODEL_LEN,
+    FAKE_NUM_BLOCKS,
+    check_kv_memory,
+    memory_bytes,
+    plan_cache,
+)
+from eventlm.config import Config
+from eventlm.config.core import MAX_BLOCKS
+from eventlm.config.load import load_config
+from eventlm.errors import UsageError
+from tests.checkpoints import make_checkpoint
+
+#: 2 (keys, values) x 2 layers x 2 heads x 8 x 4 bytes.
+TOKEN_BYTES = 256
+BLOCK_BYTES = 16 * TOKEN_BYTES
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "dtype": "float32",
+        "head_dim": 8,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+#: In float32.
+WEIGHT_BYTES = 4 * (2 * 100 * 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32) + 32)
+
+
+def config_with(**overrides: object) -> Config:
+    return load_config(None, overrides, environment={})
+
+
+def test_a_given_number_of_blocks_is_taken(checkpoint: Path) -> None:
+    assert plan_cache(config_with(num_blocks=100), checkpoint) == (100, 512, [])
+
+
+def test_blocks_fill_the_memory_that_is_given(checkpoint: Path) -> None:
+    plan = plan_cache(config_with(kv_memory=f"{50 * BLOCK_BYTES}B"), checkpoint)
+    assert (plan.num_blocks, plan.max_model_len) == (50, 512)
+    assert plan_cache(config_with(kv_memory=f"{50 * BLOCK_BYTES}B", dtype="bfloat16"), checkpoint).num_blocks == 100
+
+
+def test_auto_is_a_quarter_of_what_the_weights_leave_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
+    left = 4 * 100 * BLOCK_BYTES
+    assert plan_cache(config_with(), checkpoint, available_bytes=left + WEIGHT_BYTES).num_blocks == 100
+    assert plan_cache(config_with(replicas=2), checkpoint, available_bytes=left + 2 * WEIGHT_BYTES).num_blocks == 50
+    assert plan_cache(config_with(), checkpoint, available_bytes=1 << 60).num_blocks == (4 << 30) // BLOCK_BYTES
+    assert plan_cache(config_with(), checkpoint).num_blocks > 0
+
+
+def test_the_context_is_cut_to_one_block_less_than_the_pool_with_a_warning(checkpoint: Path) -> None:
+    plan = plan_cache(config_with(num_blocks=11), checkpoint)
+    assert plan.max_model_len == 160
+    assert "cut from 512 to 160 tokens" in plan.warnings[0]
+    assert plan.warnings[0].endswith("; raise --num-blocks for more")
+    [warning] = plan_cache(config_with(kv_memory=f"{11 * BLOCK_BYTES}B"), checkpoint).warnings
+    assert warning.endswith("; raise --kv-memory for more")
+    assert plan_cache(config_with(num_blocks=11, max_model_len=160), checkpoint) == (11, 160, [])
+
+
+def test_linear_scaling_stretches_the_context(tmp_path: Path) -> None:
+    stretched = make_checkpoint(tmp_path / "linear", rope="linear")
+    assert plan_cache(config_with(kv_memory="64MiB"), stretched).max_model_len == 4 * 512
+    assert plan_cache(config_with(kv_memory="64MiB", max_model_len=2048), stretched).max_model_len == 2048
+    with pytest.raises(UsageError, match="--max-model-len 2049 is longer than the 2048 tokens that the model was made"):
+        plan_cache(config_with(max_model_len=2049), stretched)
+    kept = make_checkpoint(tmp_path / "llama3", rope="llama3")
+    assert plan_cache(config_with(kv_memory="64MiB"), kept).max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"num_blocks": 11, "max_model_len": 161},
+            "a context of 161 tokens needs 12 of 16 tokens, there are 11; raise --num-blocks, or",
+        ),
+        ({"num_blocks": 1}, "even the shortest context needs 2 of 16 tokens, there are 1; raise --num-blocks"),
+        (
+            {"kv_memory": "1KiB"},
+            "--kv-memory 1KiB is too little: even the shortest context needs 2 KV blocks of 4,096 bytes for each "
+            "replica; give --kv-memory 8KiB or more",
+        ),
+        ({"kv_memory": "8KiB", "max_model_len": 17}, "needs 3 KV blocks .* give --kv-memory 12KiB or more, or lower"),
+        ({"max_model_len": 513}, "--max-model-len 513 is longer than the 512 tokens that the model was made for"),
+    ],
+)
+def test_a_context_that_cannot_be_had_is_an_error(checkpoint: Path, overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan_cache(config_with(**overrides), checkpoint)
+
+
+def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None:
+    least = WEIGHT_BYTES + 2 * BLOCK_BYTES
+    assert plan_cache(config_with(num_blocks=2), checkpoint, available_bytes=least).num_blocks == 2
+    with pytest.raises(UsageError) as raised:
+        plan_cache(config_with(num_blocks=2), checkpoint, available_bytes=least - 1)
+    assert str(raised.value) == (
+        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, the KV cache of one sequence 8,192 bytes, and "
+        f"{least - 1:,} bytes of memory are free; take a smaller model, or end other programs"
+    )
+    with pytest.raises(UsageError, match=r"for each of 2 replicas, .*; lower --replicas, take"):
+        plan_cache(config_with(num_blocks=2, replicas=2), checkpoint, available_bytes=2 * least - 1)
+    with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*; lower --max-model-len, take"):
+        plan_cache(config_with(max_model_len=512), checkpoint, available_bytes=least)
+
+
+def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:
+    """Of 32 and 64 inputs, the fewer padded."""
+    matrices = 100 * (64 + 4) + 2 * ((2 * 32 + 2 * 16 + 2 * 64) * (64 + 4) + 32 * (64 + 4))
+    floats = 2 * (100 * 32 + 2 * 2 * 32 + 32)
+    least = matrices + floats + 2 * BLOCK_BYTES // 2
+    options = {"num_blocks": 2, "quantization": "int8"}
+    assert plan_cache(config_with(**options), checkpoint, available_bytes=least).num_blocks == 2
+    with pytest.raises(UsageError, match=f"its weights take {matrices + floats:,} bytes"):
+        plan_cache(config_with(**options), checkpoint, available_bytes=least - 1)
+    assert matrices + floats < WEIGHT_BYTES
+
+
+def test_a_cache_that_memory_may_not_hold_is_warned_of(checkpoint: Path) -> None:
+    free = WEIGHT_BYTES + 40 * BLOCK_BYTES
+    assert plan_cache(config_with(num_blocks=40), checkpoint, available_bytes=free).warnings == []
+    [warning] = plan_cache(config_with(num_blocks=41), checkpoint, available_bytes=free).warnings
+    assert "may grow to 167,936 bytes, and the weights leave 163,840 bytes of the memory that is free" in warning
+
+
+def test_a_cache_that_all_of_memory_does_not_hold_is_an_error(checkpoint: Path) -> None:
+    check_kv_memory(config_with(kv_memory="4GiB", replicas=2), all_bytes=8 << 30)
+    check_kv_memory(config_with(kv_memory="auto"), all_bytes=1)
+    check_kv_memory(config_with(kv_memory="1TiB", model="fake"), all_bytes=1)
+    with pytest.raises(UsageError) as raised:
+        check_kv_memory(config_with(kv_memory="5GiB", replicas=2), all_bytes=8 << 30)
+    assert str(raised.value) == (
+        "--kv-memory 5GiB: KV caches of 10,240 MiB for 2 replicas (5,120 MiB each) are more than all the memory here, "
+        "which is 8,192 MiB; give less, or leave it out for what fits"
+    )
+    of_blocks = config_with(num_blocks=41, kv_memory="1TiB")
+    check_kv_memory(of_blocks, all_bytes=1)
+    assert plan_cache(of_blocks, checkpoint, all_bytes=41 * BLOCK_BYTES).num_blocks == 41
+    with pytest.raises(UsageError, match=r"--num-blocks 41: a KV cache of 167,936 bytes is more than all the memory"):
+        plan_cache(of_blocks, checkpoint, all_bytes=41 * BLOCK_BYTES - 1)
+
+
+def test_the_fake_model_has_a_pool_of_its_own() -> None:
+    config = config_with(model="fake")
+    assert plan_cache(config, None) == (FAKE_NUM_BLOCKS, FAKE_MAX_MODEL_LEN, [])
+    assert plan_cache(config_with(model="fake", max_model_len=20_000), None).max_model_len == 20_000
+
+
+def test_no_more_blocks_than_an_engine_can_have(checkpoint: Path) -> None:
+    much = (MAX_BLOCKS + 5) * BLOCK_BYTES
+    plan = plan_cache(config_with(kv_memory=f"{much}B"), checkpoint, available_bytes=2 * much, all_bytes=2 * much)
+    assert plan.num_blocks == MAX_BLOCKS
+    assert plan.warnings == [
+        f"there is memory for {MAX_BLOCKS + 5:,} KV blocks of each replica, and an engine can have at most "
+        f"{MAX_BLOCKS:,}: the rest stays free; raise --block-size to use it"
+    ]
+    of_two = config_with(kv_memory=f"{much}B", replicas=2)
+    assert plan_cache(of_two, checkpoint, available_bytes=4 * much, all_bytes=4 * much).num_blocks == MAX_BLOCKS // 2
+    fake = config_with(model="fake", num_blocks=MAX_BLOCKS)
+    assert plan_cache(fake, None).num_blocks == MAX_BLOCKS
+    with pytest.raises(
+        UsageError, match=r"--num-blocks 8388609: an engine can have at most 8,388,608 for each of 2 re"
+    ):
+        plan_cache(config_with(model="fake", num_blocks=MAX_BLOCKS // 2 + 1, replicas=2), None)
+    with pytest.raises(UsageError, match="--num-blocks 16777217: must be an integer from 0 to 16777216"):
+        config_with(model="fake", num_blocks=MAX_BLOCKS + 1)
+
+
+def test_a_smaller_type_has_more_blocks(checkpoint: Path) -> None:
+    """A token has 8 heads of 8 elements, of 4 or 2 bytes, or of one with 4 more for their scale."""
+    blocks = {
+        kv_cache_dtype: plan_cache(config_with(kv_memory="1MiB", kv_cache_dtype=kv_cache_dtype), checkpoint).num_blocks
+        for kv_cache_dtype in ("auto", "bfloat16", "int8", "fp8")
+    }
+    assert blocks == {"auto": 256, "bfloat16": 512, "int8": 682, "fp8": 682}
+
+
+def test_heads_that_a_scale_does_not_fit_beside_are_an_error(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text()) | {"head_dim": 6}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="--kv-cache-dtype int8 needs heads of a multiple of 4, this model's have 6"):
+        plan_cache(config_with(num_blocks=100, kv_cache_dtype="int8"), checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("7B", 7), ("2KB", 2000), ("2KiB", 2048), ("1.5GiB", 3 << 29), ("3TB", 3 * 10**12), ("1TiB", 1 << 40)],
+)
+def test_sizes_have_decimal_and_binary_units(size: str, expected: int) -> None:
+    assert memory_bytes(size) == expected
+    assert config_with(kv_memory=size).cache.kv_memory == size
+
+
+@pytest.mark.parametrize("overrides", [{}, {"max_model_len": 17}, {"max_model_len": 500}])
+def test_the_memory_that_an_error_asks_for_is_enough(checkpoint: Path, overrides: dict[str, object]) -> None:
+    with pytest.raises(UsageError) as raised:
+        plan_cache(config_with(kv_memory="1KiB", **overrides), checkpoint)
+    size = str(raised.value).partition("give --kv-memory ")[2].split()[0]
+    assert plan_cache(config_with(kv_memory=size, **overrides), checkpoint).num_blocks >= 2

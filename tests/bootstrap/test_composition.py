@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eventlm.bootstrap import composition, device
+from eventlm.bootstrap.composition import compose, compose_engine
+from eventlm.config.load import load_config
+from eventlm.engine.setup import worker_setups
+from eventlm.errors import CheckpointError, UsageError
+from eventlm.kernels.cpu import native
+from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
+from tests.checkpoints import make_checkpoint
+from tests.kernels.cpu.decoders import Shape, write_checkpoint
+
+
+def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available_builds", lambda: ["baseline"])
+    config = load_config(None, {"model": "/nowhere", "cpu_kernels": "amx"}, environment={})
+    with pytest.raises(
+        UsageError, match=r"^--cpu-kernels amx: not on this machine, .*; available: auto, baseline, torch$"
+    ):
+        compose(config)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("dtype", "float32"),
+        ("quantization", "int8"),
+        ("kv_memory", "1GiB"),
+        ("kv_cache_dtype", "int8"),
+        ("threads", 1),
+        ("pin_threads", True),
+        ("cpu_kernels", "torch"),
+        ("device", "cuda"),
+        ("device", "cpu"),
+        ("attention_backend", "triton"),
+        ("gpu_memory_utilization", "0.5"),
+        ("cuda_graphs", False),
+        ("batch_invariant", True),
+        ("torch_compile", True),
+    ],
+)
+def test_what_only_weights_have_is_refused_with_the_fake_model(option: str, value: object) -> None:
+    flag = "--" + option.replace("_", "-")
+    with pytest.raises(UsageError, match=rf"^{flag} is for a model with weights, but --model is 'fake'; leave it out"):
+        compose(load_config(None, {"model": "fake", option: value}, environment={}))
+
+
+def test_a_model_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processor's kernels are chosen for it, and how large its cache is its workers find out."""
+    install(monkeypatch, gpu(), gpu(free=GIB))
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    monkeypatch.setattr(composition, "choose_forward", None)
+    folder = make_checkpoint(tmp_path)
+    engine, warnings = compose_engine(load_config(None, {"model": str(folder), "replicas": 2}, environment={}))
+    workers = worker_setups(engine.setup)
+    assert [(worker.device, worker.num_blocks, worker.processors) for worker in workers] == [
+        ("cuda:0", 0, []),
+        ("cuda:1", 0, []),
+    ]
+    assert engine.setup.core.max_num_batched_tokens == 8192
+    assert [f"other programs hold memory of GPU 1 ({H100})" in warning for warning in warnings] == [True]
+
+
+def test_why_no_gpu_is_taken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(device, "missing_software", lambda: "no triton")
+    config = load_config(None, {"model": str(make_checkpoint(tmp_path))}, environment={})
+    assert any(warning.endswith("is here: no triton") for warning in compose_engine(config).warnings)
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "float32",
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.skipif("baseline" not in native.available_builds(), reason="no build of the forward pass is compiled")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "it computes in bfloat16, not float32"),
+        ({"dtype": "float16"}, "it computes in bfloat16, not float16"),
+        ({"dtype": "bfloat16", "block_size": 8}, "blocks of 8 tokens are not a multiple of 16"),
+    ],
+)
+def test_kernels_that_cannot_run_the_model_are_found_before_its_weights(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    wish = {"model": str(tmp_path), "cpu_kernels": "baseline"} | options
+    with pytest.raises(
+        UsageError, match=rf"^--cpu-kernels baseline cannot run {tmp_path}: {message}; use auto or torch"
+    ):
+        compose(load_config(None, wish, environment={}))
+
+
+def test_weights_are_checked_before_any_worker_is_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for kernels in ("auto", "torch"):
+        with pytest.raises(CheckpointError, match=r"tensor model.embed_tokens.weight is missing \(12 are\); download"):
+            compose(load_config(None, {"model": str(tmp_path), "cpu_kernels": kernels}, environment={}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threads": 3}, "--threads 3 is more than the 2 processors"),
+        ({"threads": 2, "replicas": 2}, "--threads 2 of each of 2 replicas is more than"),
+        ({"threads": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_threads_without_a_processor(
+    options: dict[str, int], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventlm.bootstrap.composition.usable_cores", lambda: 2)
+    folder = make_checkpoint(tmp_path)
+    warnings = compose_engine(load_config(None, {"model": str(folder), "num_blocks": 100} | options)).warnings
+    assert [said in warning for warning in warnings] == [True] * bool(said)
+
+
+@pytest.mark.skipif("baseline" not in native.available_builds(), reason="no build of the forward pass is compiled")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtype": "bfloat16"}, ""),
+        ({"dtype": "bfloat16", "replicas": 2}, "there are 2 compute threads, and fewer processors to keep them on"),
+        ({"dtype": "bfloat16", "cpu_kernels": "torch"}, "torch's operations are used"),
+        # What the compiled forward pass cannot run.
+        ({"dtype": "float32"}, "torch's operations are used"),
+        ({"dtype": "float32", "pin_threads": False}, ""),
+    ],
+)
+def test_threads_that_are_not_pinned(
+    options: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventlm.bootstrap.composition.usable_cores", lambda: 8)
+    monkeypatch.setattr("eventlm.engine.setup.spread_processors", lambda: [0])
+    folder = write_checkpoint(tmp_path, Shape())
+    wish = {"model": str(folder), "num_blocks": 300, "threads": 1, "pin_threads": True} | options
+    composed = compose_engine(load_config(None, wish, environment={}))
+    assert [warning.endswith(said) for warning in composed.warnings] == [True] * bool(said)
+    is_pinned = worker_setups(composed.engine.setup)[0].processors == [0]
+    assert is_pinned == (bool(wish["pin_threads"]) and options.get("replicas") is None)

@@ -1,0 +1,45 @@
+"""What a chat shows to a person, and to a script."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventlm.cli.chat.screen import Screen, answer_summary
+
+
+def test_what_a_model_says_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "a\x1b]0;title\x07\x9b2J\tb\n"
+    Screen(interactive=True).text(text)
+    assert capsys.readouterr().out == "a�]0;title��2J\tb\n"
+    Screen(interactive=False).text(text)
+    assert capsys.readouterr().out == text
+
+
+def test_notes_are_for_persons_and_begin_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for interactive, shown in ((True, "half\n\x1b[2ma note\x1b[0m\nwhole\n"), (False, "half\nwhole\n")):
+        screen = Screen(interactive=interactive)
+        screen.text("half")
+        screen.note("a note")
+        screen.line("whole")
+        assert capsys.readouterr().out == shown
+    monkeypatch.setenv("NO_COLOR", "1")
+    Screen(interactive=True).note("plain")
+    assert capsys.readouterr().out == "plain\n"
+
+
+def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen(interactive=False).error("one\ntwo")
+    assert capsys.readouterr() == ("", "eventlm: error: one two\n")
+
+
+def test_a_summary_says_what_is_known() -> None:
+    whole = answer_summary(
+        num_tokens=11, decode_seconds=2.0, first_seconds=0.25, context_tokens=1234, max_model_len=8192
+    )
+    assert whole == "11 tokens, 5.0 tokens/s, first after 0.25 s, context 1,234 of 8,192"
+    short = answer_summary(num_tokens=1, decode_seconds=0.0, first_seconds=0.5, context_tokens=0, max_model_len=0)
+    assert short == "1 token, first after 0.50 s"

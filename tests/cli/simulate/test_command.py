@@ -1,0 +1,135 @@
+"""`eventlm simulate` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventlm.replay.verify.verifier import verify
+from tests.cli.conftest import RunHere
+from tests.replay.simulate.test_trace import record
+from tests.replay.workload_files import write_made_workload
+
+MODEL = "h200-llama3-8b"
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    return write_made_workload(tmp_path / "W.jsonl", prompt_tokens=300)
+
+
+def test_the_report(run_here: RunHere, workload: str) -> None:
+    code, output, errors = run_here("simulate", workload, "--cost-model", MODEL, "--slo", "ttft=1000,tpot=50")
+    assert (code, errors) == (0, "")
+    assert "requests         40: 40 sequences ran to the end" in output
+    assert "policy fcfs" in output
+    assert "goodput" in output
+    assert "fluidity" in output
+    lines = output.splitlines()
+    assert any(line.startswith("TTFT ") for line in lines)
+    assert any(line.startswith("257 to 1,024 ") for line in lines)
+
+
+def test_json_has_what_was_simulated(run_here: RunHere, workload: str) -> None:
+    flags = ("--policy", "edf:multiplier=2", "--batcher", "dynamic:target_ms=50", "--replicas", "2", "--num-blocks=999")
+    code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, *flags, "--json")
+    found = json.loads(output)
+    assert code == 0
+    assert found["core"]["num_replicas"] == 2
+    assert found["core"]["num_blocks"] == 999
+    assert found["plugins"]["policy"] == {
+        "type": "edf", "multiplier": 2.0, "min_deadline_ms": 500.0, "evict_margin_ms": 10000.0
+    }  # fmt: skip
+    assert found["summary"]["num_complete"] == 40
+    assert found["summary"]["latencies"]["ttft"]["p99"] > 0
+
+
+def test_a_recorded_simulation_verifies_and_is_a_workload(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, "--record", "sims", "--json")
+    first = json.loads(output)
+    assert code == 0
+    assert verify(first["run_folder"]).exit_code == 0
+    code, output, errors = run_here("simulate", "sims/latest", "--cost-model", MODEL, "--json")
+    again = json.loads(output)
+    assert (code, errors) == (0, "")
+    assert again["core"] == first["core"]
+    assert again["summary"]["num_steps"] == first["summary"]["num_steps"]
+    # A clock that begins at 0 has no room for the worker's start before the first arrival.
+    e2e = [found["summary"]["latencies"]["e2e"]["p99"] for found in (first, again)]
+    assert e2e[0] == pytest.approx(e2e[1], abs=10)
+
+
+def test_a_cost_model_can_be_fitted_to_a_trace(run_here: RunHere, tmp_path: Path) -> None:
+    folder = record(tmp_path / "runs", 2).run_folder
+    code, output, _ = run_here("simulate", folder, "--cost-model", folder, "--policy", "lrs", "--json")
+    assert code == 0
+    assert json.loads(output)["core"]["num_blocks"] == 64
+
+
+def test_pictures(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    code, _, errors = run_here("simulate", workload, "--cost-model", MODEL, "--plot", "pictures")
+    assert code == 0
+    assert "pictures/ttft_cdf.png" in errors
+    assert (tmp_path / "pictures" / "batch_size.png").stat().st_size > 1000
+
+
+def test_closed_loop_and_speed_up(run_here: RunHere, workload: str) -> None:
+    def e2e(*flags: str) -> int:
+        code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, "--json", *flags)
+        assert code == 0
+        return int(json.loads(output)["summary"]["latencies"]["e2e"]["p50"])
+
+    assert e2e("--closed-loop", "1") <= e2e("--speed-up-arrivals", "0.1") < e2e("--speed-up-arrivals", "50")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["W.jsonl", "--cost-model", "h200-llama3-8"], "did you mean h200-llama3-8b?"),
+        (["W.jsonl", "--cost-model", "none.toml"], "cannot read"),
+        (["W.jsonl"], "--cost-model"),
+        (["none.jsonl", "--cost-model", MODEL], "cannot read the"),
+        (["empty.jsonl", "--cost-model", MODEL], "no request in this workload"),
+        (["foreign.csv", "--cost-model", MODEL], "trace import"),
+        (["W.jsonl", "--cost-model", MODEL, "--replicas", "0"], "--replicas '0': must be an integer from 1 to 64"),
+        (["W.jsonl", "--cost-model", MODEL, "--policy", "edff"], "did you mean edf?"),
+        (["W.jsonl", "--cost-model", MODEL, "--num-blocks", "1"], "at least 2"),
+        (["W.jsonl", "--cost-model", MODEL, "--speed-up-arrivals", "0"], "a factor above 0"),
+        (["W.jsonl", "--cost-model", MODEL, "--speed-up-arrivals", "fast"], "a factor above 0"),
+        (["W.jsonl", "--cost-model", MODEL, "--closed-loop", "-1"], "1 client or more"),
+        (["W.jsonl", "--cost-model", MODEL, "--slo", "ttft=-5"], "above 0"),
+        (["W.jsonl", "--cost-model", MODEL, "--record", "W.jsonl"], "choose another folder"),
+    ],
+)  # fmt: skip
+def test_mistakes(run_here: RunHere, tmp_path: Path, arguments: list[str], message: str) -> None:
+    write_made_workload(tmp_path / "W.jsonl", num_requests=3)
+    (tmp_path / "empty.jsonl").write_text('{"t":"workload","format":1}\n')
+    (tmp_path / "foreign.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    code, output, errors = run_here("simulate", *arguments)
+    assert code == 2 or "choose another folder" in errors
+    assert output == ""
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_simulation_loads_neither_torch_nor_pictures(workload: str, tmp_path: Path) -> None:
+    script = (
+        "import sys; from eventlm.cli.main import main; "
+        f"code = main(['simulate', {workload!r}, '--cost-model', '{MODEL}']); "
+        "print(code, [name for name in ('torch', 'transformers', 'matplotlib', 'aiohttp', 'asyncio') "
+        "if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "0 []\n"

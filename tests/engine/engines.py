@@ -1,0 +1,148 @@
+"""Engines over real fake workers, for tests of the asynchronous half."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import (
+    ClosingOutput,
+    EngineRequest,
+    FinishedOutput,
+    RequestHandle,
+    TokensOutput,
+)
+from eventlm.engine.setup import EngineSetup, make_setup
+from eventlm.events import Event
+from eventlm.events.codec import decode_body
+from eventlm.replay.verify.verifier import VerifyResult, verify
+from eventlm.sampler_params import SamplerParams
+from eventlm.worker.fake.runner import fake_token
+from tests.serving import PATIENCE_SECONDS
+
+BLOCK_SIZE = 16
+#: Steps short enough for tests and long enough to be caught in the middle.
+FAKE = {"base_ns": 2_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
+
+SLOW = {"base_ns": 20_000_000}
+
+
+def fake_setup(
+    *,
+    record: Path | None = None,
+    fake: dict[str, Any] | None = None,
+    worker: WorkerConfig | None = None,
+    **scheduler: Any,
+) -> EngineSetup:
+    """An engine's setup with the fake model, 64 blocks and a context of 512."""
+    config = Config(
+        model=ModelConfig(model="fake", fake=FAKE | (fake or {})),
+        scheduler=SchedulerConfig(**scheduler),
+        worker=worker or WorkerConfig(),
+        record=RecordConfig(record=str(record) if record is not None else "", validate_every=1),
+    )
+    return make_setup(config, model="fake", model_name="m", num_blocks=64, max_model_len=512)
+
+
+@asynccontextmanager
+async def running(**changes: Any) -> AsyncIterator[InferenceEngine]:
+    """An engine of `fake_setup(**changes)`, started, and stopped in the end."""
+    engine = InferenceEngine(fake_setup(**changes))
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def request(max_tokens: int = 12, *, prompt: Sequence[int] = (1, 2, 3), seed: int = 5, **changes: Any) -> EngineRequest:
+    """A request for the fake model."""
+    params = SamplerParams(max_tokens=max_tokens)
+    return EngineRequest(model="m", prompt_token_ids=list(prompt), params=params, seed=seed, **changes)
+
+
+def expected_tokens(seed: int, index: int, num_tokens: int) -> list[int]:
+    """What the fake worker says whatever happens to it."""
+    return [fake_token(seed, index, position) for position in range(num_tokens)]
+
+
+class Reader:
+    """Reads a handle in a task of its own, as an edge does: answers each closing, keeps what it got."""
+
+    def __init__(self, handle: RequestHandle, *, n: int = 1) -> None:
+        self.handle = handle
+        self.tokens: list[list[int]] = [[] for _ in range(n)]
+        self.finished: list[FinishedOutput | None] = [None] * n
+        self.closings: list[ClosingOutput] = []
+        self.progress = asyncio.Event()
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> Reader:
+        async for output in self.handle:
+            if isinstance(output, TokensOutput):
+                assert output.start == len(self.tokens[output.index])
+                self.tokens[output.index] += output.token_ids
+            elif isinstance(output, ClosingOutput):
+                self.closings.append(output)
+                self.handle.text_ended(output.index, output.position)
+            else:
+                self.finished[output.index] = output
+            self.progress.set()
+        return self
+
+    async def until_tokens(self, num_tokens: int) -> None:
+        """Wait until the first sequence has so many tokens."""
+        while len(self.tokens[0]) < num_tokens:
+            self.progress.clear()
+            await asyncio.wait_for(self.progress.wait(), PATIENCE_SECONDS)
+
+    async def done(self) -> Reader:
+        """Wait for the end, or raise what ended it."""
+        return await asyncio.wait_for(self.task, PATIENCE_SECONDS)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [each.reason if each else "" for each in self.finished]
+
+
+async def generate(engine: InferenceEngine, *group: EngineRequest) -> list[Reader]:
+    """Submit a group and read it to its end."""
+    handles = await engine.submit(group)
+    readers = [Reader(handle, n=member.n) for handle, member in zip(handles, group, strict=True)]
+    return [await reader.done() for reader in readers]
+
+
+def recorded(engine: InferenceEngine) -> list[Event]:
+    """The events of the run's trace."""
+    assert engine.run_folder is not None
+    with LogReader(engine.run_folder / "trace.jsonl") as lines:
+        return [decode_body(line.body) for line in lines]
+
+
+def verified(engine: InferenceEngine) -> VerifyResult:
+    """What its verification says; fails at a divergence."""
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder / "trace.jsonl")
+    assert result.divergence is None
+    return result
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process and it is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def running_children() -> list[int]:
+    """Process ids of this process's children."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(child) for child in listed if is_running(int(child))]

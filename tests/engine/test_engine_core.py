@@ -1,0 +1,271 @@
+"""The closed loop, driven by hand: one tick a drain, and nothing is seen before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.bus.recorder import Recorder
+from eventlm.core.core import Core
+from eventlm.core.predictor import Predictor
+from eventlm.engine.block_names import BlockNames
+from eventlm.engine.engine_core import Driver
+from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.setup import EngineSetup, make_header
+from eventlm.errors import InvariantError
+from eventlm.events import (
+    Admitted,
+    Arrived,
+    Cancelled,
+    Checkpoint,
+    Emitted,
+    End,
+    Event,
+    Fact,
+    Finished,
+    Header,
+    Launched,
+    Rejected,
+    StepCompleted,
+    WorkerLost,
+    WorkerUp,
+)
+from eventlm.events.codec import decode_body, encode_body
+from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
+from tests.engine.engines import fake_setup, request
+
+COEFFICIENTS = [1, 1, 1, 1, 1]
+
+
+class Rig:
+    """A driver with one replica. `order` is what happened, in order: ship, write, publish, see."""
+
+    def __init__(self, folder: Path | None = None, *, setup: EngineSetup | None = None, **settings: Any) -> None:
+        setup = setup or fake_setup()
+        self.order: list[tuple[str, Any]] = []
+        self.launches: list[Launched] = []
+        self.admissions: list[tuple[Any, list[int]]] = []
+        self.outputs: list[Any] = []
+        self.writer = LogWriter(folder, "run") if folder is not None else None
+        if self.writer is not None:
+            self._watch(self.writer)
+        bus = Bus()
+        bus.attach(lambda event: self.order.append(("publish", event.s)))
+        core = Core(setup.core, setup.plugins, Predictor.from_coefficients(COEFFICIENTS))
+        names = BlockNames(b"n" * 32, block_size=setup.core.block_size, capacity=100)
+        live = LiveRequests(names, block_size=setup.core.block_size, seed_key=b"s", digest_key=b"d" * 32)
+        header = make_header(setup, "run", 1, COEFFICIENTS, "config", WorkerReady(epoch=1, pid=1))
+        recorder = Recorder(self.writer) if self.writer is not None else None
+        self.driver = Driver(header, core, live, bus=bus, ship=self._ship, recorder=recorder, **settings)
+
+    def _watch(self, writer: LogWriter) -> None:
+        flush = writer.flush
+
+        def watched() -> None:
+            flush()
+            self.order.append(("write", writer.num_events))
+
+        writer.flush = watched  # type: ignore[method-assign]
+
+    def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
+        assert decode_body(body) == launched
+        self.order.append(("ship", launched.s))
+        self.launches.append(launched)
+
+    def _see(self, output: Any) -> None:
+        self.order.append(("see", output))
+        self.outputs.append(output)
+
+    def submit(self, *group: EngineRequest) -> None:
+        self.driver.submit(
+            [(member, self._see) for member in group], lambda reason, seqs: self.admissions.append((reason, seqs))
+        )
+
+    def complete(self, tokens: list[list[int]]) -> None:
+        """The oldest launch that was not answered."""
+        launched = self.launches.pop(0)
+        result = StepResult(epoch=launched.epoch, step=launched.step, start_ns=0, end_ns=0, tokens=tokens)
+        self.driver.complete(0, result, start_ns=0, end_ns=0)
+
+    def events(self) -> list[Event]:
+        assert self.writer is not None
+        with LogReader(self.writer.path) as lines:
+            return [decode_body(line.body) for line in lines]
+
+
+def kinds(events: Sequence[Event]) -> list[type[Event]]:
+    return [type(event) for event in events]
+
+
+def test_a_drain_is_one_tick_whose_last_fact_is_marked(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    driver = rig.driver
+    driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(1), request(1))
+    rig.submit(request(1))
+    driver.drain(1000)
+    events = rig.events()
+    assert isinstance(events[0], Header)
+    assert [event.s for event in events] == list(range(len(events)))
+    facts = [event for event in events if isinstance(event, Fact)]
+    assert kinds(facts) == [WorkerUp, Arrived, Arrived, Arrived]
+    assert [(fact.ts, fact.p) for fact in facts] == [(1000, 0), (1000, 0), (1000, 0), (1000, 1)]
+    [launched] = [event for event in events if isinstance(event, Launched)]
+    assert len(launched.chunks) == 3
+    seqs = [fact.s for fact in facts[1:]]
+    assert rig.admissions == [(None, seqs[:2]), (None, seqs[2:])]
+
+
+def test_time_never_stands_still() -> None:
+    rig = Rig()
+    for _ in range(3):
+        rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+        rig.driver.drain(50)
+    rig.driver.drain(5000)
+    assert rig.driver.core.state.now_ns == 52
+
+
+def test_launches_leave_at_once_and_clients_see_what_is_written(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(9))
+    rig.driver.drain(10)
+    rig.order.clear()
+    rig.complete([[7]])
+    rig.driver.drain(20)
+    steps = [what for what, _ in rig.order]
+    written, seen = steps.index("write"), steps.index("see")
+    assert steps.index("ship") < written < steps.index("publish") < seen
+    assert "publish" not in steps[seen:]
+    assert rig.order[seen] == ("see", TokensOutput(0, 0, [7]))
+    emitted = next(event for event in rig.events() if isinstance(event, Emitted))
+    assert rig.order[written][1] > emitted.s
+
+
+def test_a_request_from_its_arrival_to_its_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(3))
+    now_ns = 0
+    for token in (7, 8, 9):
+        now_ns += 100
+        rig.driver.drain(now_ns)
+        rig.complete([[token]])
+    rig.driver.drain(now_ns + 100)
+    assert rig.outputs == [
+        TokensOutput(0, 0, [7]),
+        TokensOutput(0, 1, [8]),
+        TokensOutput(0, 2, [9]),
+        FinishedOutput(0, "length", 3, 0),
+    ]
+    assert len(rig.driver.live) == 0
+    assert {Admitted, Launched, StepCompleted, Emitted, Finished} <= set(kinds(rig.events()))
+
+
+def test_a_group_is_rejected_as_one() -> None:
+    rig = Rig(setup=fake_setup(max_queue_len=1, max_num_seqs=2))
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(*(request(1) for _ in range(4)))
+    rig.submit(request(1))
+    rig.driver.drain(10)
+    assert [(reason, len(seqs)) for reason, seqs in rig.admissions] == [("queue_full", 4), (None, 1)]
+    assert len(rig.driver.live) == 1
+    rig.submit(request(512))
+    rig.driver.drain(20)
+    assert rig.admissions[-1][0] == "context_length"
+
+
+def test_the_results_of_a_lost_worker_mean_nothing() -> None:
+    rig = Rig()
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(2))
+    rig.driver.drain(10)
+    rig.driver.put_fact(WorkerLost(replica=0, epoch=1))
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=2))
+    rig.driver.drain(20)
+    assert [launched.epoch for launched in rig.launches] == [1, 1, 2, 2]
+    rig.complete([[65]])
+    rig.complete([[66]])
+    rig.driver.drain(30)
+    assert rig.outputs == []
+    rig.complete([[7]])
+    rig.driver.drain(40)
+    assert rig.outputs == [TokensOutput(0, 0, [7])]
+
+
+def test_facts_of_one_drain_act_in_their_order() -> None:
+    rig = Rig()
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(9))
+    rig.driver.drain(10)
+    [(_, [seq])] = rig.admissions
+    rig.complete([[7]])
+    rig.driver.put_fact(Cancelled(request=seq))
+    rig.driver.end_text(seq, 0, 1, "stop")
+    rig.driver.drain(20)
+    assert rig.outputs == [TokensOutput(0, 0, [7]), FinishedOutput(0, "cancelled", 1, 0, detail="client")]
+    next_seq = rig.driver.core.next_seq
+    rig.driver.end_text(seq, 0, 1, "stop")
+    rig.driver.drain(30)
+    assert rig.driver.core.next_seq == next_seq
+
+
+def test_checkpoints_come_by_the_number_of_events_and_at_the_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, checkpoint_events=5)
+    for now_ns in range(1, 15):
+        rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+        rig.driver.drain(now_ns)
+    rig.driver.end("stop")
+    found = kinds(rig.events())
+    assert found.count(Checkpoint) == 4
+    assert found[-2:] == [Checkpoint, End]
+    assert rig.driver.bus.closed
+    rig.driver.close()
+
+
+def test_what_was_applied_is_written_even_if_the_next_fact_is_wrong(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.driver.put_fact(WorkerUp(replica=9, epoch=1))
+    with pytest.raises(InvariantError):
+        rig.driver.drain(10)
+    assert kinds(rig.events())[:2] == [Header, WorkerUp]
+
+
+def test_nobody_sees_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(9))
+    rig.driver.drain(10)
+    assert rig.writer is not None
+    rig.order.clear()
+
+    def fail() -> None:
+        raise LogWriteError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.writer, "flush", fail)
+        rig.complete([[7]])
+        with pytest.raises(LogWriteError):
+            rig.driver.drain(20)
+        assert [what for what, _ in rig.order] == ["ship"]
+        with pytest.raises(LogWriteError):
+            rig.driver.end("stop")
+        assert rig.driver.bus.closed
+
+
+def test_the_header_is_the_first_line_and_nothing_secret_is_in_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    [header] = rig.events()
+    assert isinstance(header, Header)
+    assert header.model_fingerprint == ""
+    assert header.predictor == COEFFICIENTS
+    assert b'"api_key":"***"' in encode_body(header) or b'"api_key":""' in encode_body(header)
+    assert Rejected not in kinds(rig.events())

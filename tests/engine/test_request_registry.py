@@ -1,0 +1,316 @@
+"""Replies by id: owners, readers that take over, time and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eventlm.engine.request import (
+    ClosingOutput,
+    EmbeddingOutput,
+    EngineRequest,
+    EngineUnavailableError,
+    FinishedOutput,
+    PromptLogprobsOutput,
+    Submission,
+    TakenOver,
+    TokensOutput,
+    UnknownReplyError,
+)
+from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.sampler_params import SamplerParams, TokenLogprobs
+
+KEEP_NS = 1_000
+LOGPROBS = TokenLogprobs(
+    logprobs=[-0.5, float("-inf")], ranks=[1, 7], top_ids=[[3, 4], []], top_logprobs=[[-0.5, -1.0], []]
+)
+
+
+class Desk:
+    """A registry with its clock, and what it asked for."""
+
+    def __init__(self, *, keep_ns: int = KEEP_NS, max_bytes: int = 1 << 20, max_replies: int = 100) -> None:
+        self.now_ns = 0
+        self.cancelled: list[int] = []
+        self.wakes: list[int] = []
+        self.registry = RequestRegistry(
+            keep_ns=keep_ns,
+            max_bytes=max_bytes,
+            now_ns=lambda: self.now_ns,
+            cancel=self.cancelled.append,
+            wake=self.wakes.append,
+            max_replies=max_replies,
+        )
+
+    def open(self, reply_id: str, *, n: int = 1, prompts: int = 1, **fields: Any) -> Wire:
+        return Wire(self, Submission(reply_id=reply_id, is_resumable=True, **fields), n=n, prompts=prompts)
+
+    def expire_at(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.registry.expire()
+
+
+class Wire:
+    """One reply: `say` what the engine says, `heard` is what its edge got."""
+
+    num_requests = 0
+
+    def __init__(self, desk: Desk, submission: Submission, *, n: int, prompts: int) -> None:
+        self.heard: list[Any] = []
+        request = EngineRequest(model="m", prompt_token_ids=[1, 2], params=SamplerParams(), n=n)
+        self.group = [request] * prompts
+        reply = Reply(submission, self.group, [self.heard.append] * prompts)
+        self.puts = desk.registry.sinks(reply)
+        self.requests = list(range(Wire.num_requests, Wire.num_requests + prompts))
+        Wire.num_requests += prompts
+        desk.registry.add(reply, self.requests)
+
+    def say(self, *outputs: Any, place: int = 0) -> None:
+        for output in outputs:
+            self.puts[place](output)
+
+
+class Reader:
+    """A later reader."""
+
+    def __init__(self, desk: Desk, reply_id: str, owner: str = "") -> None:
+        self.heard: list[Any] = []
+        self.reply = desk.registry.resume(reply_id, owner, lambda place, output: self.heard.append((place, output)))
+
+
+def tokens(start: int, *token_ids: int, index: int = 0) -> TokensOutput:
+    return TokensOutput(index, start, list(token_ids))
+
+
+END = FinishedOutput(0, "length", 3, 0)
+
+
+def test_a_later_reader_gets_what_was_said_and_what_comes() -> None:
+    desk = Desk()
+    wire = desk.open("r", prompts=2, edge_state=b"state")
+    said = [
+        (0, PromptLogprobsOutput(0, 1, LOGPROBS)),
+        (1, TokensOutput(0, 0, [5, 6], LOGPROBS)),
+        (0, EmbeddingOutput(0, b"\x00\xff")),
+        (1, ClosingOutput(0, "eos", 2)),
+    ]
+    for place, output in said:
+        wire.say(output, place=place)
+    reader = Reader(desk, "r")
+    assert reader.heard == said
+    assert (reader.reply.submission.edge_state, reader.reply.requests, reader.reply.reader) == (
+        b"state",
+        wire.requests,
+        1,
+    )
+    assert [request.prompt_token_ids for request in reader.reply.group] == [[1, 2]] * 2
+    assert wire.heard == [*(output for _, output in said), TakenOver()]
+    wire.say(END, place=1)
+    assert reader.heard[-1] == (1, END)
+    assert wire.heard[-1] == END
+
+
+def test_the_newer_reader_takes_over() -> None:
+    desk = Desk()
+    wire = desk.open("r")
+    wire.say(tokens(0, 1))
+    first, second = Reader(desk, "r"), Reader(desk, "r")
+    assert first.heard == [(0, tokens(0, 1)), (0, TakenOver())]
+    wire.say(tokens(1, 2), END)
+    assert len(first.heard) == 2
+    assert second.heard == [(0, tokens(0, 1)), (0, tokens(1, 2)), (0, END)]
+    assert wire.heard.count(TakenOver()) == 1
+    # Who was taken over from has nothing to say any more.
+    desk.registry.leave("r", first.reply.reader)
+    desk.registry.leave("r", 0)
+    wire.say(tokens(2, 3))
+    assert second.heard[-1] == (0, tokens(2, 3))
+
+
+def test_somebody_elses_reply_does_not_exist() -> None:
+    desk = Desk()
+    desk.open("r", owner="a")
+    assert desk.registry.find("r", "a").submission.owner == "a"
+    messages = set()
+    for reply_id, owner in (("r", "b"), ("r", ""), ("R", "a")):
+        with pytest.raises(UnknownReplyError) as error:
+            desk.registry.find(reply_id, owner)
+        with pytest.raises(UnknownReplyError):
+            Reader(desk, reply_id, owner)
+        messages.add(str(error.value).lower())
+    assert len(messages) == 1
+
+
+def test_without_a_reader_it_is_cancelled_after_a_while() -> None:
+    desk = Desk()
+    wire = desk.open("r", prompts=2)
+    wire.say(tokens(0, 1))
+    desk.registry.leave("r", 0)
+    assert desk.wakes == [KEEP_NS]
+    desk.expire_at(KEEP_NS - 1)
+    assert (desk.cancelled, desk.wakes) == ([], [KEEP_NS, 1])
+    wire.say(tokens(1, 2))
+    assert wire.heard[-1] == tokens(1, 2)
+    desk.expire_at(KEEP_NS)
+    assert desk.cancelled == wire.requests
+    assert desk.registry.num_bytes == 0
+    with pytest.raises(UnknownReplyError, match="any more"):
+        Reader(desk, "r")
+    assert desk.registry.find("r", "").requests == wire.requests
+
+
+def test_a_reader_in_time_stops_the_clock() -> None:
+    desk = Desk()
+    desk.open("r")
+    desk.registry.leave("r", 0)
+    desk.now_ns = KEEP_NS - 1
+    reader = Reader(desk, "r")
+    desk.expire_at(10 * KEEP_NS)
+    assert desk.cancelled == []
+    desk.registry.leave("r", reader.reply.reader)
+    desk.expire_at(11 * KEEP_NS)
+    assert len(desk.cancelled) == 1
+
+
+def test_a_reply_that_is_over_is_kept_for_a_while() -> None:
+    desk = Desk()
+    wire = desk.open("r", n=2)
+    wire.say(tokens(0, 1), END)
+    wire.say(tokens(0, 1, index=1), FinishedOutput(1, "length", 1, 0))
+    # The edge may still be sending to a client that reads slowly.
+    assert desk.wakes == []
+    desk.now_ns = 10 * KEEP_NS
+    desk.registry.leave("r", 0)
+    desk.expire_at(11 * KEEP_NS - 1)
+    reader = Reader(desk, "r")
+    assert (len(reader.heard), reader.reply.num_outputs) == (4, 4)
+    desk.expire_at(20 * KEEP_NS)
+    desk.registry.leave("r", reader.reply.reader)
+    desk.expire_at(21 * KEEP_NS)
+    with pytest.raises(UnknownReplyError):
+        Reader(desk, "r")
+    assert (desk.registry.num_bytes, desk.cancelled) == (0, [])
+
+
+def test_memory_is_bounded_and_what_ended_first_goes_first() -> None:
+    desk = Desk(max_bytes=3_000)
+    live, ended, other = desk.open("live"), desk.open("ended"), desk.open("other")
+    for wire in (live, ended, other):
+        wire.say(*[tokens(place, 1) for place in range(8)])
+    ended.say(END)
+    for place in range(100):
+        other.say(tokens(8 + place, 1))
+        assert desk.registry.num_bytes <= 3_000
+        if place == 15:
+            with pytest.raises(UnknownReplyError):
+                Reader(desk, "ended")
+            assert len(Reader(desk, "live").heard) == 8
+    for reply_id in ("live", "other"):
+        with pytest.raises(UnknownReplyError):
+            Reader(desk, reply_id)
+    # Whoever reads goes on; whoever leaves cannot come back.
+    assert (desk.registry.num_bytes, desk.cancelled) == (0, [])
+    assert len(other.heard) == 108
+    desk.registry.leave("other", 0)
+    assert desk.cancelled == other.requests
+
+
+def test_what_loses_its_outputs_without_a_reader_is_cancelled() -> None:
+    desk = Desk(max_bytes=1_000)
+    wire = desk.open("r")
+    desk.registry.leave("r", 0)
+    wire.say(*[tokens(place, 1) for place in range(100)])
+    assert desk.cancelled == wire.requests
+
+
+def test_what_was_submitted_counts() -> None:
+    desk = Desk(max_bytes=1_000)
+    desk.open("r", edge_state=bytes(2_000))
+    assert desk.registry.num_bytes == 0
+    with pytest.raises(UnknownReplyError):
+        Reader(desk, "r")
+
+
+def test_the_number_of_replies_is_bounded() -> None:
+    desk = Desk(max_replies=2)
+    wires = [desk.open(str(number)) for number in range(3)]
+    # What runs must be found when its reader leaves.
+    assert desk.registry.find("0", "").requests == wires[0].requests
+    wires[1].say(tokens(0, 1), END)
+    desk.open("3")
+    with pytest.raises(UnknownReplyError):
+        desk.registry.find("1", "")
+    assert desk.registry.num_bytes == 3 * 2 * 40
+    plain = Desk(max_replies=2, keep_ns=0)
+    for number in range(3):
+        plain.open(str(number))
+    with pytest.raises(UnknownReplyError):
+        plain.registry.find("0", "")
+
+
+def test_without_keeping() -> None:
+    desk = Desk(keep_ns=0)
+    wire = desk.open("r")
+    assert wire.puts == [wire.heard.append]
+    with pytest.raises(UnknownReplyError, match="cannot be resumed"):
+        Reader(desk, "r")
+    desk.registry.leave("r", 0)
+    assert desk.cancelled == wire.requests
+
+
+def test_a_reply_can_be_read_again_by_its_requests_id() -> None:
+    desk = Desk()
+    wire = desk.open("r", request_id="mine", owner="a")
+    desk.registry.leave("r", 0)
+    reader = Reader(desk, "mine", "a")
+    desk.expire_at(10 * KEEP_NS)
+    wire.say(tokens(0, 1))
+    assert reader.heard == [(0, tokens(0, 1))]
+    assert desk.registry.num_bytes > 0
+    desk.registry.leave(reader.reply.submission.reply_id, reader.reply.reader)
+    desk.expire_at(11 * KEEP_NS)
+    assert desk.cancelled == wire.requests
+    assert desk.registry.num_bytes == 0
+
+
+def test_one_wake_at_a_time_is_asked_for() -> None:
+    desk = Desk()
+    desk.open("r")
+    desk.registry.leave("r", 0)
+    for _ in range(10):
+        desk.registry.leave("r", Reader(desk, "r").reply.reader)
+    assert desk.wakes == [KEEP_NS]
+    desk.expire_at(KEEP_NS)
+    desk.open("s")
+    desk.registry.leave("s", 0)
+    assert desk.wakes == [KEEP_NS, KEEP_NS]
+
+
+def test_nothing_of_a_request_stays_with_what_is_not_kept() -> None:
+    desk = Desk()
+    wires = [desk.open(name, edge_state=b"body") for name in ("whole", "left")]
+    never = Desk(keep_ns=0)
+    never.open("r", edge_state=b"body")
+    plain = Reply(Submission(reply_id="p", edge_state=b"body"), wires[0].group, [print])
+    assert desk.registry.sinks(plain) == [print]
+    replies = [plain, never.registry.find("r", "")]
+    for name in ("whole", "left"):
+        replies.append(desk.registry.find(name, ""))
+        desk.registry.leave(name, 0)
+    assert replies[-1].group
+    desk.expire_at(KEEP_NS)
+    assert [(list(reply.group), list(reply.edge), reply.submission.edge_state) for reply in replies] == [
+        ([], [], b"")
+    ] * 4
+
+
+def test_the_engines_death_reaches_every_reader() -> None:
+    desk = Desk()
+    wire = desk.open("r")
+    reader = Reader(desk, "r")
+    error = EngineUnavailableError("dead")
+    wire.say(error)
+    assert reader.heard == [(0, error)]
+    assert wire.heard[-1] == error
+    assert desk.registry.num_bytes == 0

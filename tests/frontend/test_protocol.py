@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.config import Config, ServerConfig
+from eventlm.engine.admin import SwapPolicy
+from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits, RateLimitState
+from eventlm.engine.request import (
+    ClosingOutput,
+    ContextLengthError,
+    EmbeddingOutput,
+    EngineRequest,
+    EngineUnavailableError,
+    FinishedOutput,
+    PromptLogprobsOutput,
+    QueueFullError,
+    ResumedReply,
+    Submission,
+    TakenOver,
+    TokenIdError,
+    TokensOutput,
+    UnknownReplyError,
+)
+from eventlm.errors import EventLMError, UsageError
+from eventlm.frontend import protocol
+from eventlm.frontend.protocol import (
+    Administer,
+    Answer,
+    AskExplanation,
+    AskStatus,
+    Beat,
+    Call,
+    CancelReply,
+    CancelRequest,
+    Cut,
+    Drain,
+    Draining,
+    EndText,
+    FrontEndFailed,
+    FrontEndReady,
+    FrontEndSetup,
+    Leave,
+    Lost,
+    Outputs,
+    ReadMetrics,
+    Reload,
+    Resume,
+    StateChanged,
+    Submit,
+    decode_from_front_end,
+    decode_result,
+    decode_to_front_end,
+    encode,
+    error_of,
+    refusal,
+)
+from eventlm.metrics.aggregates import Histogram
+from eventlm.metrics.components import (
+    SCHEDULING_BUCKETS_NS,
+    EngineMetrics,
+    FrontEndMetrics,
+    RecorderMetrics,
+)
+from eventlm.metrics.store import MetricsStore
+from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from tests.replay.golden import FOLDER
+
+LOGPROBS = TokenLogprobs(logprobs=[-0.5, -math.inf], ranks=[1, 9], top_ids=[[3], [4]], top_logprobs=[[-0.1], [0.0]])
+
+SETUP = FrontEndSetup(
+    index=2,
+    config=Config(server=ServerConfig(api_key="secret")),
+    model="fake",
+    model_names=["fake"],
+    max_model_len=64,
+    vocab_size=512,
+    origin_ns=7,
+    created=1,
+)
+OUTPUTS = Outputs(
+    [
+        (1, 0, TokensOutput(0, 3, [5, 6], LOGPROBS)),
+        (1, 1, TokensOutput(1, 0, [7])),
+        (2, 0, PromptLogprobsOutput(0, 1, LOGPROBS)),
+        (3, 0, EmbeddingOutput(0, b"\0\1\xff")),
+        (1, 0, ClosingOutput(0, "eos", 9)),
+        (1, 0, FinishedOutput(0, "stop", 8, 16)),
+        (1, 0, TakenOver()),
+        (4, 0, Lost("the engine has died")),
+    ]
+)
+REQUEST = EngineRequest(
+    model="fake",
+    prompt_token_ids=[1, 2, 3],
+    params=SamplerParams(
+        logit_bias=((3, -1.5),), bad_words=((1, 2), (3,)), stop_token_ids=(9,), logprobs=2, seed=2**64 - 1
+    ),
+    kind="generate",
+    n=2,
+    seed=2**63,
+    cache_salt="größer",
+    deadline_ns=10**15,
+    has_text_ends=True,
+)
+
+SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff", is_resumable=True)
+
+
+@pytest.mark.parametrize(
+    "message", [SETUP, OUTPUTS, StateChanged(state="dead", paused=False, max_model_len=8), Reload(), Drain(), Cut()]
+)
+def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
+    assert decode_to_front_end(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        FrontEndReady(),
+        FrontEndFailed("no tokenizer.json"),
+        Beat(num_requests=3, cpu_ns=10**12, resident_bytes=10**9),
+        Draining(4),
+        Call(1, Submit([REQUEST, REQUEST])),
+        Call(2, ReadMetrics()),
+        Call(3, Submit([REQUEST], SUBMISSION)),
+        Call(4, Resume("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),
+        Call(5, CancelReply("cmpl-1", "somebody")),
+        Call(6, AskStatus("cmpl-1", "somebody")),
+        Call(7, AskExplanation("cmpl-1", "somebody")),
+        Call(8, Administer(SwapPolicy("edf"))),
+        CancelRequest(3, "client"),
+        Leave("cmpl-1", 2),
+        EndText(3, 0, 17, "stop"),
+    ],
+)
+def test_what_a_front_end_says_comes_as_it_was_sent(message: Any) -> None:
+    assert decode_from_front_end(encode(message)) == message
+
+
+def test_a_reply_that_is_resumed_comes_as_it_was_sent() -> None:
+    reply = ResumedReply(submission=SUBMISSION, group=[REQUEST], requests=[7], reader=3, num_outputs=2)
+    message = decode_to_front_end(encode(protocol.answer(5, reply)))
+    assert isinstance(message, Answer)
+    assert decode_result(message.result, ResumedReply) == reply
+
+
+def test_the_engines_figures_come_as_they_were_sent() -> None:
+    store = MetricsStore()
+    with LogReader(FOLDER / "fcfs_one_replica.jsonl") as log:
+        for line in log:
+            store.apply(line.event())
+    times = Histogram.over(SCHEDULING_BUCKETS_NS)
+    times.observe(50_000)
+    metrics = EngineMetrics(
+        log=store.snapshot(),
+        state="ready",
+        scheduling_time=times,
+        recorder=RecorderMetrics(num_bytes=10, num_events_behind=0, is_writing=True),
+        front_ends=[FrontEndMetrics(index=1, is_up=True, num_restarts=2, cpu_ns=5)],
+    )
+    message = decode_to_front_end(encode(protocol.answer(5, metrics)))
+    assert isinstance(message, Answer)
+    assert message.id == 5
+    assert decode_result(message.result, EngineMetrics) == metrics
+
+
+RATE_LIMIT_ERROR = RateLimitError(
+    "too many", "tokens", 5, RateLimitState(tokens=BucketState(limit=3, remaining=0, reset_ns=9))
+)
+
+
+class UnknownToFrontEnds(QueueFullError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (QueueFullError("full"), QueueFullError),
+        (ContextLengthError("long"), ContextLengthError),
+        (TokenIdError("id"), TokenIdError),
+        (UsageError("n"), UsageError),
+        (EngineUnavailableError("loading"), EngineUnavailableError),
+        (UnknownReplyError("none"), UnknownReplyError),
+        (UnknownToFrontEnds("full"), QueueFullError),
+        (RATE_LIMIT_ERROR, RateLimitError),
+        (EventLMError("other"), EventLMError),
+    ],
+)
+def test_errors_are_raised_again_at_the_other_side(error: EventLMError, kind: type[EventLMError]) -> None:
+    message = decode_to_front_end(encode(refusal(3, error)))
+    assert isinstance(message, protocol.Refusal)
+    assert message.id == 3
+    found = error_of(message)
+    assert type(found) is kind
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)

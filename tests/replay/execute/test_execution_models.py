@@ -1,0 +1,152 @@
+"""Runs of real models, executed again in this machine's workers: every token the same."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlm.errors import UsageError
+from eventlm.kernels.cpu.native import available_builds, library_hash
+from eventlm.models.cpu_kernels import choose_build
+from eventlm.models.pull import cached
+from eventlm.offline import LLM, SamplingParams
+from eventlm.replay.execute.executable import check_executable
+from eventlm.replay.execute.execution import execute
+from eventlm.replay.execute.report import render
+from eventlm.replay.verify.verifier import verify
+from eventlm.worker.protocol import TORCH_BACKEND, backend_name
+from tests.checkpoints import make_checkpoint
+from tests.replay.traces import tampered
+
+pytestmark = pytest.mark.long
+
+#: Penalties, masks, noise and greedy rows in one batch, samples that share their prompt, ends of all kinds. Most run
+#: to their last token, so that the small pools below are too small for certain, whatever is drawn.
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "repetition_penalty": 1.3, "ignore_eos": True},
+    {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.7, "presence_penalty": 0.3, "ignore_eos": True},
+    {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "n": 3, "ignore_eos": True},
+    {"temperature": 0.8, "min_p": 0.05, "logprobs": 2, "stop": ["a", "the"]},
+    {"temperature": 0.0, "min_tokens": 4, "prompt_logprobs": 1},
+]
+
+
+def record(folder: Path, model: str | Path, *, num_requests: int, max_tokens: int, **options: Any) -> Path:
+    """Serve some prompts, half of which share a beginning, in a pool that is too small for all of them."""
+    rng = random.Random(4)
+    prompts = [
+        "Once upon a time there was a log. " * (place % 2) + "x y " * rng.randint(1, 9) for place in range(num_requests)
+    ]
+    params = [SamplingParams(max_tokens=max_tokens, **PARAMS[place % len(PARAMS)]) for place in range(num_requests)]
+    with LLM(model, record=folder, record_tokens=True, threads=1, **options) as llm:
+        llm.generate(prompts, params, use_tqdm=False)
+        assert llm.run_folder is not None
+        return Path(llm.run_folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """A run with preemptions."""
+    folder = tmp_path_factory.mktemp("runs")
+    sizes = {"max_model_len": 160, "num_blocks": 30, "block_size": 8, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    return record(folder, checkpoint, num_requests=20, max_tokens=24, predictor=[1000] * 5, **sizes)
+
+
+def test_a_checkpoint_gives_the_same_tokens_again(tiny: Path, checkpoint: Path) -> None:
+    assert '"t":"preempt"' in (tiny / "trace.jsonl").read_text()
+    result = execute(tiny, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_requests == 20
+    assert result.num_tokens > 250
+    assert verify(tiny).exit_code == 0
+
+
+#: Kernels, the type that is computed in, and that of the KV cache.
+COMBINATIONS = [
+    *product(("auto", *available_builds()[1:]), ("bfloat16",), ("auto", "int8", "fp8")),
+    *product(("torch",), ("bfloat16", "float32"), ("auto", "bfloat16", "int8", "fp8")),
+]
+#: The others take long.
+AT_ONCE = {
+    ("auto", "bfloat16", "int8"),
+    ("auto", "bfloat16", "fp8"),
+    ("baseline", "bfloat16", "auto"),
+    ("torch", "float32", "int8"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "kv_cache_dtype"),
+    [pytest.param(*each, marks=[] if each in AT_ONCE else pytest.mark.soak) for each in COMBINATIONS],
+)
+def test_all_kernels_and_caches_give_the_same_tokens_again(
+    tmp_path: Path, checkpoint: Path, kernels: str, dtype: str, kv_cache_dtype: str
+) -> None:
+    """With the kernels of the run, whichever are the fastest here; blocks are shared and given back."""
+    options = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    options |= {"cpu_kernels": kernels, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    run = record(tmp_path, checkpoint, num_requests=5, max_tokens=40, predictor=[1000] * 5, **options)
+    assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
+    header = check_executable(run)
+    assert header.config["worker"]["cpu_kernels"] == kernels
+    assert header.config["cache"]["kv_cache_dtype"] == kv_cache_dtype
+    build = choose_build(kernels)
+    assert header.host["attention_backend"] == (backend_name(build) if build else TORCH_BACKEND)
+    assert header.host.get("kernel_library") == (library_hash(build) if build else None)
+    assert header.host["dtype"] == dtype
+    result = execute(run, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 100
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_int8_weights_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, kernels: str) -> None:
+    options = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    options |= {"cpu_kernels": kernels, "quantization": "int8"}
+    run = record(tmp_path, checkpoint, num_requests=5, max_tokens=40, predictor=[1000] * 5, **options)
+    assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
+    header = check_executable(run)
+    build = choose_build(kernels)
+    assert header.host["attention_backend"] == (backend_name(build) if build else TORCH_BACKEND)
+    assert (header.host["quantization"], header.host["dtype"]) == ("int8", "bfloat16")
+    result = execute(run, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 100
+
+
+@pytest.mark.skipif(not available_builds(), reason="no build of the forward pass is compiled")
+def test_another_library_of_the_same_build_is_told(tmp_path: Path, checkpoint: Path) -> None:
+    """And that it is not known, of a version that did not name it."""
+    run = record(tmp_path, checkpoint, num_requests=2, max_tokens=4, predictor=[1000] * 5, max_model_len=160)
+    host = check_executable(run).host
+    here = host.pop("kernel_library")
+    for recorded in ({"kernel_library": "0123456789abcdef"}, {}):
+        told = {"host": host | recorded}
+        tampered(run / "trace.jsonl", run / "trace.jsonl", lambda objects, told=told: objects[0].update(told))
+        result = execute(run, model=str(checkpoint))
+        difference = f"kernel_library: recorded {recorded.get('kernel_library', 'nothing')}, here {here}"
+        assert (result.exit_code, result.host_differences) == (0, [difference])
+        assert render(result).splitlines()[-1] == f"  {difference}"
+
+
+def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path, dtype="bfloat16", seed=1)
+    with pytest.raises(UsageError, match="is not the one that ran: its fingerprint is"):
+        execute(tiny, model=str(other))
+
+
+def test_the_default_model_gives_the_same_tokens_again(tmp_path: Path) -> None:
+    options = {"max_model_len": 256, "num_blocks": 24, "predictor": [1000] * 5}
+    run = record(tmp_path, "smollm2", num_requests=5, max_tokens=8, **options)
+    result = execute(run, model=str(cached("smollm2")))
+    assert (result.exit_code, result.mismatches) == (0, [])
+    assert result.num_tokens > 30

@@ -1,0 +1,187 @@
+"""Re-execution with real worker processes, and what can be wrong with them."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from eventlm._version import __version__
+from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.engine.setup import Device, describe_host
+from eventlm.errors import EventLMError, UsageError
+from eventlm.events import Header
+from eventlm.replay.execute import workers as execution_workers
+from eventlm.replay.execute.executable import check_executable
+from eventlm.replay.execute.execution import ExecuteResult, execute
+from eventlm.replay.execute.workers import WorkerProcesses, worker_setup
+from eventlm.worker.protocol import FAKE_MODEL
+from tests.engine.engines import running_children
+from tests.replay.executions import record_with_tokens
+from tests.replay.traces import CALM, read_objects, small_machine, tampered
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    machine = small_machine({"type": "fcfs"}, num_replicas=2)
+    return record_with_tokens(tmp_path_factory.mktemp("calm"), 1, machine=machine, chaos=CALM, num_requests=6)
+
+
+@pytest.fixture
+def run(calm: Path, tmp_path: Path) -> Path:
+    """A copy to meddle with."""
+    return Path(shutil.copytree(calm, tmp_path / "run"))
+
+
+def change_header(run: Path, **changes: Any) -> None:
+    tampered(run / "trace.jsonl", run / "trace.jsonl", lambda objects: objects[0].update(changes))
+
+
+def execute_real(run: Path, **options: Any) -> ExecuteResult:
+    result = execute(run, model=FAKE_MODEL, **options)
+    assert running_children() == []
+    return result
+
+
+def test_each_replica_and_each_epoch_has_a_worker_of_its_own(tmp_path: Path) -> None:
+    for seed in range(100):
+        run = record_with_tokens(tmp_path, seed, num_requests=8)
+        steps = [item for item in read_objects(run / "trace.jsonl") if item["t"] == "done"]
+        if len({(item["replica"], item["epoch"]) for item in steps}) in (3, 4):
+            break
+    result = execute_real(run)
+    assert (result.exit_code, result.mismatches) == (0, [])
+    assert result.num_steps > 20
+
+
+def test_another_host_is_told(run: Path) -> None:
+    host = describe_host() | {"device": "none"}
+    change_header(run, host=host, code_version=__version__)
+    assert execute_real(run).host_differences == []
+    change_header(run, host=host | {"python": "2.7", "threads": 64}, code_version="0.0.0")
+    differences = execute_real(run).host_differences
+    assert differences[0].startswith("eventlm: recorded 0.0.0, here ")
+    assert differences[1].startswith("python: recorded 2.7, here 3.")
+    assert differences[2] == "threads: recorded 64, here nothing"
+
+
+def test_workers_are_those_of_the_run(run: Path) -> None:
+    header = check_executable(run)
+    setup = worker_setup(header, "folder")
+    core = header.core
+    assert (setup.block_size, setup.num_blocks) == (core.block_size, core.num_blocks)
+    assert (setup.dtype, setup.threads, setup.fake) == ("auto", 0, {})
+    change_header(run, host={"threads": 3, "dtype": "bfloat16"})
+    setup = worker_setup(check_executable(run), "folder")
+    assert (setup.dtype, setup.threads) == ("bfloat16", 3)
+    assert worker_setup(header, "folder", threads=5).threads == 5
+    assert setup.cpu_kernels == "auto"
+    # Nobody needs to wait as long as the steps took.
+    assert worker_setup(header, FAKE_MODEL).fake["base_ns"] == 0
+
+
+def test_kernels_are_those_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what the option said: `auto` may be others here, and what is not here is told as a difference of the host."""
+    monkeypatch.setattr(execution_workers, "available_builds", lambda: ["avx512", "avx2", "baseline"])
+    for backend, kernels in (
+        ("cpu_avx2", "avx2"),
+        ("cpu_baseline", "baseline"),
+        ("cpu_amx", "auto"),
+        ("torch_sdpa_gather", "torch"),
+    ):
+        change_header(run, host={"attention_backend": backend})
+        assert worker_setup(check_executable(run), "folder").cpu_kernels == kernels
+
+
+GPU_HOST = {"device": "cuda:0", "gpu": "NVIDIA H100", "attention_backend": "triton", "dtype": "bfloat16"}
+
+
+def make_gpu_run(run: Path) -> Header:
+    """The run, as if GPUs had computed it."""
+    header = check_executable(run)
+    core = msgspec.to_builtins(structs.replace(header.core, graph_buckets=[1, 2, 4]))
+    gpu = {"batch_invariant": True, "torch_compile": True}
+    change_header(run, host=GPU_HOST, core=core, config=header.config | {"gpu": gpu})
+    return check_executable(run)
+
+
+def test_workers_of_a_run_on_gpus_compute_as_those_did(run: Path) -> None:
+    setup = worker_setup(check_executable(run), "folder")
+    assert (setup.attention_backend, setup.batch_invariant, setup.graph_buckets) == ("auto", False, [])
+    header = make_gpu_run(run)
+    setup = worker_setup(header, "folder")
+    assert (setup.attention_backend, setup.graph_buckets) == ("triton", [1, 2, 4])
+    assert (setup.batch_invariant, setup.torch_compile, setup.cpu_kernels) == (True, True, "auto")
+    assert setup.num_blocks == header.core.num_blocks
+    with pytest.raises(UsageError, match="--threads 2 is for runs on processors"):
+        worker_setup(header, "folder", threads=2)
+
+
+def test_a_run_of_gpus_is_run_on_those_that_are_given(run: Path) -> None:
+    """The fake worker, which needs none of them, runs such a trace all the same."""
+    make_gpu_run(run)
+    devices = [Device("cuda:1", "NVIDIA A10")]
+    result = execute_real(run, make_workers=partial(WorkerProcesses, devices=devices))
+    assert result.mismatches == []
+    assert "gpu: recorded NVIDIA H100, here nothing" in result.host_differences
+    assert "device: recorded cuda, here none" in result.host_differences
+
+
+async def test_replicas_take_the_gpus_in_turn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = make_gpu_run(run)
+    given: list[tuple[int, str, str]] = []
+    start = WorkerProcess.start
+
+    async def note(self: WorkerProcess) -> None:
+        given.append((self.setup.replica, self.setup.device, self.setup.gpu))
+        await start(self)
+
+    monkeypatch.setattr(WorkerProcess, "start", note)
+    devices = [Device("cuda:0", "NVIDIA A10"), Device("cuda:1", "NVIDIA H100")]
+    workers = WorkerProcesses(worker_setup(header, FAKE_MODEL), header, devices)
+    for replica in range(3):
+        await workers._start(replica, 1)
+    await workers.close()
+    assert given == [(0, "cuda:0", "NVIDIA A10"), (1, "cuda:1", "NVIDIA H100"), (2, "cuda:0", "NVIDIA A10")]
+
+
+def test_a_run_on_a_gpu_needs_one(run: Path) -> None:
+    make_gpu_run(run)
+    with pytest.raises(UsageError, match=r"the run was computed on a GPU \(NVIDIA H100\), and none is given"):
+        execute_real(run)
+
+
+def test_another_model_is_refused(run: Path) -> None:
+    change_header(run, model_fingerprint="0" * 32)
+    with pytest.raises(UsageError, match=r"the model fake is not the one that ran: .*; give the folder of that model"):
+        execute_real(run)
+
+
+@pytest.mark.parametrize(
+    ("fake", "message"),
+    [
+        ({"die_ppm": 1_000_000}, r"the worker died \(exit code 1\) in step 0 of replica \d \(event \d+\)"),
+        ({"no_such": 1}, "the worker failed: TypeError: .* while it started"),
+    ],
+)
+def test_a_worker_that_fails_is_told(run: Path, fake: dict[str, int], message: str) -> None:
+    change_header(run, config={"model": {"model": "fake", "fake": fake}})
+    with pytest.raises(EventLMError, match=message):
+        execute_real(run)
+    assert running_children() == []
+
+
+def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(setup: Any, header: Header) -> WorkerProcesses:
+        workers = WorkerProcesses(setup, header)
+        workers._step_seconds = 0
+        return workers
+
+    with pytest.raises(EventLMError, match="said nothing that can be read in 0 s in step 0"):
+        execute_real(run, make_workers=impatient)
+    assert running_children() == []

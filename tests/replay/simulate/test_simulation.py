@@ -1,0 +1,198 @@
+"""Simulations of workloads: their outcome, and the engine that is made for them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from eventlm.config import CoreConfig
+from eventlm.config.core import MAX_BLOCKS
+from eventlm.config.load import load_config
+from eventlm.config.objectives import Objectives
+from eventlm.errors import UsageError
+from eventlm.events import Arrived, Event, Launched, Rejected
+from eventlm.replay.cost.files import load_cost_model
+from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
+
+
+def requests(*rows: tuple[int, int, int]) -> Workload:
+    """Of (arrival in ms, prompt tokens, output tokens)."""
+    return Workload(
+        source="rows",
+        requests=[
+            WorkloadRequest(
+                arrival=Arrived(model="", prompt_tokens=prompt, max_tokens=output),
+                arrival_ns=at * MILLISECOND,
+                fates=[Fate()],
+            )
+            for at, prompt, output in rows
+        ],
+    )
+
+
+def test_a_lone_request_takes_what_its_steps_cost() -> None:
+    result = simulate(requests((5, 100, 3)), make_engine(), COST, predictor=PREDICTOR)
+    (sequence,) = result.outcome.sequences
+    chunk_ns = (COST.base_ps + 100 * COST.prefill_ps + 100 * COST.context_ps) // 1000
+    decodes_ns = [(COST.base_ps + COST.decode_ps + tokens * COST.context_ps) // 1000 for tokens in (101, 102)]
+    assert sequence.ttft_ns == chunk_ns
+    assert sequence.e2e_ns == chunk_ns + sum(decodes_ns)
+    assert sequence.output_tokens == 3
+    assert result.summary.num_steps == 3
+    assert result.summary.latencies["ttft"].p50 == chunk_ns
+
+
+def test_too_long_requests_are_rejected_and_counted() -> None:
+    workload = requests((0, 100, 10), (1, 600, 10), (2, 100, 10))
+    summary = simulate(workload, make_engine(), COST, predictor=PREDICTOR).summary
+    assert summary.reject_reasons == {"context_length": 1}
+    assert summary.num_rejected == 1
+    assert summary.num_complete == 2
+
+
+def test_a_full_queue_rejects() -> None:
+    workload = requests(*[(0, 100, 10)] * 1, *[(1, 100, 10)] * 30)
+    summary = simulate(workload, make_engine(max_queue_len=10), COST, predictor=PREDICTOR).summary
+    assert summary.reject_reasons["queue_full"] >= 10
+    assert summary.num_complete + summary.num_rejected == 31
+
+
+def test_classes_hold_all_sequences_by_prompt_length() -> None:
+    workload = requests((0, 200, 5), (1, 256, 5), (2, 257, 5), (3, 2000, 5))
+    setup = make_engine(num_blocks=400, max_model_len=4000)
+    summary = simulate(workload, setup, COST, predictor=PREDICTOR, objectives=Objectives(ttft=60, tpot=50)).summary
+    assert [(found.label, found.num_sequences) for found in summary.classes] == [
+        ("1 to 256", 2),
+        ("257 to 1,024", 1),
+        ("1,025 to 4,096", 1),
+    ]
+    assert summary.classes[0].objectives_met_ppm == 1_000_000
+    assert summary.classes[2].objectives_met_ppm == 0
+    assert summary.fluidity_ppm is not None
+
+
+def test_arrivals_sped_up_wait_longer() -> None:
+    workload = requests(*[(20 * place, 120, 20) for place in range(60)])
+    calm, busy = (
+        simulate(workload.sped_up(factor), make_engine(), COST, predictor=PREDICTOR).summary
+        for factor in (500_000, 4_000_000)
+    )
+    assert busy.latencies["ttft"].p50 > calm.latencies["ttft"].p50
+    assert busy.duration_ns < calm.duration_ns
+
+
+def test_a_closed_loop_has_so_many_requests_under_way() -> None:
+    live = most = 0
+
+    def see(event: Event) -> None:
+        nonlocal live, most
+        live += isinstance(event, Arrived)
+        most = max(most, live)
+        live -= type(event).__name__ == "Finished" or isinstance(event, Rejected)
+
+    workload = requests(*[(0, 50, 10)] * 20)
+    summary = simulate(workload, make_engine(), COST, predictor=PREDICTOR, closed_loop=3, subscribers=[see]).summary
+    assert most == 3
+    assert summary.num_complete == 20
+
+
+def test_without_the_prefix_cache_nothing_is_hit() -> None:
+    workload = make_workload(4)
+    hit = simulate(workload, make_engine(num_blocks=400), COST, predictor=PREDICTOR).summary
+    missed = simulate(workload, make_engine(num_blocks=400, prefix_cache=False), COST, predictor=PREDICTOR).summary
+    assert (hit.hit_ppm or 0) > 50_000
+    assert not missed.hit_ppm
+
+
+def test_replicas_share_the_load() -> None:
+    launches: dict[int, int] = {}
+
+    def see(event: Event) -> None:
+        if isinstance(event, Launched):
+            launches[event.replica] = launches.get(event.replica, 0) + 1
+
+    workload = requests(*[(10 * place, 120, 20) for place in range(40)])
+    options = {"replicas": 2, "router": "round_robin"}
+    result = simulate(workload, make_engine(**options), COST, predictor=PREDICTOR, subscribers=[see])
+    assert sorted(launches) == [0, 1]
+    assert 0 < result.summary.busy_ppm <= 1_000_000
+
+
+def test_blocks_and_context_come_from_the_machine_and_the_workload() -> None:
+    config = load_config(None, {}, environment={})
+    cost = load_cost_model("a100-llama3-8b")
+    engine = build_engine(config, requests((0, 3000, 96)), cost)
+    # 72 GB less 16 GB of weights, 2 MB a block.
+    assert 25_000 < engine.setup.core.num_blocks < 28_000
+    assert engine.setup.core.max_model_len == 3096
+    assert "NVIDIA A100" in engine.notes[0]
+    assert len(engine.predictor) == 5
+
+
+def test_blocks_come_from_the_recorded_run_and_other_limits_are_told() -> None:
+    config = load_config(None, {"max_num_seqs": 8}, environment={})
+    recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=8192)
+    engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
+    assert (engine.setup.core.num_blocks, engine.setup.core.max_num_batched_tokens) == (123, 8192)
+    assert engine.notes == ["123 KV blocks, as recorded", "--max-num-seqs is 8; the run was recorded with 4"]
+
+
+def test_no_engine_has_more_blocks_than_one_can_have() -> None:
+    config = load_config(None, {"block_size": 1, "replicas": 2}, environment={})
+    engine = build_engine(config, requests((0, 10**7, 9)), COST)
+    assert engine.setup.core.num_blocks == MAX_BLOCKS // 2
+    assert "as many as an engine can have" in engine.notes[0]
+    recorded = CoreConfig(models=["m"], num_blocks=MAX_BLOCKS, max_model_len=1000)
+    with pytest.raises(UsageError, match="16,777,216 KV blocks for each of 2 replicas are too many, 8,388,608 are"):
+        build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
+
+
+def test_a_step_of_the_usual_size_is_that_of_a_processor_and_takes_all_that_run() -> None:
+    def budget(**options: int) -> int:
+        config = load_config(None, options, environment={})
+        return build_engine(config, requests((0, 300, 9)), COST).setup.core.max_num_batched_tokens
+
+    assert (budget(), budget(max_num_seqs=1000), budget(max_num_batched_tokens=300)) == (512, 1000, 300)
+    recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_batched_tokens=64)
+    config = load_config(None, {}, environment={})
+    engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)
+    assert engine.setup.core.max_num_batched_tokens == 256
+    assert engine.notes[1] == "--max-num-batched-tokens is 256; the run was recorded with 64"
+
+
+def test_blocks_without_a_machine_are_more_than_the_workload_can_fill() -> None:
+    config = load_config(None, {"max_num_seqs": 4, "max_num_batched_tokens": 128}, environment={})
+    workload = requests(*[(place, 300, 20) for place in range(30)])
+    engine = build_engine(config, workload, COST)
+    result = simulate(workload, engine.setup, COST, predictor=engine.predictor)
+    assert result.summary.num_preemptions == 0
+    assert result.summary.num_complete == 30
+    assert "--num-blocks" in engine.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_blocks": 1}, "at least 2"),
+        ({"num_blocks": 10, "max_model_len": 4000}, "hold 144"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "no room for a prompt"),
+    ],
+)
+def test_engines_that_make_no_sense(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_engine(load_config(None, options, environment={}), requests((0, 10, 10)), COST)
+
+
+def test_a_model_that_does_not_fit_its_machine() -> None:
+    cost = load_cost_model("a100x4-llama3-70b")
+    alone = structs.replace(cost, machine=structs.replace(cost.machine, num_gpus=1))  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="leaves no room for KV blocks"):
+        build_engine(load_config(None, {}, environment={}), requests((0, 10, 10)), alone)
+
+
+def test_an_empty_workload() -> None:
+    with pytest.raises(UsageError, match="no request"):
+        build_engine(load_config(None, {}, environment={}), Workload(source="made", requests=[]), COST)

@@ -1,0 +1,247 @@
+"""GET /metrics: the names and buckets that dashboards know, in formats that Prometheus's own parsers read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.metrics.aggregates import ClassMetrics, Histogram
+from eventlm.metrics.families import FINISHED_REASONS, families
+from eventlm.types import FinishReason
+from tests.replay.golden import FOLDER
+from tests.server.conftest import RunningServer
+
+#: What dashboards for vLLM ask for, by kind.
+GAUGES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:kv_cache_usage_perc",
+}
+COUNTERS = {
+    "vllm:num_preemptions",
+    "vllm:prompt_tokens",
+    "vllm:prompt_tokens_cached",
+    "vllm:generation_tokens",
+    "vllm:request_success",
+    "vllm:prefix_cache_queries",
+    "vllm:prefix_cache_hits",
+    "vllm:admission_rejections",
+}
+TTFT = [
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+]
+INTER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
+LENGTHS = [1, 2, 5, 10, 20, 50]
+HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": TTFT,
+    "vllm:inter_token_latency_seconds": INTER_TOKEN,
+    "vllm:request_time_per_output_token_seconds": INTER_TOKEN,
+    "vllm:e2e_request_latency_seconds": LATENCY,
+    "vllm:request_queue_time_seconds": LATENCY,
+    "vllm:request_prefill_time_seconds": LATENCY,
+    "vllm:request_decode_time_seconds": LATENCY,
+    "vllm:request_inference_time_seconds": LATENCY,
+    "vllm:request_prompt_tokens": LENGTHS,
+    "vllm:request_generation_tokens": LENGTHS,
+    "vllm:iteration_tokens_total": [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
+    "vllm:request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],
+}
+EXTRA_LABELS = {
+    "vllm:num_requests_waiting_by_reason": {"reason"},
+    "vllm:request_success": {"finished_reason"},
+    "vllm:admission_rejections": {"reason"},
+}
+
+
+def feed(server: RunningServer, name: str = "lrs_dying_workers") -> None:
+    """Let the server's engine have lived through a golden trace (92 tokens of context, two replicas)."""
+    with LogReader(FOLDER / f"{name}.jsonl") as reader:
+        for line in reader:
+            server.engine.store.apply(line.event())
+
+
+def scrape(server: RunningServer) -> dict[str, Any]:
+    """Families by name, as Prometheus's parser reads them."""
+    reply = server.request("GET", "/metrics")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert reply.headers["x-request-id"]
+    return {family.name: family for family in parse_text(reply.data.decode())}
+
+
+def total(family: Any, suffix: str = "", **labels: str) -> float:
+    """Sum over the samples with this suffix and these labels."""
+    return sum(
+        sample.value
+        for sample in family.samples
+        if sample.name == family.name + suffix and labels.items() <= sample.labels.items()
+    )
+
+
+def test_rejections_by_their_reason(server: RunningServer) -> None:
+    """Those of the log, and those of keys' limits, which it never saw."""
+    feed(server)
+    limited = structs.replace(server.call(server.engine.read_metrics()), rate_limited={"": 2, "gold": 3})
+    limited.log.replicas[0].reject_reasons["queue_full"] = 7
+    limited.log.classes["bronze"] = ClassMetrics(reject_reasons={"queue_full": 4})
+    found = {family.name: family for family in families(limited)}
+    rejections = found["vllm:admission_rejections"]
+    assert total(rejections, "_total", reason="queue_full") == 7
+    assert total(rejections, "_total", reason="context_length") == 0
+    assert total(rejections, "_total", reason="rate_limit") == 5
+    assert total(rejections, "_total", reason="rate_limit", engine="0") == 5
+    by_class = {
+        (sample.labels["service_class"], sample.labels["reason"]): sample.value
+        for sample in found["eventlm:class_requests_rejected"].samples
+    }
+    assert {key: value for key, value in by_class.items() if value} == {
+        ("bronze", "queue_full"): 4,
+        ("gold", "rate_limit"): 3,
+    }
+    assert {reason for name, reason in by_class if name == "gold"} == {"queue_full", "context_length", "rate_limit"}
+
+
+def test_names_kinds_and_labels_are_those_of_the_dashboards(server: RunningServer) -> None:
+    feed(server)
+    found = scrape(server)
+    vllm = {name: family for name, family in found.items() if name.startswith("vllm:")}
+    assert {name for name, family in vllm.items() if family.type == "gauge"} == GAUGES
+    assert {name for name, family in vllm.items() if family.type == "counter"} == COUNTERS
+    assert {name for name, family in vllm.items() if family.type == "histogram"} == HISTOGRAMS.keys()
+    for name, family in vllm.items():
+        assert family.documentation
+        for sample in family.samples:
+            labels = {"model_name", "engine"} | EXTRA_LABELS.get(name, set())
+            assert sample.labels.keys() - {"le"} == labels
+            assert sample.labels["model_name"] == "fake"
+        assert {sample.labels["engine"] for sample in family.samples} == {"0", "1"}
+    assert all(name.startswith(("vllm:", "eventlm:", "process_")) for name in found)
+
+
+def test_counters_end_in_total_and_no_sample_comes_twice(server: RunningServer) -> None:
+    feed(server)
+    seen = set()
+    for family in scrape(server).values():
+        for sample in family.samples:
+            identity = (sample.name, tuple(sorted(sample.labels.items())))
+            assert identity not in seen
+            seen.add(identity)
+            if family.type == "counter":
+                assert sample.name == f"{family.name}_total"
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_buckets_are_those_of_the_dashboards(server: RunningServer, name: str) -> None:
+    feed(server)
+    family = scrape(server)[name]
+    for engine in ("0", "1"):
+        samples = [s for s in family.samples if s.labels["engine"] == engine and s.name == f"{name}_bucket"]
+        assert [float(sample.labels["le"]) for sample in samples] == [*HISTOGRAMS[name], float("inf")]
+        values = [sample.value for sample in samples]
+        assert values == sorted(values)
+        assert values[-1] == total(family, "_count", engine=engine)
+
+
+def test_values_are_those_of_the_log(server: RunningServer) -> None:
+    feed(server)
+    found = scrape(server)
+    snapshot = server.engine.store.snapshot()
+    for engine, replica in enumerate(snapshot.replicas):
+        labels = {"engine": str(engine)}
+        assert total(found["vllm:generation_tokens"], "_total", **labels) == replica.generation_tokens > 0
+        assert total(found["vllm:num_preemptions"], "_total", **labels) == sum(replica.preempt_reasons.values()) > 0
+        assert total(found["vllm:prefix_cache_hits"], "_total", **labels) == replica.hit_tokens > 0
+        ttft = replica.histograms["prefill_e2e_time"]
+        family = found["vllm:time_to_first_token_seconds"]
+        assert total(family, "_count", **labels) == ttft.num_values > 0
+        assert total(family, "_sum", **labels) == pytest.approx(ttft.total / 1e9)
+    reasons = {
+        reason: total(found["vllm:request_success"], "_total", finished_reason=reason)
+        for reason in ("stop", "length", "abort", "error")
+    }
+    assert reasons == {"stop": 6, "length": 4, "abort": 2, "error": 3}
+    assert total(found["eventlm:events"], "_total") == snapshot.num_events
+    assert total(found["eventlm:workers_lost"], "_total") == 3
+
+
+def test_slack_may_be_negative(server: RunningServer) -> None:
+    feed(server)
+    family = scrape(server)["eventlm:deadline_slack_seconds"]
+    bounds = [float(sample.labels["le"]) for sample in family.samples if sample.labels["engine"] == "0"]
+    assert bounds[0] == -60
+    assert 0.0 in bounds
+    # A sum of such values is no counter: Prometheus wants none.
+    assert {sample.name for sample in family.samples} == {"eventlm:deadline_slack_seconds_bucket"}
+
+
+def test_openmetrics_where_it_is_asked_for(server: RunningServer) -> None:
+    feed(server)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+    reply = server.request("GET", "/metrics", headers={"Accept": accept})
+    assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0;")
+    assert reply.data.count(b"# EOF") == 1
+    found = {family.name: family for family in parse_openmetrics(reply.data.decode())}
+    assert total(found["vllm:generation_tokens"], "_total") > 0
+    assert GAUGES | COUNTERS | HISTOGRAMS.keys() <= found.keys()
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "application/openmetrics-text; version=x", "nonsense", "text/plain;version=1.0.0"]
+)
+def test_any_accept_header_gets_figures(server: RunningServer, accept: str) -> None:
+    feed(server)
+    reply = server.request("GET", "/metrics", headers={"Accept": accept})
+    assert reply.status == 200
+    assert b"\nvllm:num_requests_running{" in reply.data
+
+
+def test_it_needs_no_key_and_no_ready_engine(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(api_key="secret")
+    for state in ("loading", "draining", "dead"):
+        server.engine.state = state  # type: ignore[assignment]
+        found = scrape(server)
+        assert total(found["eventlm:engine_state"], state=state) == 1
+        assert total(found["eventlm:engine_state"]) == 1
+        # Nothing is said of replicas before there is a log.
+        assert not found["vllm:num_requests_running"].samples
+
+
+def test_every_reason_to_finish_has_its_word_in_vllm() -> None:
+    assert FINISHED_REASONS.keys() == set(FinishReason.__args__)  # type: ignore[attr-defined]
+
+
+def test_a_value_on_a_bound_falls_below_it() -> None:
+    histogram = Histogram.over((10, 20))
+    for value in (0, 10, 11, 20, 21):
+        histogram.observe(value)
+    histogram.observe(15, 3)
+    assert (histogram.counts, histogram.total, histogram.num_values) == ([2, 5, 1], 107, 8)
