@@ -12,7 +12,7 @@ import eventlm
 from eventlm.errors import CheckpointError, EventLMError, ExitCode, PullError, UsageError
 
 #: Where nearly all errors are; the others need a GPU's software.
-_PACKAGES = ("eventlm.bus.", "eventlm.client.", "eventlm.control.", "eventlm.engine.", "eventlm.server.")
+_PACKAGES = tuple(f"eventlm.{name}." for name in ("bus", "client", "engine", "frontend", "metrics", "server"))
 
 
 def all_errors(base: type[EventLMError] = EventLMError) -> Iterator[type[EventLMError]]:

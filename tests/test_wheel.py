@@ -126,7 +126,7 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
         "py.typed",
     ):
         assert f"eventlm/{expected}" in names
-    models = {path.name for path in (REPOSITORY / "replay" / "cost_models").iterdir()}
+    models = {path.name for path in (REPOSITORY / "replay" / "cost" / "models").iterdir()}
     assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost/models/")}
     kernels = {path.name for path in (REPOSITORY / "kernels" / "gpu").iterdir() if path.suffix in (".py", ".toml")}
     assert {f"eventlm/kernels/gpu/{name}" for name in kernels} == {

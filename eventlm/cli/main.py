@@ -9,25 +9,35 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from eventlm._version import __version__
 from eventlm.cli.parser import Parser
 from eventlm.errors import EventLMError, ExitCode, UsageError
 
-#: Each command is the module `eventlm.cli.<name>` with a `configure(parser)` that sets `run`.
+
+class Command(NamedTuple):
+    """The module of a command, below `eventlm.cli`, has a `configure(parser)` that sets `run`."""
+
+    module: str
+    summary: str
+
+
 COMMANDS = {
-    "serve": "serve a model over an OpenAI-compatible HTTP API",
-    "chat": "talk to a model in the terminal",
-    "generate": "complete prompts here and now, without a server",
-    "bench": "measure a server under load, or the engine by itself",
-    "pull": "fetch a model into the cache and print its folder",
-    "replay": "verify a recorded run, run it again, or ask what another engine would have made of it",
-    "explain": "tell where the time of a request went",
-    "simulate": "run a workload through the scheduler, with a cost model for a worker",
-    "sweep": "simulate many configurations and loads, and find what each can take",
-    "trace": "find, look at, compare or repair recorded runs",
-    "policies": "list the installed policies, batchers and routers",
-    "version": "print versions of eventlm and what it runs on",
+    "serve": Command("serve.command", "serve a model over an OpenAI-compatible HTTP API"),
+    "chat": Command("chat.command", "talk to a model in the terminal"),
+    "generate": Command("generate", "complete prompts here and now, without a server"),
+    "bench": Command("bench.command", "measure a server under load, or the engine by itself"),
+    "pull": Command("pull", "fetch a model into the cache and print its folder"),
+    "replay": Command(
+        "replay.command", "verify a recorded run, run it again, or ask what another engine would have made of it"
+    ),
+    "explain": Command("explain.command", "tell where the time of a request went"),
+    "simulate": Command("simulate.command", "run a workload through the scheduler, with a cost model for a worker"),
+    "sweep": Command("sweep.command", "simulate many configurations and loads, and find what each can take"),
+    "trace": Command("trace.command", "find, look at, compare or repair recorded runs"),
+    "policies": Command("policies", "list the installed policies, batchers and routers"),
+    "version": Command("version", "print versions of eventlm and what it runs on"),
 }
 
 #: What the system says where there is no more room for a file.
@@ -96,8 +106,9 @@ examples:
     )
     parser.add_argument("--version", action="version", version=f"eventlm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    for name, entry in COMMANDS.items():
+        description = entry.summary[0].upper() + entry.summary[1:] + "."
+        subparser = commands.add_parser(name, help=entry.summary, description=description)
         if name == command:
-            importlib.import_module(f"eventlm.cli.{name}").configure(subparser)
+            importlib.import_module(f"eventlm.cli.{entry.module}").configure(subparser)
     return parser

@@ -1,7 +1,7 @@
 """Draws a token of each row of logits: the most likely one, or the argmax of scaled logits plus keyed Gumbel noise.
 
-The reference is the worker's sampler in torch, `eventlm/worker/sampling/sampler.py`. How a row draws is six numbers of 32 bits,
-packed so that they travel in one copy.
+The reference is the worker's sampler in torch, `eventlm/worker/sampling/sampler.py`. How a row draws is six numbers of
+32 bits, packed so that they travel in one copy.
 
 Shapes: S rows, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Keyed Gumbel noise inside kernels: what `eventlm/worker/sampling/noise.py` says, but for the rounding of its logarithms."""
+"""Keyed Gumbel noise inside kernels: that of `eventlm/worker/sampling/noise.py`, with logarithms rounded otherwise."""
 
 from __future__ import annotations
 

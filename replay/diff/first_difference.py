@@ -1,7 +1,7 @@
 """The first decision in which two runs of one workload differ, and what led to it.
 
-Streams (see `eventlm.replay.diff.comparable`) are compared each for itself; of their first differences the earliest counts,
-by the time since the first request that both runs have.
+Each stream (see `comparable`) is compared separately. Of their first differences the earliest counts, by the time since
+the first request that both runs have.
 """
 
 from __future__ import annotations

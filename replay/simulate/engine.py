@@ -22,7 +22,7 @@ MEMORY_SHARE_PPM = 900_000
 
 
 class SimulatedEngine(NamedTuple):
-    """What `eventlm.replay.simulate.simulation.simulate` needs beside workload and cost model. notes: what was chosen, and why."""
+    """What `simulation.simulate` needs beside workload and cost model. notes: what was chosen, and why."""
 
     setup: EngineSetup
     predictor: list[int]

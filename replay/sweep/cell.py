@@ -18,7 +18,7 @@ from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.simulate.summary import SimulationSummary
 
 #: What decides how a simulation goes; the plug-ins' own sources are in `CellSpec.plugin_hashes`.
-_DECIDING_PACKAGES = ("core", "events", "config", "control", "replay")
+_DECIDING_PACKAGES = ("core", "events", "config", "engine", "metrics", "replay")
 
 
 class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,8 +70,8 @@ def code_hash() -> str:
     found = xxhash.xxh3_64()
     package = Path(eventlm.__file__).parent
     for name in _DECIDING_PACKAGES:
-        for path in sorted((package / name).glob("*.py")):
-            found.update(path.name.encode() + path.read_bytes())
+        for path in sorted((package / name).rglob("*.py")):
+            found.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return f"{__version__}-{BEHAVIOUR_VERSION}-{found.hexdigest()}"
 
 

@@ -35,7 +35,7 @@ MAX_FILE_BYTES = 16 * 1024
 #: A larger coefficient would make a predicted time that no trace can hold.
 MAX_COEFFICIENT = 2**53
 #: What decides how long a step takes and how that is told as coefficients, below the package's folder.
-_CODE = ("worker", "models", "kernels", "core/predictor.py", "control/predictor_fit.py")
+_CODE = ("worker", "models", "kernels", "core/predictor.py", "engine/predictor/fit.py")
 #: Lines of /proc/cpuinfo that tell one kind of processor from another, on x86 and on ARM.
 _X86_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 _ARM_FIELDS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features")

@@ -124,11 +124,11 @@ def test_another_torch_or_processor_is_a_key_of_its_own(
     assert predictor_cache(setup).read() == []
 
 
-@pytest.mark.parametrize("changed", ["worker/sampler.py", "models/decoder.py", "core/predictor.py"])
+@pytest.mark.parametrize("changed", ["worker/sampling/sampler.py", "models/decoder.py", "core/predictor.py"])
 def test_a_changed_source_is_another_code(tmp_path: Path, changed: str) -> None:
-    package = Path(module.__file__).parent.parent
+    package = Path(module.__file__).parents[2]
     # The kernels are behind a link in a checkout, and a folder where the package is installed.
-    for part in ("worker", "models", "kernels", "core", "control"):
+    for part in ("worker", "models", "kernels", "core", "engine"):
         shutil.copytree(package / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     assert code_hash(tmp_path) == code_hash(package)
     code_hash.cache_clear()
