@@ -3,9 +3,9 @@
     python benchmarks/core_throughput.py [--steps 400] [--json FILE]
 
 A machine of one replica is filled with `running` decodes and `waiting` sequences that do not fit; then steps are
-completed one by one, each followed by the launch of the next. Reported is the median time of one `apply` of such a
-completion, the same for verifying the recorded lines, and the growth exponent over the sizes. Nothing else should run
-on the machine.
+completed one by one, each followed by the launch of the next. In the last cases all prompts share a long cached
+prefix. Reported is the median time of one `apply` of such a completion, and the same for verifying the recorded lines.
+Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -36,19 +36,39 @@ PROMPT_TOKENS = 128
 RAMP_TOKENS = 64
 
 
+class Case(NamedTuple):
+    """How many sequences run and wait, and how many leading tokens of their prompts are the same."""
+
+    running: int
+    waiting: int
+    shared_tokens: int = 0
+
+
+CASES = (
+    Case(32, 0),
+    Case(32, 100),
+    Case(256, 1_000),
+    Case(1_024, 1_000),
+    Case(256, 10_000),
+    Case(1_024, 10_000),
+    Case(8, 64, 65_536),
+)
+
+
 class Cost(NamedTuple):
     """Median microseconds of one completed step."""
 
     policy: str
     running: int
     waiting: int
+    shared_tokens: int
     apply_us: float
     apply_p99_us: float
     verify_us: float
 
 
-def make_header(policy: str, running: int, max_tokens: int) -> Header:
-    """A machine on which exactly `running` sequences fit."""
+def make_header(policy: str, case: Case, max_tokens: int) -> Header:
+    """A machine on which exactly `case.running` sequences fit: it has no slots for more, or no blocks."""
     plugins = [resolve("policy", {"type": policy}), resolve("batcher", {"type": "fixed"})]
     plugins.append(resolve("router", {"type": "pull"}))
     return Header(
@@ -58,10 +78,11 @@ def make_header(policy: str, running: int, max_tokens: int) -> Header:
         core=CoreConfig(
             models=["m"],
             block_size=BLOCK_SIZE,
-            num_blocks=running * ((PROMPT_TOKENS + max_tokens) // BLOCK_SIZE + 2),
-            max_model_len=PROMPT_TOKENS + max_tokens,
-            max_num_seqs=running,
-            max_num_batched_tokens=max(8192, running),
+            num_blocks=case.shared_tokens // BLOCK_SIZE
+            + case.running * ((PROMPT_TOKENS + max_tokens) // BLOCK_SIZE + 2),
+            max_model_len=case.shared_tokens + 2 * PROMPT_TOKENS + max_tokens,
+            max_num_seqs=2 * case.running if case.shared_tokens else case.running,
+            max_num_batched_tokens=max(8192, case.running),
             max_queue_len=1_000_000,
             max_steps_in_flight=1,
             max_decodes_in_flight_per_seq=1,
@@ -124,21 +145,28 @@ def completion(run: Run, launched: Launched, names: dict[int, int]) -> StepCompl
     )
 
 
-def measure(policy: str, running: int, waiting: int, num_steps: int) -> Cost:
+def measure(policy: str, case: Case, num_steps: int) -> Cost:
     """Fill the machine, then time its steps."""
+    running, waiting, shared_tokens = case
     # Nobody ends before the last step that is timed.
     max_tokens = num_steps + RAMP_TOKENS
-    run = Run(make_header(policy, running, max_tokens))
+    run = Run(make_header(policy, case, max_tokens))
     launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))
+    shared = list(range(1, shared_tokens // BLOCK_SIZE + 1))
     for _ in range(running + waiting):
         found, _ = run.apply(
             Arrived(
-                **run.next(), model="m", prompt_tokens=PROMPT_TOKENS, blocks=[], max_tokens=max_tokens, offline=True
+                **run.next(),
+                model="m",
+                prompt_tokens=shared_tokens + PROMPT_TOKENS,
+                blocks=shared,
+                max_tokens=max_tokens,
+                offline=True,
             )
         )
         launched = launched or found
     assert launched is not None
-    names = {0: 0}
+    names = {0: len(shared)}
     while len(launched.decodes) < running:
         launched, _ = run.apply(completion(run, launched, names))
         assert launched is not None
@@ -155,8 +183,7 @@ def measure(policy: str, running: int, waiting: int, num_steps: int) -> Cost:
     times.sort()
     return Cost(
         policy,
-        running,
-        waiting,
+        *case,
         statistics.median(times) / 1000,
         times[len(times) * 99 // 100] / 1000,
         verify_time(run, first_timed),
@@ -196,14 +223,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one process")
-    print(f"{'policy':8}{'running':>9}{'waiting':>9}{'apply us':>10}{'p99 us':>9}{'verify us':>11}{'verify/apply':>14}")
+    heads = f"{'policy':8}{'running':>9}{'waiting':>9}{'shared':>9}{'apply us':>10}{'p99 us':>9}"
+    print(f"{heads}{'verify us':>11}{'verify/apply':>14}")
     costs = []
-    for running, waiting in ((32, 0), (32, 100), (256, 1_000), (1_024, 1_000), (256, 10_000), (1_024, 10_000)):
+    for case in CASES:
         for policy in ("fcfs", "edf", "lrs"):
-            cost = measure(policy, running, waiting, arguments.steps)
+            cost = measure(policy, case, arguments.steps)
             costs.append(cost)
             print(
-                f"{cost.policy:8}{cost.running:>9,}{cost.waiting:>9,}{cost.apply_us:>10.0f}{cost.apply_p99_us:>9.0f}"
+                f"{cost.policy:8}{cost.running:>9,}{cost.waiting:>9,}{cost.shared_tokens:>9,}{cost.apply_us:>10.0f}{cost.apply_p99_us:>9.0f}"
                 f"{cost.verify_us:>11.0f}{cost.verify_us / cost.apply_us:>14.2f}"
             )
             sys.stdout.flush()

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from bisect import bisect_left
 from collections import OrderedDict
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -27,16 +27,6 @@ ROOT = 0
 Node = tuple[int, int]
 _HELD, _ALLOCATED, _RELEASED, _INSERTED, _FLUSHED = range(5)
 _MAX_CHANGES = 4096
-
-
-class Path(NamedTuple):
-    """Blocks of the tree that spell the first names of a sequence: how many, and the last of them."""
-
-    num_blocks: int
-    last: Node | None
-
-
-NO_PATH = Path(0, None)
 
 
 class PoolSnapshot(Struct, frozen=True, kw_only=True):
@@ -74,50 +64,39 @@ class BlockPool:
         """Blocks that an allocation can get: free and idle ones."""
         return len(self._free) + len(self._idle)
 
-    def lookup(self, names: list[int], max_blocks: int) -> list[int]:
-        """Blocks of the longest path in the tree that spells the first of `names`, at most `max_blocks` long."""
-        tree = self.tree
-        blocks = []
-        parent = ROOT
-        for name in names[:max_blocks]:
-            node = tree.get(name)
-            # A name may come back under another parent, whose own name the engine's bounded table had lost.
-            if node is None or node[1] != parent:
-                break
-            blocks.append(node[0])
-            parent = name
-        return blocks
+    def follow(self, names: list[int], max_blocks: int, path: list[Node]) -> None:
+        """Make `path` the longest path in the tree that spells the first of `names`, at most `max_blocks` long.
 
-    def follow(self, names: list[int], max_blocks: int, known: Path) -> Path:
-        """As `lookup`, for whom only the length matters: it goes on from the path `known` from an earlier time.
-
-        That path is still whole if its last node is: a node is one object as long as it is in the tree, and whatever
-        leads to it stays as long.
+        path: empty, or the result of an earlier call with the same names and no larger `max_blocks`. Only what has
+        changed since is visited: a node is one object as long as it is in the tree, and so are the nodes above it, so
+        a path is whole if its last node is.
         """
         tree = self.tree
-        place, last = known
-        if last is not None and tree.get(names[place - 1]) is not last:
-            place, last = known = NO_PATH
-        if place >= max_blocks or names[place] not in tree:
-            return known
+        while path and tree.get(names[len(path) - 1]) is not path[-1]:
+            path.pop()
+        place = len(path)
         parent = names[place - 1] if place else ROOT
         while place < max_blocks:
             node = tree.get(names[place])
+            # A name may come back under another parent, whose own name the engine's bounded table had lost.
             if node is None or node[1] != parent:
-                break
-            last, parent = node, names[place]
+                return
+            path.append(node)
+            parent = names[place]
             place += 1
-        return Path(place, last)
 
     @property
     def num_idle(self) -> int:
         """Blocks that can be hit and that no sequence holds."""
         return len(self._idle)
 
-    def num_idle_among(self, blocks: list[int]) -> int:
-        """How many of `blocks` are idle, so that holding them leaves fewer for allocations."""
+    def num_idle_on(self, path: list[Node]) -> int:
+        """How many blocks of a path from the root are idle, so that holding them leaves fewer for allocations.
+
+        They are its last ones, because a parent is held as long as its child is.
+        """
         references = self.references
-        return sum(1 for block in blocks if references[block] == 0)
+        return len(path) - bisect_left(path, True, key=lambda node: references[node[0]] == 0)
 
     def hold(self, blocks: list[int]) -> None:
         """One more table holds each of `blocks`, which are in the tree."""

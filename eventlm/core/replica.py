@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from eventlm.config import CoreConfig
-from eventlm.core.block_pool import NO_PATH, ROOT, BlockPool, Path
+from eventlm.core.block_pool import ROOT, BlockPool, Node
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, SequenceId
@@ -60,8 +60,6 @@ class Replica:
         self.forget: list[tuple[int, int]] = []
         #: Tokens that the residents had when they were admitted.
         self.admitted_tokens = 0
-        #: What `read_hits` found when it was last asked, so that it need not begin at the root again.
-        self._paths: dict[SequenceId, Path] = {}
 
     def has_room(self, config: CoreConfig) -> bool:
         """Whether another step may be in flight here."""
@@ -86,6 +84,7 @@ class Replica:
         sequence.prefill_tokens = sequence.num_tokens
         sequence.launched_tokens = len(hits) * block_size
         sequence.skips = 0
+        sequence.paths.clear()
         place = bisect_left(self.running, sequence.urgency, key=_urgency)
         self.running.insert(place, sequence)
         self.num_partial += 1
@@ -122,19 +121,19 @@ class Replica:
             sequence.num_tree_blocks = place
             sequence.launched_tokens = place * block_size
 
+    def find_hits(self, sequence: Sequence, block_size: int) -> list[Node]:
+        """The cached blocks that a waiting sequence would hit here now. It keeps the list for the next call."""
+        path = sequence.paths.get(self.index)
+        if path is None:
+            path = sequence.paths[self.index] = []
+        if not sequence.arrival.skip_cache_read:
+            self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), path)
+        return path
+
     def read_hits(self, waiting: list[Sequence], block_size: int) -> None:
         """Raise the `cached_tokens` of waiting sequences to what they could hit here now."""
-        paths = self._paths
-        if len(paths) > 2 * len(waiting) + 64:
-            paths = self._paths = {s.id: paths[s.id] for s in waiting if s.id in paths}
         for sequence in waiting:
-            if sequence.arrival.skip_cache_read:
-                continue
-            known = paths.get(sequence.id, NO_PATH)
-            path = self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), known)
-            if path is not known:
-                paths[sequence.id] = path
-            num_tokens = path.num_blocks * block_size
+            num_tokens = len(self.find_hits(sequence, block_size)) * block_size
             if num_tokens > sequence.view.cached_tokens:
                 sequence.view.cached_tokens = num_tokens
 
@@ -154,7 +153,7 @@ class Replica:
         if sequence.arrival.skip_cache_read:
             return 0
         names, last = sequence.block_names, sequence.max_hit_blocks(block_size)
-        place = len(self.pool.lookup(names, last))
+        place = len(self.find_hits(sequence, block_size))
         while place < last and names[place] in self.queue.names:
             place += 1
         for partial in self.partials():

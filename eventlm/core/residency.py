@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from eventlm.core.block_pool import Node
 from eventlm.core.replica import Replica
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue
@@ -20,7 +21,7 @@ from eventlm.events.decisions import PreemptReason
 class Fit(NamedTuple):
     """What a waiting sequence would hit on a replica, and how many blocks it lacks (at most 0: it fits)."""
 
-    hits: list[int]
+    hits: list[Node]
     num_lacking: int
 
 
@@ -28,11 +29,9 @@ def measure(state: CoreState, replica: Replica, sequence: Sequence) -> Fit:
     """How a waiting sequence would fit now."""
     block_size = state.config.block_size
     pool = replica.pool
-    hits: list[int] = []
-    if not sequence.arrival.skip_cache_read:
-        hits = pool.lookup(sequence.block_names, sequence.max_hit_blocks(block_size))
+    hits = replica.find_hits(sequence, block_size)
     num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
-    return Fit(hits, num_fresh - (pool.num_available - pool.num_idle_among(hits)))
+    return Fit(hits, num_fresh - (pool.num_available - pool.num_idle_on(hits)))
 
 
 def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) -> None:
@@ -42,7 +41,7 @@ def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) ->
     state.num_waiting -= 1
     sequence.urgency = candidate.urgency
     sequence.generation = sequence.key_generation if state.policy.static else state.round_generation
-    replica.settle(sequence, fit.hits, state.config.block_size)
+    replica.settle(sequence, [block for block, _ in fit.hits], state.config.block_size)
     if sequence.residency == 1:
         sequence.cached_tokens = sequence.launched_tokens
     note_progress(state, sequence)
@@ -141,7 +140,7 @@ def _choose_victims(
 ) -> list[Sequence] | None:
     """The least urgent residents whose leaving gives the candidate what it lacks; None if that is not enough."""
     references = replica.pool.references
-    hits = dict.fromkeys(fit.hits)
+    hits = {block for block, _ in fit.hits}
     left: dict[int, int] = {}
     victims = []
     lacking = fit.num_lacking

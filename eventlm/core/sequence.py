@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from eventlm.core.block_pool import Node
 from eventlm.core.plugin import SequenceView
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived
@@ -62,6 +63,7 @@ class Sequence:
     rows in flight may still produce. room_tokens: how many it may have on the blocks of its table. shipped_blocks:
     leading blocks of the table that its worker has as they are. block_names: integers of the leading full blocks.
     num_tree_blocks: leading blocks of the table that the tree holds too. residency: counts admissions to a replica.
+    paths: by replica, what it could hit there while it waits, as last looked up; see `Replica.find_hits`.
     """
 
     __slots__ = (
@@ -84,6 +86,7 @@ class Sequence:
         "num_tickets",
         "num_tokens",
         "num_tree_blocks",
+        "paths",
         "pending_tokens",
         "prefill_tokens",
         "prompt_tokens",
@@ -120,6 +123,7 @@ class Sequence:
         self.room_tokens = 0
         self.num_tree_blocks = 0
         self.shipped_blocks = 0
+        self.paths: dict[int, list[Node]] = {}
         self.residency = 0
         #: The replica of its last residency; -1 before any and after its worker was lost.
         self.replica = -1

@@ -203,12 +203,8 @@ def _watch_deadline(state: CoreState, request: Request, *, because: int) -> None
 
 def _least_prefill_ns(state: CoreState, sequence: Sequence) -> int:
     """Predicted time of a waiting sequence's prompt if it went on alone, with all that can be hit on any replica."""
-    num_hit_blocks = 0
-    if not sequence.arrival.skip_cache_read:
-        last = sequence.max_hit_blocks(state.config.block_size)
-        for replica in state.replicas:
-            num_hit_blocks = max(num_hit_blocks, len(replica.pool.lookup(sequence.block_names, last)))
-    done_tokens = num_hit_blocks * state.config.block_size
+    block_size = state.config.block_size
+    done_tokens = max(len(replica.find_hits(sequence, block_size)) for replica in state.replicas) * block_size
     return state.predictor.prefill_ns(sequence.num_tokens, done_tokens, state.config.max_num_batched_tokens)
 
 

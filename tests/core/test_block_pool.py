@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from eventlm.core.block_pool import NO_PATH, ROOT, BlockPool
+from eventlm.core.block_pool import ROOT, BlockPool, Node
 
 
 class User:
@@ -18,15 +18,33 @@ class User:
         self.num_tree_blocks = 0
 
 
+def lookup(pool: BlockPool, names: list[int], max_blocks: int) -> list[int]:
+    """Blocks of the longest path in the tree that spells the first of `names`, walked from the root."""
+    blocks: list[int] = []
+    for parent, name in zip([ROOT, *names], names[:max_blocks], strict=False):
+        node = pool.tree.get(name)
+        if node is None or node[1] != parent:
+            break
+        blocks.append(node[0])
+    return blocks
+
+
+def hits(pool: BlockPool, names: list[int], max_blocks: int) -> list[int]:
+    """The same as the pool finds them."""
+    path: list[Node] = []
+    pool.follow(names, min(max_blocks, len(names)), path)
+    return [block for block, _ in path]
+
+
 def admit(pool: BlockPool, names: list[int], num_blocks: int) -> User | None:
     """Hold what can be hit, allocate the rest; None if that is too much."""
     user = User(names)
-    hits = pool.lookup(names, len(names))
-    if num_blocks - len(hits) > pool.num_available - pool.num_idle_among(hits):
+    found = lookup(pool, names, len(names))
+    if num_blocks - len(found) > pool.num_available - sum(pool.references[block] == 0 for block in found):
         return None
-    pool.hold(hits)
-    user.table = hits + pool.allocate(num_blocks - len(hits))
-    user.num_tree_blocks = len(hits)
+    pool.hold(found)
+    user.table = found + pool.allocate(num_blocks - len(found))
+    user.num_tree_blocks = len(found)
     return user
 
 
@@ -86,7 +104,7 @@ def test_a_known_path_is_followed_to_where_a_lookup_ends(seed: int) -> None:
     watched = [path(rng) for _ in range(12)]
     # A name whose parent's was lost comes back under another one.
     watched += [[names[0] + 1000, *names[1:]] for names in watched]
-    known = [NO_PATH] * len(watched)
+    known: list[list[Node]] = [[] for _ in watched]
     lengths = set()
     for _ in range(400):
         action = rng.random()
@@ -105,9 +123,11 @@ def test_a_known_path_is_followed_to_where_a_lookup_ends(seed: int) -> None:
             users.clear()
         for place in rng.sample(range(len(watched)), 6):
             names = watched[place]
-            known[place] = pool.follow(names, len(names), known[place])
-            assert known[place].num_blocks == len(pool.lookup(names, len(names)))
-            lengths.add(known[place].num_blocks)
+            pool.follow(names, len(names), known[place])
+            blocks = [block for block, _ in known[place]]
+            assert blocks == lookup(pool, names, len(names))
+            assert pool.num_idle_on(known[place]) == sum(pool.references[block] == 0 for block in blocks)
+            lengths.add(len(blocks))
     assert len(lengths) > 2
 
 
@@ -153,26 +173,26 @@ def test_free_blocks_are_taken_before_those_that_can_be_hit() -> None:
     pool.release_all(user.table)
     taken = pool.allocate(2)
     assert user.table[0] not in taken
-    assert pool.lookup([1], 1) == user.table
+    assert hits(pool, [1], 1) == user.table
 
 
 def test_hits_end_at_the_first_gap_and_at_the_limit() -> None:
     pool = BlockPool(8)
     user = fill(pool, [1, 11, 111])
-    assert pool.lookup([1, 11, 111, 1111], 9) == user.table
-    assert pool.lookup([1, 11, 111], 2) == user.table[:2]
-    assert pool.lookup([1, 12, 111], 9) == user.table[:1]
-    assert pool.lookup([11], 9) == []
+    assert hits(pool, [1, 11, 111, 1111], 9) == user.table
+    assert hits(pool, [1, 11, 111], 2) == user.table[:2]
+    assert hits(pool, [1, 12, 111], 9) == user.table[:1]
+    assert hits(pool, [11], 9) == []
 
 
 def test_a_name_under_another_parent_is_no_hit() -> None:
     # The bounded table of names had lost the parent's, and gave it a new one.
     pool = BlockPool(8)
     user = fill(pool, [1, 11])
-    assert pool.lookup([2, 11], 9) == []
+    assert hits(pool, [2, 11], 9) == []
     fill(pool, [2])
-    assert pool.lookup([2, 11], 9) == pool.lookup([2], 9)
-    assert pool.lookup([1, 11], 9) == user.table
+    assert hits(pool, [2, 11], 9) == hits(pool, [2], 9)
+    assert hits(pool, [1, 11], 9) == user.table
 
 
 def test_a_block_held_twice_is_there_until_both_have_left() -> None:
@@ -185,14 +205,14 @@ def test_a_block_held_twice_is_there_until_both_have_left() -> None:
     assert pool.num_available == 0
     pool.release_all(second.table)
     assert pool.num_available == 2
-    assert pool.lookup([1], 1) == first.table
+    assert hits(pool, [1], 1) == first.table
 
 
 def test_forgetting_everything_leaves_nothing_to_hit() -> None:
     pool = BlockPool(4)
     fill(pool, [1, 11])
     pool.reset()
-    assert pool.lookup([1], 1) == []
+    assert hits(pool, [1], 1) == []
     assert pool.num_available == 4
     assert pool.problems([]) == []
 
@@ -206,7 +226,7 @@ def test_a_flush_takes_what_nobody_holds() -> None:
     assert pool.flush() == 1
     assert pool.digest != before
     assert pool.problems([kept]) == []
-    assert (pool.lookup([1, 2], 2), pool.lookup([1, 3, 4], 3)) == (kept[:1], kept)
+    assert (hits(pool, [1, 2], 2), hits(pool, [1, 3, 4], 3)) == (kept[:1], kept)
     pool.release_all(kept)
     assert pool.num_available == 6
     assert pool.flush() == 3
