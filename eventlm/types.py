@@ -58,7 +58,7 @@ def parts_per_million(value: float | str) -> int:
     try:
         scaled = _CONTEXT.multiply(Decimal(str(value)), Decimal(1_000_000))
         return int(scaled.to_integral_value(context=_CONTEXT))
-    except (InvalidOperation, OverflowError) as error:
+    except (InvalidOperation, OverflowError, ValueError) as error:
         raise ValueError(f"{value!r} is not a finite decimal number") from error
 
 
