@@ -14,7 +14,6 @@ from typing import NamedTuple
 from msgspec import structs
 
 from eventlm.bus.side_car import PromptTokens
-from eventlm.control.result_check import ResultMismatchError, check_result, wants_extras
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.request import (
     ClosingOutput,
@@ -25,6 +24,7 @@ from eventlm.engine.request import (
     RequestOutput,
     TokensOutput,
 )
+from eventlm.engine.result_check import ResultMismatchError, check_result, wants_extras
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
 from eventlm.grammars import GrammarError

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eventlm.control.result_check import ResultMismatchError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -15,6 +14,7 @@ from msgspec import structs
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EmbeddingOutput, EngineRequest, PromptLogprobsOutput, TokensOutput
+from eventlm.engine.result_check import ResultMismatchError
 from eventlm.events import Event, StepCompleted, WorkerLost, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
 from eventlm.sampler_params import SamplerParams, TokenLogprobs

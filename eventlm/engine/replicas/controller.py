@@ -14,11 +14,11 @@ import structlog
 from msgspec import structs
 
 from eventlm.config import CoreConfig, WorkerConfig
-from eventlm.control.result_check import ResultMismatchError
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.start_phases import OnProgress, StartPhases
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
+from eventlm.engine.result_check import ResultMismatchError
 from eventlm.errors import CheckpointError
 from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
 from eventlm.worker.protocol import (
