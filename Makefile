@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := eventlm kernels policies replay tests benchmarks
 
-.PHONY: run test nightly check install soak kernel-table
+.PHONY: run test nightly check install soak mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
@@ -26,6 +26,10 @@ check: $(STAMP)
 
 soak: install
 	$(BIN)/python -m pytest -q -m soak
+
+# How many small mistakes in the code the tests find: takes hours, goes on where it was stopped.
+mutants: install
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # The GPU kernels that tests need not compile again; with ARGS=--all, all of them are.
 kernel-table: $(STAMP)
