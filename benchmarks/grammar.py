@@ -30,7 +30,7 @@ from eventlm.bootstrap.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.grammar import json_schema_grammar
+from eventlm.text.grammar import json_schema_grammar
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import NewSequence, StepOutput, StepPayload, WorkerSetup
 

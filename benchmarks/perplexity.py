@@ -33,8 +33,8 @@ from eventlm.kernels.cpu import native
 from eventlm.models.config import read_config
 from eventlm.models.pull import pull
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.tokenizer import CheckpointTokenizer
 from eventlm.table import table
+from eventlm.text.tokenizer import CheckpointTokenizer
 from eventlm.types import ceil_div
 from eventlm.worker.forward import make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup

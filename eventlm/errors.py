@@ -56,6 +56,65 @@ class UsageError(EventLMError):
     exit_code = ExitCode.USAGE
 
 
+class InputError(UsageError):
+    """A value in a request is wrong.
+
+    `param` is its path in the request, such as `messages[1].role`; None stands for the request as a whole. The message
+    is a sentence. `code` is the one that OpenAI's API has for this kind of mistake.
+    """
+
+    code: str | None = "invalid_value"
+
+    def __init__(self, param: str | None, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidTypeError(InputError):
+    """A field has the wrong type."""
+
+    code = "invalid_type"
+
+
+class MissingParameterError(InputError):
+    """A required field is absent."""
+
+    code = "missing_required_parameter"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(param, f"Missing required parameter: '{param}'.")
+
+
+class UnknownParameterError(InputError):
+    """An object that takes no other fields has this one."""
+
+    code = "unknown_parameter"
+
+
+class InvalidJsonError(InputError):
+    """The request is not JSON."""
+
+    code = None
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(None, f"The request body is not valid JSON: {detail}")
+
+
+class UnknownModelError(InputError):
+    """No such model is served."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__("model", f"The model '{model}' does not exist; GET /v1/models lists those that do.")
+
+
+class PromptTooLongError(InputError):
+    """The prompt and the tokens to generate exceed the model's context."""
+
+    code = "context_length_exceeded"
+
+
 class CheckpointError(EventLMError):
     """A model folder is missing, broken or of an architecture that is not supported."""
 

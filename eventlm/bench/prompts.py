@@ -13,7 +13,7 @@ import numpy
 
 from eventlm.bench.random_streams import random_stream
 from eventlm.errors import UsageError
-from eventlm.server.tokenizer import Tokenizer
+from eventlm.text.tokenizer import Tokenizer
 
 #: Words of four letters: one token with the space before it in the vocabularies of GPT-2, Llama, Qwen and Mistral, and
 #: five bytes where tokens are bytes.

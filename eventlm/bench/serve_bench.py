@@ -42,7 +42,7 @@ from eventlm.config.objectives import Objectives
 from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
-from eventlm.server.tokenizer import Tokenizer
+from eventlm.text.tokenizer import Tokenizer
 
 #: Requests where nothing else bounds the load.
 DEFAULT_NUM_PROMPTS = 100

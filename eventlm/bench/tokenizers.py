@@ -10,8 +10,8 @@ from eventlm.bootstrap.tokenizer_source import find_tokenizer_folder
 from eventlm.models.default import KNOWN_MODELS
 from eventlm.models.hub import is_repo_id
 from eventlm.models.pull import cached
-from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer, Tokenizer
 from eventlm.worker.protocol import FAKE_MODEL
 
 _FILE = "tokenizer.json"

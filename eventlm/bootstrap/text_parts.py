@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.models.config import read_config
-from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation_config import GenerationDefaults, load_generation_defaults
-from eventlm.server.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.generation_config import GenerationDefaults, load_generation_defaults
+from eventlm.text.tokenizer import CheckpointTokenizer, Tokenizer
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 from eventlm.worker.protocol import FAKE_MODEL
 

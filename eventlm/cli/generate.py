@@ -12,7 +12,7 @@ from eventlm.cli.engine_command import compose_and_warn, run_in_loop, start_engi
 from eventlm.cli.parser import Parser
 from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, flag_error, request_fields
 from eventlm.config import Config
-from eventlm.errors import UsageError
+from eventlm.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from eventlm.bootstrap.composition import Composition
     from eventlm.engine.request import EngineRequest
     from eventlm.sampler_params import TokenLogprobs
-    from eventlm.server.choice_output import ChoiceOutput
-    from eventlm.server.protocol import CompletionRequest
-    from eventlm.server.tokenizer import Tokenizer
+    from eventlm.text.choice_output import ChoiceOutput
+    from eventlm.text.requests.protocol import CompletionRequest
+    from eventlm.text.tokenizer import Tokenizer
 
 
 def configure(parser: Parser) -> None:
@@ -99,9 +99,8 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
     """What the engine gets for a prompt, under the rules of the HTTP API. Raises UsageError."""
     from msgspec import structs
 
-    from eventlm.server.errors import ApiError
-    from eventlm.server.prompt_encoder import bad_words_token_ids
-    from eventlm.server.validation import Limits, check_request, engine_request
+    from eventlm.text.prompt_encoder import bad_words_token_ids
+    from eventlm.text.requests.validation import Limits, check_request, engine_request
 
     engine = composed.engine
     limits = Limits(engine.model_names, engine.max_model_len, composed.vocab_size)
@@ -119,7 +118,7 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
             received_ns=0,
             ready_ns=0,
         )
-    except ApiError as error:
+    except InputError as error:
         raise UsageError(flag_error(str(error))) from error
     return structs.replace(request, offline=True)
 
@@ -127,8 +126,8 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
 def _body(model: str, arguments: argparse.Namespace, *, room: int) -> CompletionRequest:
     import msgspec
 
-    from eventlm.server.decoding import decode_request
-    from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+    from eventlm.text.requests.decoding import decode_request
+    from eventlm.text.requests.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 
     fields = request_fields(arguments)
     if fields["max_tokens"] == 0:
@@ -141,7 +140,7 @@ def _body(model: str, arguments: argparse.Namespace, *, room: int) -> Completion
 
 
 def _token_ids(composed: Composition, prompt: str, *, chat: bool) -> list[int]:
-    from eventlm.server.chat_template import ChatTemplateError
+    from eventlm.text.chat_template import ChatTemplateError
 
     if not chat:
         return composed.tokenizer.encode(prompt, add_special_tokens=True)
@@ -159,16 +158,14 @@ async def _complete(composed: Composition, group: list[EngineRequest], prompts: 
     """Start the engine and print what it makes of the group."""
     from contextlib import aclosing
 
-    from eventlm.server.errors import from_finish_reason
-    from eventlm.server.generation import submit
+    from eventlm.text.generation import submit
 
     await start_engine(composed.engine)
     generation = await submit(composed.engine, composed.tokenizer, group)
     printer = _Printer(prompts, composed.tokenizer, group)
     async with aclosing(generation.outputs()) as outputs:
         async for output in outputs:
-            error = from_finish_reason(output.finished.reason) if output.finished else None
-            if error is not None:
+            if (error := output.error) is not None:
                 raise error
             printer.add(output)
 
@@ -212,7 +209,7 @@ class _Printer:
 
     def _write_logprobs(self) -> None:
         """Of the prompt and of the completion, as far as they were asked for: a token a line."""
-        from eventlm.server.choice_output import join_outputs
+        from eventlm.text.choice_output import join_outputs
 
         request = self._choices[self._current][2]
         whole = join_outputs(self._outputs[self._current])
@@ -232,7 +229,7 @@ class _Printer:
 
 def logprob_lines(tokenizer: Tokenizer, token_ids: list[int], logprobs: TokenLogprobs) -> Iterator[str]:
     """A line for each token."""
-    from eventlm.server.logprobs import token_text
+    from eventlm.text.tokenizer import token_text
 
     def shown(token_id: int, logprob: float) -> str:
         return f"{logprob:8.3f} {token_text(tokenizer, token_id)!r}"

@@ -1,18 +1,16 @@
-"""Where a trace lies: a file, the folder of a run, a run of the state folder by its name, or the latest there."""
+"""Where a trace lies: a file, the folder of a run, a run of the state folder by its name, or the newest there."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from eventlm.errors import UsageError
 
-#: The run of the state folder that is still being written, else the newest, unless a file or folder here is called so.
+#: Stands for the newest run of the state folder, unless a file or folder here has that name.
 LATEST = "latest"
 HELP = (
     "a trace file, or the folder of a run with all its files, such as DIR/latest of `--record DIR`, or the name of a "
-    "run in the state folder, as `eventlm trace ls` lists it (default: latest, the run there that is still being "
-    "written, or else the newest)"
+    "run in the state folder, as `eventlm trace ls` has it (default: latest, which is the newest run there)"
 )
 
 
@@ -22,7 +20,7 @@ def trace_file(text: str) -> str:
 
     path = Path(text)
     if not path.exists():
-        path = _latest() if text == LATEST else _named(text)
+        path = _newest() if text == LATEST else _named(text)
     if not path.is_dir():
         return text
     if closed_segments(path):
@@ -50,19 +48,14 @@ def _named(text: str) -> Path:
     return run if Path(text).name == text and run.is_dir() else Path(text)
 
 
-def _latest() -> Path:
-    """The newest run that is still being written, else the newest of all; says on stderr which one it is."""
-    from eventlm.bus.run_folder import newest_run, newest_running
+def _newest() -> Path:
+    from eventlm.bus.run_folder import newest_run
     from eventlm.config.state_folder import runs_folder
 
-    folder = runs_folder()
-    running = newest_running(folder)
-    run = running or newest_run(folder)
+    run = newest_run(runs_folder())
     if run is None:
         raise UsageError(
-            f"no run is recorded in {folder}; give the path of a trace, such as DIR/latest of `--record DIR`"
+            f"no run is recorded in {runs_folder()}; give the path of a trace, such as DIR/latest of `--record DIR`"
         )
     # By its own name, which says when it was; `latest` may soon be another.
-    run = run.resolve()
-    print(f"eventlm: run {run.name}, {'still being written' if running else 'the newest'}", file=sys.stderr)
-    return run
+    return run.resolve()

@@ -21,11 +21,9 @@ from eventlm.offline.outputs import (
 )
 from eventlm.offline.prompts import Prompt
 from eventlm.sampler_params import TokenLogprobs
-from eventlm.server.choice_output import ChoiceOutput
-from eventlm.server.generation import Generation
-from eventlm.server.logprobs import token_text
-from eventlm.server.responses import api_finish_reason
-from eventlm.server.tokenizer import Tokenizer
+from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
+from eventlm.text.generation import Generation
+from eventlm.text.tokenizer import Tokenizer, token_text
 
 AnyRequestOutput = RequestOutput | EmbeddingRequestOutput
 

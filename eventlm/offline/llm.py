@@ -33,7 +33,7 @@ from eventlm.offline.prompts import (
 )
 from eventlm.offline.requests import RequestMaker
 from eventlm.offline.sampling_params import SamplingParams
-from eventlm.server.generation import submit
+from eventlm.text.generation import submit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

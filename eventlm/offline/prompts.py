@@ -7,13 +7,12 @@ from typing import Any, NamedTuple, TypedDict, Union
 
 import msgspec
 
-from eventlm.errors import CheckpointError
+from eventlm.errors import CheckpointError, InputError
 from eventlm.offline.errors import InvalidInputError
-from eventlm.server.chat_messages import chat_messages
-from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
-from eventlm.server.errors import ApiError
-from eventlm.server.protocol import ChatCompletionRequest
-from eventlm.server.tokenizer import Tokenizer
+from eventlm.text.chat_messages import chat_messages
+from eventlm.text.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
+from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.tokenizer import Tokenizer
 
 
 class TextPrompt(TypedDict, total=False):
@@ -179,7 +178,7 @@ def _render(
             continue_final_message=options.continue_final_message,
             variables=dict(options.variables),
         )
-    except (ApiError, ChatTemplateError, msgspec.ValidationError) as error:
+    except (InputError, ChatTemplateError, msgspec.ValidationError) as error:
         raise InvalidInputError(f"{place}: {error}") from error
     # The template writes the special tokens itself.
     return _encoded(text, place, tokenizer, vocab_size, add_special_tokens=False)

@@ -10,13 +10,13 @@ from msgspec import structs
 
 from eventlm.bootstrap.composition import Composition
 from eventlm.engine.request import EngineRequest
+from eventlm.errors import InputError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.prompts import Prompt
 from eventlm.offline.sampling_params import SamplingParams
 from eventlm.sampler_params import SMALLEST_TEMPERATURE, SamplerParams
-from eventlm.server.errors import ApiError
-from eventlm.server.grammar_checker import GrammarChecker
-from eventlm.server.prompt_encoder import bad_words_token_ids
+from eventlm.text.grammar_checker import GrammarChecker
+from eventlm.text.prompt_encoder import bad_words_token_ids
 
 
 class RequestMaker:
@@ -117,13 +117,13 @@ class RequestMaker:
             return ""
         try:
             return self._grammars.check_now(params.structure.requested())
-        except ApiError as error:
+        except InputError as error:
             raise InvalidInputError(str(error)) from error
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         try:
             return bad_words_token_ids(self._tokenizer, words)
-        except ApiError as error:
+        except InputError as error:
             raise InvalidInputError(str(error)) from error
 
     def _num_logprobs(self, asked: int | None) -> int | None:

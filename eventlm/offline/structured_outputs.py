@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from eventlm.errors import InputError
 from eventlm.offline.errors import InvalidInputError
-from eventlm.server.errors import ApiError
-from eventlm.server.grammar import RequestedGrammar, structured_outputs_grammar
-from eventlm.server.protocol import StructuredOutputs
+from eventlm.text.grammar import RequestedGrammar, structured_outputs_grammar
+from eventlm.text.requests.protocol import StructuredOutputs
 
 
 @dataclass
@@ -41,5 +41,5 @@ class StructuredOutputsParams:
             return structured_outputs_grammar(msgspec.convert(given, StructuredOutputs))
         except msgspec.ValidationError as error:
             raise InvalidInputError(f"structured_outputs: {error}") from error
-        except ApiError as error:
+        except InputError as error:
             raise InvalidInputError(str(error)) from error

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from eventlm._version import __version__
+from eventlm.errors import UnknownModelError
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.cors import answer_preflight, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
@@ -30,7 +31,6 @@ from eventlm.server.endpoints.tokenization import (
     detokenize,
     tokenize,
 )
-from eventlm.server.errors import model_not_found
 from eventlm.server.middleware import (
     HEALTH_PATH,
     METRICS_PATH,
@@ -40,7 +40,6 @@ from eventlm.server.middleware import (
     observe,
     set_headers,
 )
-from eventlm.server.protocol import ChatCompletionRequest, CompletionRequest
 from eventlm.server.responses import (
     CancelledReply,
     ChatCompletion,
@@ -52,6 +51,7 @@ from eventlm.server.responses import (
     Version,
 )
 from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.text.requests.protocol import ChatCompletionRequest, CompletionRequest
 
 
 def make_app(context: ServerContext) -> web.Application:
@@ -94,7 +94,7 @@ async def _get_model(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     name = request.match_info["model"]
     if name not in context.engine.model_names:
-        raise model_not_found(name)
+        raise UnknownModelError(name)
     return json_response(_model(context, name))
 
 

@@ -17,20 +17,18 @@ from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, EngineRequest, Submission
 from eventlm.errors import EventLMError
-from eventlm.server import generation as generations
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, timed_out, unavailable
-from eventlm.server.generation import Generation
-from eventlm.server.generation_config import GenerationDefaults
-from eventlm.server.grammar_checker import GrammarChecker
 from eventlm.server.http.content_encoding import body_decoder
 from eventlm.server.http.tls import Tls
-from eventlm.server.output_queue import TakenOverError
-from eventlm.server.prompt_encoder import PromptEncoder
-from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.tools.formats import find_formats
-from eventlm.server.validation import Limits
+from eventlm.text import generation as generations
+from eventlm.text.generation import Generation
+from eventlm.text.generation_config import GenerationDefaults
+from eventlm.text.output_queue import TakenOverError
+from eventlm.text.requests.maker import RequestMaker
+from eventlm.text.tokenizer import Tokenizer
+from eventlm.text.tools.formats import find_formats
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 
 _log = structlog.get_logger("eventlm.server")
@@ -68,12 +66,16 @@ class ServerContext:
         self.keys = ApiKeys(config) if keys is None else keys
         self.tls = Tls.of(config)
         self.classes = classes or {}
-        self.defaults = defaults or GenerationDefaults()
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.embedding_size = embedding_size
-        self.encoder = PromptEncoder(tokenizer)
-        self.grammars = GrammarChecker(list(tokenizer.special_bytes.values()))
         self.formats = find_formats(config, tokenizer.chat_template)
+        self.requests = RequestMaker(
+            engine,
+            tokenizer,
+            defaults=defaults or GenerationDefaults(),
+            vocab_size=self.vocab_size,
+            formats=self.formats,
+        )
         self.engine_pid = engine_pid or os.getpid()
         self.created = created or int(time.time())
         self.draining = False
@@ -100,11 +102,6 @@ class ServerContext:
     def num_running(self) -> int:
         """Requests that generate at the moment."""
         return self._num_running
-
-    @property
-    def limits(self) -> Limits:
-        """What the model allows."""
-        return Limits(self.engine.model_names, self.engine.max_model_len, self.vocab_size)
 
     def check_available(self) -> None:
         """Raise ApiError (503) unless requests can be taken."""
@@ -182,8 +179,7 @@ class ServerContext:
         for task in self._read_on:
             task.cancel()
         await asyncio.gather(*self._read_on, return_exceptions=True)
-        self.encoder.close()
-        self.grammars.close()
+        self.requests.close()
 
     def enter(self) -> None:
         """A request that generates has begun."""

@@ -18,10 +18,11 @@ from eventlm.engine.request import (
     QueueFullError,
     TokenIdError,
 )
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
 from eventlm.formatting import sentence
 from eventlm.server.auth.rate_limit_headers import rate_limit_headers
-from eventlm.types import FinishReason, ceil_div
+from eventlm.text.generation_error import GenerationError
+from eventlm.types import ceil_div
 
 #: Seconds after which a client should try again: a full queue empties in steps, a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1
@@ -83,39 +84,10 @@ class ApiError(EventLMError):
         )
 
 
-def invalid_json(detail: str) -> ApiError:
-    """400: the body is not JSON."""
-    return ApiError(400, f"The request body is not valid JSON: {detail}")
-
-
-def invalid_type(param: str | None, message: str) -> ApiError:
-    """400: a field has the wrong type."""
-    return ApiError(400, message, param=param, code="invalid_type")
-
-
-def invalid_value(param: str | None, message: str) -> ApiError:
-    """400: a field is out of range, or not one of the values that it can have."""
-    return ApiError(400, message, param=param, code="invalid_value")
-
-
-def missing_parameter(param: str) -> ApiError:
-    """400: a required field is absent. The code is OpenAI's."""
-    return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-
-
-def context_length_exceeded(message: str, param: str) -> ApiError:
-    """400: prompt and max_tokens do not fit in the context."""
-    return ApiError(400, message, param=param, code="context_length_exceeded")
-
-
-def model_not_found(model: str) -> ApiError:
-    """404: no such model."""
-    return ApiError(
-        404,
-        f"The model '{model}' does not exist; GET /v1/models lists those that do.",
-        param="model",
-        code="model_not_found",
-    )
+def from_input_error(error: InputError) -> ApiError:
+    """400: a value in the request is wrong; 404 for a model that is not served."""
+    status = 404 if isinstance(error, UnknownModelError) else 400
+    return ApiError(status, str(error), param=error.param, code=error.code)
 
 
 def reply_not_found(reply_id: str) -> ApiError:
@@ -155,11 +127,6 @@ def unavailable(message: str, *, code: str | None = None, should_retry: bool = T
     )
 
 
-def cancelled() -> ApiError:
-    """499: the request's owner has ended it, and nobody has failed."""
-    return ApiError(CANCELLED, "This request was cancelled by its owner.", code="cancelled", should_retry=False)
-
-
 def internal_error() -> ApiError:
     """500 without details; those are in the server's log under the request's id."""
     return ApiError(500, "The server failed while it handled this request.", type="server_error", should_retry=False)
@@ -195,8 +162,12 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
     match error:
         case ApiError():
             return error
+        case InputError():
+            return from_input_error(error)
+        case GenerationError():
+            return from_generation_error(error)
         case TokenIdError() | GroupSizeError():
-            return invalid_value(prompt_param, f"Invalid value for '{prompt_param}': {error}.")
+            return from_input_error(InputError(prompt_param, f"Invalid value for '{prompt_param}': {error}."))
         case QueueFullError():
             return ApiError(
                 429, sentence(str(error)), type="requests", code="rate_limit_exceeded", retry_after=QUEUE_RETRY_SECONDS
@@ -213,38 +184,28 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
                 headers=rate_limit_headers(error.state),
             )
         case ContextLengthError():
-            return context_length_exceeded(str(error), prompt_param)
+            return from_input_error(PromptTooLongError(prompt_param, str(error)))
         case EngineUnavailableError():
             return unavailable(sentence(str(error) or "the engine cannot take requests at the moment"))
         case _:
             return internal_error()
 
 
-def from_finish_reason(reason: FinishReason, detail: str = "") -> ApiError | None:
-    """The error that a sequence's end means for its client, None for an ordinary end.
-
-    detail: as in `FinishedOutput`.
-    """
-    match reason:
-        case "cancelled" if detail == BY_OWNER:
-            return cancelled()
-        case "cancelled" if detail == BY_OPERATOR:
-            # It was ended on purpose: what comes again would have to be ended again.
-            return unavailable("An operator ended this request.", code="aborted", should_retry=False)
-        case "cancelled" | "front_end_lost":
-            return unavailable("The server ended this request before it was complete.")
+def from_generation_error(error: GenerationError) -> ApiError:
+    """The envelope for a sequence that ended before its output was complete."""
+    message = str(error)
+    match error.reason:
+        case "cancelled" if error.detail == BY_OWNER:
+            return ApiError(CANCELLED, message, code="cancelled", should_retry=False)
+        case "cancelled" if error.detail == BY_OPERATOR:
+            # An operator would have to end a second attempt as well.
+            return unavailable(message, code="aborted", should_retry=False)
         case "deadline":
-            return ApiError(
-                504,
-                "The request's deadline cannot be met.",
-                type="server_error",
-                code="deadline_exceeded",
-                # The same again would run into the same deadline, and its answer would be late for who waits.
-                should_retry=False,
-            )
-        case "error" if detail:
-            return invalid_value(None, f"The model cannot follow the structure that was asked for: {detail}.")
+            # A second attempt would run into the same deadline.
+            return ApiError(504, message, type="server_error", code="deadline_exceeded", should_retry=False)
+        case "error" if error.detail:
+            return from_input_error(InputError(None, message))
         case "error":
             return internal_error()
         case _:
-            return None
+            return unavailable(message)

@@ -8,9 +8,6 @@ from msgspec import UNSET, UnsetType
 
 from eventlm.engine.request import EngineRequest
 from eventlm.sampler_params import TokenLogprobs
-from eventlm.server.choice_output import ChoiceOutput
-from eventlm.server.detokenizer import Detokenizer
-from eventlm.server.echo import Echo
 from eventlm.server.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -19,17 +16,13 @@ from eventlm.server.responses import (
     TokenLogprob,
     TopLogprob,
 )
-from eventlm.server.tokenizer import Tokenizer
+from eventlm.text.choice_output import ChoiceOutput
+from eventlm.text.detokenizer import Detokenizer
+from eventlm.text.echo import Echo
+from eventlm.text.tokenizer import Tokenizer, token_text
 
 #: Stands for minus infinity, which JSON cannot say. vLLM's value.
 SMALLEST_LOGPROB = -9999.0
-
-
-def token_text(tokenizer: Tokenizer, token_id: int, *, as_token_id: bool = False) -> str:
-    """A token by itself, special ones by their names; U+FFFD for parts of characters. Or `token_id:` and its id."""
-    if as_token_id:
-        return f"token_id:{token_id}"
-    return tokenizer.raw_token_bytes(token_id).decode(errors="replace")
 
 
 def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: bool) -> ChatLogprobs | None:

@@ -14,7 +14,7 @@ from eventlm.server.responses import (
     ToolCall,
     ToolCallDelta,
 )
-from eventlm.server.tools.message import MessageDelta
+from eventlm.text.tools.message import MessageDelta
 
 
 def call_id(reply_id: str, choice: int, call: int) -> str:

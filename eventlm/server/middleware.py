@@ -11,13 +11,14 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from eventlm.errors import InputError
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.auth.principal import ANYBODY, PRINCIPAL, Principal, Scope
 from eventlm.server.auth.rate_limit_headers import rate_limit_headers
 from eventlm.server.context import CONTEXT, release_body
-from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, internal_error, invalid_value
-from eventlm.server.generation import Generation
-from eventlm.server.protocol import REQUEST_ID_PATTERN
+from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, from_input_error, internal_error
+from eventlm.text.generation import Generation
+from eventlm.text.requests.protocol import REQUEST_ID_PATTERN
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -55,7 +56,7 @@ def take_request_id(request: web.Request, named: str | None) -> None:
     if named is None:
         return
     if not _SANE_REQUEST_ID.fullmatch(named):
-        raise invalid_value(
+        raise InputError(
             "request_id",
             "Invalid value for 'request_id': it has 1 to 128 letters, digits and characters of '._:/+=@-'.",
         )
@@ -125,13 +126,13 @@ def _logged_path(request: web.Request) -> str:
 
 def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
     """What an operator wants to know of a request to the engine, in numbers and reasons."""
-    usage = generation.usage()
+    counts = generation.token_counts()
     fields: dict[str, Any] = {
-        "prompt_tokens": usage.prompt_tokens,
+        "prompt_tokens": counts.prompt,
         "output_tokens": generation.num_tokens,
     }
     if generation.knows_cached_tokens:
-        fields["cached_tokens"] = usage.prompt_tokens_details.cached_tokens
+        fields["cached_tokens"] = counts.cached
     if generation.first_token_ns:
         fields["ttft_ms"] = (generation.first_token_ns - started_ns) // 1_000_000
     if generation.finish_reasons:
@@ -154,6 +155,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except ApiError as error:
         return error.to_response()
+    except InputError as error:
+        return from_input_error(error).to_response()
     except web.HTTPException as error:
         return from_http_exception(error, method=request.method, path=request.path).to_response()
     except ConnectionError:

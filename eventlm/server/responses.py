@@ -9,16 +9,8 @@ from typing import Literal, NamedTuple
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.server.timings import EventlmReply
-from eventlm.types import FinishReason
-
-ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
-
-
-def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
-    """OpenAI's name for the ordinary end of a sequence. A prompt that was only scored had no room for more."""
-    if reason == "complete":
-        return "length"
-    return reason if reason in ("length", "tool_calls") else "stop"
+from eventlm.text.choice_output import ApiFinishReason
+from eventlm.text.generation import TokenCounts
 
 
 class ReplyIdentity(NamedTuple):
@@ -53,6 +45,17 @@ class Usage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, counts: TokenCounts) -> Usage:
+        """The usage that a reply reports."""
+        return cls(
+            prompt_tokens=counts.prompt,
+            completion_tokens=counts.completion,
+            total_tokens=counts.prompt + counts.completion,
+            prompt_tokens_details=PromptTokensDetails(counts.cached),
+            completion_tokens_details=UNSET if counts.reasoning is None else CompletionTokensDetails(counts.reasoning),
+        )
 
 
 class TopLogprob(Struct, frozen=True):

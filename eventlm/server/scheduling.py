@@ -18,10 +18,11 @@ from msgspec import structs
 from eventlm.config.classes import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
 from eventlm.config.options import nearest
 from eventlm.engine.request import EngineRequest
+from eventlm.errors import InputError
 from eventlm.server.auth.principal import PRINCIPAL, Principal
 from eventlm.server.context import CONTEXT, ServerContext
-from eventlm.server.errors import ApiError, invalid_value
-from eventlm.server.protocol import LatencyObjective, SchedulingFields
+from eventlm.server.errors import ApiError
+from eventlm.text.requests.protocol import LatencyObjective, SchedulingFields
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 CLASS_HEADER = "x-eventlm-class"
@@ -61,7 +62,7 @@ def _apply_class(request: web.Request, body: SchedulingFields) -> str:
         )
     _fill_in(body, found)
     if body.drop_if_late and body.deadline_ms is None and (body.slo is None or body.slo.ttft_ms is None):
-        raise invalid_value("drop_if_late", "'drop_if_late' needs a 'deadline_ms' or 'slo.ttft_ms' to be late for.")
+        raise InputError("drop_if_late", "'drop_if_late' needs a 'deadline_ms' or 'slo.ttft_ms' to be late for.")
     if name or body.service_tier is not None:
         body.service_tier = name or DEFAULT_CLASS
     return name
@@ -94,7 +95,7 @@ def _name(header: str, tier: str, principal: Principal, classes: Mapping[str, Se
 def _check_known(param: str, name: str, classes: Mapping[str, ServiceClass], others: tuple[str, ...]) -> None:
     if name and name not in classes and name not in others:
         known = ", ".join(f"'{each}'" for each in dict.fromkeys((*classes, *others)))
-        raise invalid_value(
+        raise InputError(
             param,
             f"Invalid value for '{param}': {f'known are {known}' if known else 'no service class is configured'}.",
         )

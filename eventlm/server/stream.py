@@ -11,18 +11,18 @@ from aiohttp import web
 from eventlm.engine.request import EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.server.auth.principal import PRINCIPAL
-from eventlm.server.choice_output import ChoiceOutput, join_outputs
 from eventlm.server.context import BODY, CONTEXT, json_response
-from eventlm.server.echo import Echo
-from eventlm.server.errors import ApiError, from_engine_error, from_finish_reason, internal_error, taken_over
-from eventlm.server.generation import Generation
+from eventlm.server.errors import ApiError, from_engine_error, internal_error, taken_over
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR
-from eventlm.server.output_queue import TakenOverError
-from eventlm.server.protocol import GenerationRequest
 from eventlm.server.scheduling import schedule
 from eventlm.server.stream_events import ReplyFormat, StreamEvents
 from eventlm.server.timings import with_timings
+from eventlm.text.choice_output import ChoiceOutput, join_outputs
+from eventlm.text.echo import Echo
+from eventlm.text.generation import Generation
+from eventlm.text.output_queue import TakenOverError
+from eventlm.text.requests.protocol import GenerationRequest
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -87,8 +87,7 @@ async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
     try:
         while not generation.is_over:
             for output in await generation.take():
-                error = from_finish_reason(output.finished.reason, output.finished.detail) if output.finished else None
-                if error is not None:
+                if (error := output.error) is not None:
                     raise error
                 pieces[output.choice].append(output)
     except EventLMError as error:

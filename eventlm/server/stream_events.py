@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET
 
-from eventlm.server.choice_output import ChoiceOutput
-from eventlm.server.echo import Echo
-from eventlm.server.errors import ApiError, from_finish_reason
-from eventlm.server.generation import Generation
-from eventlm.server.protocol import GenerationRequest, StreamOptions
+from eventlm.server.errors import ApiError, from_generation_error
 from eventlm.server.responses import ReplyIdentity, Usage
 from eventlm.server.timings import with_timings
+from eventlm.text.choice_output import ChoiceOutput
+from eventlm.text.echo import Echo
+from eventlm.text.generation import Generation
+from eventlm.text.requests.protocol import GenerationRequest, StreamOptions
 
 DONE = b"[DONE]"
 #: Of the ids, for those who describe the server.
@@ -114,8 +114,8 @@ class StreamEvents:
             if chunk is not None:
                 payloads.append(self._payload(chunk, output))
             if output.finished is not None:
-                self.error = from_finish_reason(output.finished.reason, output.finished.detail)
-                if self.error is not None:
+                if (failure := output.error) is not None:
+                    self.error = from_generation_error(failure)
                     break
                 payloads.append(self._payload(self._replies.finish(output), output))
         if payloads and self._openings:
@@ -141,7 +141,7 @@ class StreamEvents:
 
     def _summary(self) -> bytes:
         """Usage, timings, or both in one chunk."""
-        chunk = self._replies.usage(self._generation.usage())
+        chunk = self._replies.usage(Usage.of(self._generation.token_counts()))
         if not self._includes_usage:
             chunk = msgspec.structs.replace(chunk, usage=UNSET)
         return _encode(with_timings(chunk, self._generation.rows) if self._includes_timings else chunk)
@@ -154,7 +154,7 @@ class StreamEvents:
 
     def _payload(self, chunk: Any, output: ChoiceOutput) -> bytes:
         if self._has_usage_so_far:
-            chunk = msgspec.structs.replace(chunk, usage=self._generation.usage_of(output))
+            chunk = msgspec.structs.replace(chunk, usage=Usage.of(self._generation.token_counts_of(output)))
         return _encode(chunk)
 
     def _framed(self, payloads: list[bytes], *, is_whole: bool) -> bytes:

@@ -15,8 +15,8 @@ from eventlm.bench.prompts import (
 )
 from eventlm.bench.random_streams import random_stream
 from eventlm.errors import UsageError
-from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.tokenizer import Tokenizer
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.tokenizer import Tokenizer
 
 
 class WordTokenizer(Tokenizer):

@@ -11,8 +11,8 @@ from eventlm.bench.prompts import TokenizerPrompts
 from eventlm.bench.random_streams import random_stream
 from eventlm.bench.tokenizers import find_tokenizer
 from eventlm.errors import CheckpointError, PullError, UsageError
-from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.models.hub_server import HubServer
 from tests.server.checkpoints import byte_level
 

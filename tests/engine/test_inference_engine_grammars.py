@@ -16,7 +16,7 @@ from eventlm.engine.replicas import grammar_builds
 from eventlm.engine.request import EngineRequest
 from eventlm.events import GrammarReady, Launched, WorkerLost
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.grammar import choice_grammar, json_schema_grammar, lark_grammar
+from eventlm.text.grammar import choice_grammar, json_schema_grammar, lark_grammar
 from tests.engine.engines import FAKE, Reader, generate, recorded, request, running, verified
 from tests.serving import PATIENCE_SECONDS
 

@@ -36,7 +36,7 @@ from eventlm.frontend.calls import FrontEndCalls
 from eventlm.frontend.protocol import Question, StateChanged, Word
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.server.engine_protocol import Engine
-from eventlm.server.generation import submit
+from eventlm.text.generation import submit
 from tests.server.engine_double import EngineDouble, spell
 from tests.server.remote_pair import FIGURES, assert_tidy, connected, read, request, until
 
@@ -202,7 +202,7 @@ async def test_an_explanation_that_nobody_waits_for_is_not_made() -> None:
 
 async def test_generations_work_over_it() -> None:
     async with connected() as pair:
-        from eventlm.server.fake_tokenizer import FakeTokenizer
+        from eventlm.text.fake_tokenizer import FakeTokenizer
 
         generation = await submit(pair.engine, FakeTokenizer(), [request(stop=("wor",), has_text_ends=True)])
         outputs = [output async for output in generation.outputs()]

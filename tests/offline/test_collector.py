@@ -13,8 +13,8 @@ from eventlm.offline.collector import Collector
 from eventlm.offline.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
 from eventlm.offline.prompts import Prompt
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
-from eventlm.server.choice_output import ChoiceOutput
-from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.text.choice_output import ChoiceOutput
+from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.types import FinishReason, RequestKind
 
 

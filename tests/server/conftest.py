@@ -21,9 +21,9 @@ from structlog.typing import EventDict
 from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
 from eventlm.server.context import ServerContext
-from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation_config import GenerationDefaults
 from eventlm.server.http_server import HttpServer
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.generation_config import GenerationDefaults
 from tests.server.engine_double import EngineDouble, spell
 
 #: For everything that a busy machine may delay.

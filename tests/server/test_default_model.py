@@ -11,7 +11,7 @@ import pytest
 
 from eventlm.models.default import DEFAULT_MODEL
 from eventlm.models.pull import cached
-from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.serving import Server, serve
 
 PROMPTS = (

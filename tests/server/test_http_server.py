@@ -16,8 +16,8 @@ from eventlm.config import ServerConfig
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import UsageError
 from eventlm.server.context import ServerContext
-from eventlm.server.fake_tokenizer import FakeTokenizer
 from eventlm.server.http_server import HttpServer, run_server
+from eventlm.text.fake_tokenizer import FakeTokenizer
 from tests.server.conftest import (
     INVALID,
     PATIENCE_SECONDS,

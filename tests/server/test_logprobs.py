@@ -10,13 +10,13 @@ import pytest
 
 from eventlm.engine.request import EngineRequest, FinishedOutput
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
-from eventlm.server.choice_output import ChoiceOutput
 from eventlm.server.endpoints.completions import CompletionReplies
-from eventlm.server.fake_tokenizer import FakeTokenizer
-from eventlm.server.generation import Generation
-from eventlm.server.output_queue import OutputQueue
-from eventlm.server.protocol import CompletionRequest
 from eventlm.server.responses import ReplyIdentity
+from eventlm.text.choice_output import ChoiceOutput
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.generation import Generation
+from eventlm.text.output_queue import OutputQueue
+from eventlm.text.requests.protocol import CompletionRequest
 from tests.server.conftest import RunningServer
 from tests.server.engine_double import spell
 

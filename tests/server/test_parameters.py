@@ -148,7 +148,7 @@ def test_truncated_chats_keep_their_end(server: RunningServer, client: openai.Op
 
 
 def test_special_tokens_documents_and_variables(server: RunningServer, client: openai.OpenAI) -> None:
-    from eventlm.server.chat_template import ChatTemplate
+    from eventlm.text.chat_template import ChatTemplate
 
     source = "{{ style }}{% for each in documents or [] %}[{{ each.text }}]{% endfor %}{{ add_generation_prompt }}"
     server.context.tokenizer.chat_template = ChatTemplate(source, {})
@@ -164,7 +164,7 @@ def test_special_tokens_documents_and_variables(server: RunningServer, client: o
 
 
 def test_reasoning_effort_is_for_templates_that_read_it(server: RunningServer, client: openai.OpenAI) -> None:
-    from eventlm.server.chat_template import ChatTemplate
+    from eventlm.text.chat_template import ChatTemplate
 
     chat(client, reasoning_effort="none")
     with pytest.raises(openai.BadRequestError, match="its chat template does not read it") as caught:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from eventlm.server.fake_tokenizer import FakeTokenizer
+from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.worker.fake.runner import fake_token
 from tests.serving import Server
 

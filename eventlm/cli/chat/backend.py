@@ -13,18 +13,14 @@ import msgspec
 from eventlm.bootstrap.composition import Composition
 from eventlm.cli.engine_command import start_engine
 from eventlm.client.openai_client import OpenAIClient, StreamDelta, Usage
-from eventlm.engine.request import EngineRequest, Submission
 from eventlm.errors import EventLMError, UsageError
-from eventlm.server.context import ServerContext
-from eventlm.server.decoding import decode_request
-from eventlm.server.endpoints.chat import encode_messages
-from eventlm.server.errors import from_finish_reason
-from eventlm.server.generation import Generation
-from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
-from eventlm.server.responses import api_finish_reason
-from eventlm.server.tools.message import MessageParser, message_format
-from eventlm.server.tools.request import requested_format, with_format
-from eventlm.server.validation import check_request, engine_request
+from eventlm.text.choice_output import api_finish_reason
+from eventlm.text.generation import Generation, submit
+from eventlm.text.requests.decoding import decode_request
+from eventlm.text.requests.maker import RequestMaker
+from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.text.tools.formats import find_formats
+from eventlm.text.tools.message import MessageParser, message_format
 
 Messages = list[dict[str, str]]
 
@@ -67,12 +63,14 @@ class LocalBackend:
             raise UsageError("this model has no chat template; choose a model that was made for chat")
         engine = composed.engine
         self._engine = engine
-        self._context = ServerContext(
+        self._tokenizer = composed.tokenizer
+        self._formats = find_formats(engine.setup.config.server, composed.tokenizer.chat_template)
+        self._requests = RequestMaker(
             engine,
             composed.tokenizer,
-            engine.setup.config.server,
             defaults=composed.defaults,
             vocab_size=composed.vocab_size,
+            formats=self._formats,
         )
         self.model = engine.model_names[0]
         self.opening = f"loading {self.model}"
@@ -96,50 +94,29 @@ class LocalBackend:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._context.close()
+        self._requests.close()
         await self._engine.stop()
 
     def check(self, parameters: dict[str, Any]) -> None:
-        """Raise ApiError as the HTTP API would."""
-        self._body([{"role": "user", "content": "."}], parameters)
+        """Raise InputError as the HTTP API would."""
+        self._requests.check(self._body([{"role": "user", "content": "."}], parameters))
 
     async def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
-        """Raises ApiError."""
-        self._context.check_available()
-        group = await self._group(messages, parameters)
-        parser = MessageParser(message_format(group[0]), self._context.formats)
-        # One answer at a time, and nobody else asks for it.
-        generation = await self._context.submit(group, Submission(reply_id=""), prompt_param="messages")
+        """Raises InputError, and what `InferenceEngine.submit` raises."""
+        received_ns = self._engine.now_ns()
+        request = await self._requests.chat(self._body(messages, parameters), received_ns)
+        parser = MessageParser(message_format(request), self._formats)
+        generation = await submit(self._engine, self._tokenizer, [request], formats=self._formats)
         try:
             async with aclosing(_deltas(generation, parser)) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:
-            self._context.release(generation)
-
-    async def _group(self, messages: Messages, parameters: dict[str, Any]) -> list[EngineRequest]:
-        received_ns = self._engine.now_ns()
-        body = self._body(messages, parameters)
-        formats, tokenizer = self._context.formats, self._context.tokenizer
-        prompt_token_ids = await encode_messages(self._context, body)
-        request = engine_request(
-            body,
-            prompt_token_ids,
-            defaults=self._context.defaults,
-            limits=self._context.limits,
-            bad_words=await self._context.encoder.encode_bad_words(body.bad_words or []),
-            prompt_param="messages",
-            received_ns=received_ns,
-            ready_ns=self._engine.now_ns(),
-        )
-        format = requested_format(body, None, formats, tokenizer, prompt_token_ids)
-        return [with_format(request, format, formats, tokenizer)]
+            generation.cancel()
 
     def _body(self, messages: Messages, parameters: dict[str, Any]) -> ChatCompletionRequest:
         raw = msgspec.json.encode({"model": self.model, "messages": messages, **parameters})
-        body = decode_request(raw, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
-        check_request(body, self._context.limits)
-        return body
+        return decode_request(raw, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
 
 
 async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerator[StreamDelta]:
@@ -147,7 +124,7 @@ async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerat
         async for output in outputs:
             reason = None
             if output.finished is not None:
-                if (error := from_finish_reason(output.finished.reason)) is not None:
+                if (error := output.error) is not None:
                     raise error
                 reason = api_finish_reason(output.finished.reason)
             message = parser.push(output.text)
@@ -155,14 +132,9 @@ async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerat
                 message.add(parser.close())
             received_ns = time.monotonic_ns()
             yield StreamDelta(output.choice, message.content, reason, None, received_ns, message.reasoning)
-    usage = generation.usage()
-    yield StreamDelta(
-        0,
-        "",
-        None,
-        Usage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
-        time.monotonic_ns(),
-    )
+    counts = generation.token_counts()
+    usage = Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
+    yield StreamDelta(0, "", None, usage, time.monotonic_ns())
 
 
 class RemoteBackend:

@@ -20,14 +20,14 @@ from eventlm.engine.admin import (
     UnknownPolicyError,
     UnknownRequestError,
 )
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InputError
 from eventlm.formatting import sentence
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
-from eventlm.server.decoding import decode_request
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.endpoints.request_info import RequestInfo, any_request_info
-from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error, invalid_value
+from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error
+from eventlm.text.requests.decoding import decode_request
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -43,7 +43,7 @@ async def _act(request: web.Request, action: AdminAction) -> web.Response:
     try:
         status = await request.app[CONTEXT].engine.administer(action)
     except UnknownPolicyError as error:
-        raise invalid_value("policy", sentence(str(error))) from error
+        raise InputError("policy", sentence(str(error))) from error
     except UnknownRequestError as error:
         raise ApiError(404, sentence(str(error)), param="id", code="request_not_found") from error
     except AmbiguousRequestError as error:

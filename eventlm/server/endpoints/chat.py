@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from eventlm.engine.request import EngineRequest
-from eventlm.server.chat_messages import chat_messages
-from eventlm.server.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
-from eventlm.server.choice_output import ChoiceOutput, each_in_turn
-from eventlm.server.context import CONTEXT, ServerContext, read_body
-from eventlm.server.decoding import decode_request
-from eventlm.server.echo import Echo
-from eventlm.server.errors import invalid_value
-from eventlm.server.generation import Generation
+from eventlm.server.context import CONTEXT, read_body
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.message_responses import message_delta, reply_message
 from eventlm.server.middleware import take_request_id
-from eventlm.server.prompt_encoder import CHARACTERS_OF_A_MESSAGE
-from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.server.responses import (
-    ApiFinishReason,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -33,16 +22,16 @@ from eventlm.server.responses import (
     ReplyIdentity,
     TokenIds,
     Usage,
-    api_finish_reason,
 )
 from eventlm.server.stream import answer
-from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.tools.definitions import ToolUse
-from eventlm.server.tools.formats import NO_FORMATS, Formats
-from eventlm.server.tools.message import MessageDelta, MessageParser, message_format, parse_message
-from eventlm.server.tools.request import requested_format, requested_grammar, requested_tools, with_format
-from eventlm.server.tools.teaching import teach
-from eventlm.server.validation import check_request, engine_request, truncate_prompt
+from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
+from eventlm.text.echo import Echo
+from eventlm.text.generation import Generation
+from eventlm.text.requests.decoding import decode_request
+from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.text.tokenizer import Tokenizer
+from eventlm.text.tools.formats import NO_FORMATS, Formats
+from eventlm.text.tools.message import MessageDelta, MessageParser, message_format, parse_message
 
 #: How the ids of chats begin.
 CHAT_PREFIX = "chatcmpl"
@@ -104,7 +93,7 @@ class ChatReplies:
             model=self._body.model,
             service_tier=self._body.used_tier,
             choices=await each_in_turn(self._choice, choices),
-            usage=generation.usage(),
+            usage=Usage.of(generation.token_counts()),
             prompt_logprobs=prompt_logprobs(self._tokenizer, request, choices[0], self._body.prompt_logprobs),
             prompt_token_ids=self._prompt_ids,
         )
@@ -164,99 +153,6 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
     take_request_id(request, body.request_id)
-    limits = context.limits
-    check_request(body, limits)
-    formats, tokenizer = context.formats, context.tokenizer
-    tools = requested_tools(body, formats)
-    content_grammar = await context.grammars.requested(body)
-    prompt_token_ids = await encode_messages(context, body, tools)
-    format = requested_format(body, tools, formats, tokenizer, prompt_token_ids)
-    grammar = await requested_grammar(tools, format, formats, tokenizer, content_grammar, context.grammars)
-    chat = engine_request(
-        body,
-        prompt_token_ids,
-        defaults=context.defaults,
-        limits=limits,
-        bad_words=await context.encoder.encode_bad_words(body.bad_words or []),
-        grammar=grammar,
-        prompt_param=ChatReplies.prompt_param,
-        received_ns=received_ns,
-        ready_ns=context.engine.now_ns(),
-    )
-    group = [with_format(chat, format, formats, tokenizer)]
-    replies = ChatReplies(body, tokenizer, group, ReplyIdentity.draw(CHAT_PREFIX), formats)
+    group = [await context.requests.chat(body, received_ns)]
+    replies = ChatReplies(body, context.tokenizer, group, ReplyIdentity.draw(CHAT_PREFIX), context.formats)
     return await answer(request, body, group, replies)
-
-
-async def encode_messages(
-    context: ServerContext, body: ChatCompletionRequest, tools: ToolUse | None = None
-) -> list[int]:
-    """The token ids of the conversation under the model's template, the last ones if so asked. Raises ApiError."""
-    template = context.tokenizer.chat_template
-    if template is None:
-        raise invalid_value(
-            "messages", "This model has no chat template; use /v1/completions, or a model that was made for chat."
-        )
-    definitions = tools.definitions if tools is not None else None
-    num_parts = sum(len(each.content) if isinstance(each.content, list) else 1 for each in body.messages)
-    messages = await context.encoder.run(
-        CHARACTERS_OF_A_MESSAGE * num_parts, lambda: _template_messages(context.formats, body, template, definitions)
-    )
-    if body.documents and "documents" not in template.source:
-        raise invalid_value(
-            "documents",
-            "'documents' are not supported by this model: its chat template does not read them; write them into a "
-            "message.",
-        )
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        raise invalid_value(
-            "continue_final_message",
-            "'continue_final_message' and 'add_generation_prompt' exclude each other: the one goes on with the last "
-            "message, the other begins a new one.",
-        )
-    try:
-        token_ids = await context.encoder.encode_chat(
-            template,
-            messages,
-            tools=definitions,
-            documents=body.documents,
-            add_generation_prompt=body.add_generation_prompt is not False and not continues,
-            continue_final_message=continues,
-            variables=_variables(template, body),
-            add_special_tokens=bool(body.add_special_tokens),
-        )
-    except ChatTemplateError as error:
-        raise invalid_value("messages", f"Invalid value for 'messages': {error}.") from error
-    return truncate_prompt(body, token_ids, context.limits)
-
-
-def _template_messages(
-    formats: Formats, body: ChatCompletionRequest, template: ChatTemplate, definitions: list[dict[str, Any]] | None
-) -> list[dict[str, Any]]:
-    """The messages for the template, with the tools in them if it does not know of any. Raises ApiError."""
-    messages = chat_messages(body, knows_developer=template.knows_developer)
-    if template.knows_tools or formats.tools is None:
-        return messages
-    try:
-        return teach(messages, definitions or [], formats.tools.syntax)
-    except RecursionError as error:
-        raise invalid_value("messages", "Tools or their calls are nested too deeply.") from error
-
-
-def _variables(template: ChatTemplate, body: ChatCompletionRequest) -> dict[str, Any]:
-    """What the body sets of the template's own variables. Raises ApiError."""
-    variables = dict(body.chat_template_kwargs or {})
-    for name in variables:
-        if name in RESERVED_NAMES:
-            param = f"chat_template_kwargs.{name}"
-            raise invalid_value(param, f"Invalid value for '{param}': the server sets this variable itself.")
-    effort = body.reasoning_effort
-    if effort is not None and "reasoning_effort" in template.source:
-        variables["reasoning_effort"] = effort
-    elif effort not in (None, "none"):
-        raise invalid_value(
-            "reasoning_effort",
-            "'reasoning_effort' is not supported by this model: its chat template does not read it; leave it out.",
-        )
-    return variables

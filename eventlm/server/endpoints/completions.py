@@ -8,14 +8,9 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from eventlm.engine.request import EngineRequest
-from eventlm.server.choice_output import ChoiceOutput, each_in_turn
-from eventlm.server.context import CONTEXT, ServerContext, read_body
-from eventlm.server.decoding import decode_request
-from eventlm.server.echo import Echo
-from eventlm.server.generation import Generation
+from eventlm.server.context import CONTEXT, read_body
 from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
 from eventlm.server.middleware import take_request_id
-from eventlm.server.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from eventlm.server.responses import (
     Completion,
     CompletionChoice,
@@ -23,11 +18,14 @@ from eventlm.server.responses import (
     ReplyIdentity,
     TokenIds,
     Usage,
-    api_finish_reason,
 )
 from eventlm.server.stream import answer
-from eventlm.server.tokenizer import Tokenizer
-from eventlm.server.validation import check_request, completion_prompts, engine_request, truncate_prompt
+from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, each_in_turn
+from eventlm.text.echo import Echo
+from eventlm.text.generation import Generation
+from eventlm.text.requests.decoding import decode_request
+from eventlm.text.requests.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from eventlm.text.tokenizer import Tokenizer
 
 #: How the ids of completions begin.
 COMPLETION_PREFIX = "cmpl"
@@ -86,7 +84,7 @@ class CompletionReplies:
         return self._chunk([], usage)
 
     async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Completion:
-        return self._chunk(await each_in_turn(self._choice, choices), generation.usage())
+        return self._chunk(await each_in_turn(self._choice, choices), Usage.of(generation.token_counts()))
 
     def _choice(self, output: ChoiceOutput) -> CompletionChoice:
         assert output.finished is not None
@@ -147,44 +145,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
     take_request_id(request, body.request_id)
-    check_request(body, context.limits)
-    group, echoes = await _group(context, body, received_ns)
+    group, echoes = await context.requests.completions(body, received_ns)
     identity = ReplyIdentity.draw(COMPLETION_PREFIX)
     replies = CompletionReplies(body, context.tokenizer, group, identity, echoes)
     return await answer(request, body, group, replies)
-
-
-async def _group(
-    context: ServerContext, body: CompletionRequest, received_ns: int
-) -> tuple[list[EngineRequest], list[Echo]]:
-    """The body's prompts for the engine, and for an echo, if there is to be one."""
-    limits = context.limits
-    bad_words = await context.encoder.encode_bad_words(body.bad_words or [])
-    grammar = await context.grammars.requested(body)
-    group, echoes = [], []
-    for prompt in completion_prompts(body, limits.vocab_size):
-        token_ids = await _encoded(context, body, prompt)
-        kept = truncate_prompt(body, token_ids, limits)
-        group.append(
-            engine_request(
-                body,
-                kept,
-                defaults=context.defaults,
-                limits=limits,
-                bad_words=bad_words,
-                grammar=grammar,
-                prompt_param=CompletionReplies.prompt_param,
-                received_ns=received_ns,
-                ready_ns=context.engine.now_ns(),
-            )
-        )
-        if body.echo:
-            whole_text = prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None
-            echoes.append(await context.encoder.echo(whole_text, kept))
-    return group, echoes
-
-
-async def _encoded(context: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    return await context.encoder.encode(prompt, add_special_tokens=body.add_special_tokens is not False)

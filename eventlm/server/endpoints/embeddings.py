@@ -15,25 +15,18 @@ from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.engine.request import EngineRequest, Submission
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
 from eventlm.sampler_params import Pooling, SamplerParams
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
-from eventlm.server.decoding import decode_request
-from eventlm.server.errors import (
-    context_length_exceeded,
-    from_engine_error,
-    from_finish_reason,
-    internal_error,
-    invalid_value,
-    model_not_found,
-)
-from eventlm.server.generation import Generation
+from eventlm.server.errors import from_engine_error, internal_error
 from eventlm.server.middleware import GENERATION, REQUEST_ID, take_request_id
-from eventlm.server.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
 from eventlm.server.scheduling import schedule
 from eventlm.server.timings import EventlmReply, timings
-from eventlm.server.validation import read_prompts
+from eventlm.text.generation import Generation
+from eventlm.text.requests.decoding import decode_request
+from eventlm.text.requests.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
+from eventlm.text.requests.validation import read_prompts
 
 PARAM = "input"
 #: vLLM's fields without support, each with the values that ask for nothing.
@@ -131,16 +124,16 @@ async def embeddings(request: web.Request) -> web.Response:
 
 def _check(context: ServerContext, body: EmbeddingRequest) -> None:
     if body.model not in context.engine.model_names:
-        raise model_not_found(body.model)
+        raise UnknownModelError(body.model)
     if body.dimensions is not None and body.dimensions > context.embedding_size:
-        raise invalid_value(
+        raise InputError(
             "dimensions",
             f"Invalid value for 'dimensions': this model's embeddings have {context.embedding_size}, "
             f"got {body.dimensions}.",
         )
     kept, longest = body.truncate_prompt_tokens, context.engine.max_model_len
     if kept is not None and (kept == 0 or kept > longest):
-        raise invalid_value(
+        raise InputError(
             "truncate_prompt_tokens",
             f"Invalid value for 'truncate_prompt_tokens': expected 1 to {longest}, the longest context, or -1 for it, "
             f"got {kept}.",
@@ -151,7 +144,7 @@ async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: in
     """One request for each input. Raises ApiError."""
     inputs = read_prompts(body.input, context.vocab_size, PARAM)
     if len(inputs) > MAX_GROUP_SEQUENCES:
-        raise invalid_value(
+        raise InputError(
             PARAM, f"Invalid value for '{PARAM}': at most {MAX_GROUP_SEQUENCES} inputs, got {len(inputs)}."
         )
     pooling = body.pooling or context.config.pooling
@@ -182,10 +175,10 @@ async def _token_ids(context: ServerContext, body: EmbeddingRequest, text: str |
     if not isinstance(text, str):
         return text if kept is None else text[-kept:]
     add_special_tokens = body.add_special_tokens is not False
-    token_ids = await context.encoder.encode(text, add_special_tokens=add_special_tokens)
+    token_ids = await context.requests.encoder.encode(text, add_special_tokens=add_special_tokens)
     if kept is None or len(token_ids) <= kept:
         return token_ids
-    plain = await context.encoder.encode(text, add_special_tokens=False)
+    plain = await context.requests.encoder.encode(text, add_special_tokens=False)
     return _truncated(token_ids, plain, kept)
 
 
@@ -201,12 +194,12 @@ def _truncated(token_ids: list[int], plain: list[int], kept: int) -> list[int]:
 def _check_length(context: ServerContext, token_ids: list[int]) -> None:
     longest = context.engine.max_model_len
     if not token_ids:
-        raise invalid_value(PARAM, f"Invalid value for '{PARAM}': it has no tokens.")
+        raise InputError(PARAM, f"Invalid value for '{PARAM}': it has no tokens.")
     if len(token_ids) > longest:
-        raise context_length_exceeded(
+        raise PromptTooLongError(
+            PARAM,
             f"This model's maximum context length is {longest} tokens. However, your {PARAM} has {len(token_ids)} "
             f"tokens. Please reduce its length, or set truncate_prompt_tokens.",
-            PARAM,
         )
 
 
@@ -216,8 +209,7 @@ async def _collect(generation: Generation, body: EmbeddingRequest) -> list[list[
     try:
         async with aclosing(generation.outputs()) as outputs:
             async for output in outputs:
-                end = output.finished
-                if end is not None and (error := from_finish_reason(end.reason, end.detail)) is not None:
+                if (error := output.error) is not None:
                     raise error
                 if output.embedding:
                     found[output.choice] = _encode(output.embedding, body)

@@ -13,11 +13,11 @@ from eventlm.engine.admin import AmbiguousRequestError
 from eventlm.engine.explanations import NotExplainedError
 from eventlm.engine.request import UnknownReplyError
 from eventlm.engine.response_status import ReplyStatus, SampleState
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InputError
 from eventlm.formatting import sentence
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response
-from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error, internal_error, invalid_value
+from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error, internal_error
 from eventlm.server.timings import ChoiceTimings, choice_timings
 from eventlm.types import FinishReason
 
@@ -73,7 +73,7 @@ def _info(status: ReplyStatus) -> web.Response:
         ChoiceState(
             index=choice,
             state=sample.state,
-            finish_reason=sample.row.reason if sample.row is not None and sample.row.reason != "unfinished" else None,
+            finish_reason=sample.row.reason if sample.row is not None else None,
             output_tokens=sample.output_tokens,
             timings=choice_timings(choice, sample.row) if sample.row is not None else None,
         )
@@ -114,7 +114,7 @@ def _asks_for_text(request: web.Request) -> bool:
     form = request.query.get("format", "json")
     if form in ("json", "text"):
         return form == "text"
-    raise invalid_value("format", "Invalid value for 'format': supported values are 'json' and 'text'.")
+    raise InputError("format", "Invalid value for 'format': supported values are 'json' and 'text'.")
 
 
 async def _status(request: web.Request, owner: str | None) -> ReplyStatus:

@@ -10,28 +10,28 @@ from msgspec import Meta
 
 from eventlm.engine.rate_limits import RateLimitError
 from eventlm.engine.request import EngineUnavailableError, ResumedReply, UnknownReplyError
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InputError
 from eventlm.formatting import sentence
-from eventlm.server import generation as generations
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response
-from eventlm.server.decoding import decode_request
 from eventlm.server.endpoints.chat import CHAT_PREFIX, ChatReplies
 from eventlm.server.endpoints.completions import CompletionReplies
-from eventlm.server.errors import from_engine_error, invalid_value, reply_not_found, unavailable
-from eventlm.server.generation import MAX_OUTPUTS_TAKEN, Generation
+from eventlm.server.errors import from_engine_error, reply_not_found, unavailable
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
-from eventlm.server.protocol import (
+from eventlm.server.responses import CancelledReply, ReplyIdentity
+from eventlm.server.stream import EdgeState, send_events, stream_error
+from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
+from eventlm.text import generation as generations
+from eventlm.text.generation import MAX_OUTPUTS_TAKEN, Generation
+from eventlm.text.requests.decoding import decode_request
+from eventlm.text.requests.protocol import (
     UNSUPPORTED_IN_CHAT,
     UNSUPPORTED_IN_COMPLETIONS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
 )
-from eventlm.server.responses import CancelledReply, ReplyIdentity
-from eventlm.server.stream import EdgeState, send_events, stream_error
-from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
 
 LAST_EVENT_ID = "Last-Event-ID"
 FROM = "from"
@@ -103,7 +103,7 @@ def _position(request: web.Request) -> StreamPosition:
     try:
         return StreamPosition() if text is None else StreamPosition.parse(text)
     except ValueError:
-        raise invalid_value(param, f"Invalid value for '{param}': it must be the id of an event.") from None
+        raise InputError(param, f"Invalid value for '{param}': it must be the id of an event.") from None
 
 
 async def _send_rest(
@@ -112,7 +112,7 @@ async def _send_rest(
     """All that comes behind a position."""
     if position.end > reply.num_outputs:
         param = _position_param(request)
-        raise invalid_value(param, f"Invalid value for '{param}': no event of this stream has had that id.")
+        raise InputError(param, f"Invalid value for '{param}': no event of this stream has had that id.")
     context = request.app[CONTEXT]
     body, replies = _replies(context, reply)
     events = StreamEvents(generation, replies, body, has_ids=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import Struct
 
+from eventlm.errors import InputError, UnknownModelError
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
-from eventlm.server.decoding import convert_request, decode_object, decode_request
-from eventlm.server.endpoints.chat import encode_messages
-from eventlm.server.errors import invalid_value, model_not_found
-from eventlm.server.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
-from eventlm.server.tools.request import requested_tools
-from eventlm.server.validation import check_token_ids
+from eventlm.text.requests.decoding import convert_request, decode_object, decode_request
+from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
+from eventlm.text.requests.validation import check_token_ids
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -56,24 +54,25 @@ async def tokenize(request: web.Request) -> web.Response:
     """The tokens of a text or of a conversation."""
     context = request.app[CONTEXT]
     context.check_available()
+    encoder = context.requests.encoder
     raw = decode_object(await read_body(request))
     body: TokenizeRequest | TokenizeChatRequest
     if raw.get("messages") is None:
         body = convert_request(raw, TokenizeRequest, {})
         _check_model(context, body.model)
-        token_ids = await context.encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        token_ids = await encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     elif raw.get("prompt") is not None:
-        raise invalid_value("prompt", "'prompt' and 'messages' exclude each other.")
+        raise InputError("prompt", "'prompt' and 'messages' exclude each other.")
     else:
         body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
         _check_model(context, body.model)
-        token_ids = await encode_messages(context, body, requested_tools(body, context.formats))
+        token_ids = await context.requests.encode_messages(body)
     return json_response(
         Tokenization(
             count=len(token_ids),
             max_model_len=context.engine.max_model_len,
             tokens=token_ids,
-            token_strs=await context.encoder.token_strings(token_ids) if body.return_token_strs else None,
+            token_strs=await encoder.token_strings(token_ids) if body.return_token_strs else None,
         )
     )
 
@@ -85,9 +84,9 @@ async def detokenize(request: web.Request) -> web.Response:
     body = decode_request(await read_body(request), DetokenizeRequest, {})
     _check_model(context, body.model)
     check_token_ids(body.tokens, context.vocab_size, "tokens")
-    return json_response(Detokenization(await context.encoder.decode(body.tokens)))
+    return json_response(Detokenization(await context.requests.encoder.decode(body.tokens)))
 
 
 def _check_model(context: ServerContext, model: str | None) -> None:
     if model is not None and model not in context.engine.model_names:
-        raise model_not_found(model)
+        raise UnknownModelError(model)

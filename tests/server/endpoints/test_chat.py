@@ -205,7 +205,7 @@ def test_defaults(server: RunningServer, client: openai.OpenAI) -> None:
 
 
 def test_template_variables_and_errors(server: RunningServer) -> None:
-    from eventlm.server.chat_template import ChatTemplate
+    from eventlm.text.chat_template import ChatTemplate
 
     server.context.tokenizer.chat_template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", {})
     error = server.chat().json()["error"]

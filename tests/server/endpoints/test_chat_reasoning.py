@@ -57,7 +57,7 @@ def test_how_many_tokens_the_reasoning_had(start_with_client: Any) -> None:
 
 
 def test_a_template_that_opens_the_reasoning(start_with_client: Any) -> None:
-    from eventlm.server.chat_template import ChatTemplate
+    from eventlm.text.chat_template import ChatTemplate
 
     server, client = start_with_client(reasoning_parser="qwen3")
     server.engine.script = spell("hm\n</think>\n\nYes.")

@@ -135,7 +135,7 @@ def test_several_choices_stops_and_limits(start_with_client: Any) -> None:
 
 
 def test_what_the_template_is_given(start_with_client: Any) -> None:
-    from eventlm.server.chat_template import ChatTemplate
+    from eventlm.text.chat_template import ChatTemplate
 
     server, client = start_with_client()
     server.context.tokenizer.chat_template = ChatTemplate("{{ tools | tojson if tools else 'no tools' }}", {})

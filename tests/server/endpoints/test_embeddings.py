@@ -13,7 +13,7 @@ import pytest
 
 from eventlm.engine.request import EngineUnavailableError, QueueFullError
 from eventlm.server.endpoints.embeddings import _truncated
-from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.server.checkpoints import byte_level
 from tests.server.conftest import INVALID, Reply, RunningServer, assert_error, wait_until
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.checkpoints import make_checkpoint
 from tests.serving import Server, serve
 

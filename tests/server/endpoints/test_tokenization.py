@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.server.checkpoints import byte_fallback, byte_level
 from tests.server.conftest import INVALID, RunningServer, assert_error
 

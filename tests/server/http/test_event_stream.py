@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from eventlm.engine.request import EngineUnavailableError
-from eventlm.server.detokenizer import SequenceText
 from eventlm.server.http.event_stream import EventStream
+from eventlm.text.detokenizer import SequenceText
 from tests.server.conftest import PATIENCE_SECONDS, RunningServer, capture_logs, wait_until
 from tests.server.engine_double import spell
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.grammar import json_object_grammar, regex_grammar
+from eventlm.text.grammar import json_object_grammar, regex_grammar
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import StepPayload
 from tests.worker.launches import launched, new_sequence, payload

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.grammar import choice_grammar, regex_grammar
+from eventlm.text.grammar import choice_grammar, regex_grammar
 from eventlm.worker.protocol import RowExtras
 from tests.checkpoints import EOS_ID, VOCAB_SIZE
 from tests.worker.gpu.driven import BUCKETS, Asked, Driven, gpu_runner, small_checkpoint

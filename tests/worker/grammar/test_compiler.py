@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.server.grammar import choice_grammar
+from eventlm.text.grammar import choice_grammar
 from eventlm.worker.grammar import compiler as grammar_compiler
 from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.vocabulary import fake_vocabulary

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eventlm.sampler_params import SamplerParams
-from eventlm.server.grammar import choice_grammar, lark_grammar, regex_grammar
-from eventlm.server.tokenizer import CheckpointTokenizer
+from eventlm.text.grammar import choice_grammar, lark_grammar, regex_grammar
+from eventlm.text.tokenizer import CheckpointTokenizer
 from eventlm.types import WorkerEnd
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import StepPayload

@@ -1,0 +1,83 @@
+"""One sequence on its way from the engine's tokens to a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from eventlm.engine.request import EngineRequest, PromptLogprobsOutput
+from eventlm.sampler_params import TokenLogprobs
+from eventlm.text.choice_output import ChoiceOutput, part_of
+from eventlm.text.detokenizer import SequenceText
+from eventlm.text.stop_strings import StopStrings
+from eventlm.text.tokenizer import Tokenizer
+from eventlm.text.tools.formats import Formats
+from eventlm.text.tools.message import end_of_call, message_format
+from eventlm.text.tools.reasoning_tokens import ReasoningTokens, reasoning_tokens
+
+
+class GeneratedSequence:
+    """Its text, its output tokens so far, and how far its prompt's log-probabilities have come."""
+
+    __slots__ = ("_next_prompt_place", "last_token_id", "num_tokens", "reasoning", "text")
+
+    def __init__(self, text: SequenceText, reasoning: ReasoningTokens | None) -> None:
+        self.text = text
+        self.reasoning = reasoning
+        self.num_tokens = 0
+        self.last_token_id: int | None = None
+        #: Nothing predicts the first token of a prompt.
+        self._next_prompt_place = 1
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """None where it may not reason."""
+        return None if self.reasoning is None else self.reasoning.count
+
+    def said(self, choice: int, text: str = "", **more: Any) -> ChoiceOutput:
+        """An output, with what all until now come to."""
+        return ChoiceOutput(
+            choice, text, num_tokens=self.num_tokens, num_reasoning_tokens=self.num_reasoning_tokens, **more
+        )
+
+    def new_prompt_logprobs(self, output: PromptLogprobsOutput) -> TokenLogprobs | None:
+        """Those among an output's that have not come before: a recomputed prompt repeats some."""
+        num_known = self._next_prompt_place - output.start
+        new = part_of(output.logprobs, num_known, None)
+        assert new is not None
+        self._next_prompt_place += len(new.logprobs)
+        return new if new.logprobs else None
+
+
+def generated_sequences(tokenizer: Tokenizer, request: EngineRequest, formats: Formats) -> list[GeneratedSequence]:
+    """Those of a request, as many as it wants, with nothing in them yet."""
+    params = request.params
+    format = message_format(request)
+    include_stop = request.include_stop_str_in_output
+    stops = StopStrings(request.stop) if request.stop else None
+    token_bytes = _token_bytes(tokenizer, request)
+    ends = params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids)
+    return [
+        GeneratedSequence(
+            SequenceText(
+                token_bytes,
+                stops=stops,
+                include_stop=include_stop,
+                min_tokens=params.min_tokens,
+                end_token_ids=frozenset(() if include_stop else ends),
+                is_over=end_of_call(format, formats) if format.ends_behind_call else None,
+            ),
+            reasoning_tokens(format, formats, token_bytes),
+        )
+        for _ in range(request.n)
+    ]
+
+
+def _token_bytes(tokenizer: Tokenizer, request: EngineRequest) -> Callable[[int], bytes]:
+    """What each token adds to the text."""
+    if not request.skip_special_tokens:
+        return tokenizer.raw_token_bytes
+    if not request.visible_token_ids:
+        return tokenizer.token_bytes
+    visible = frozenset(request.visible_token_ids)
+    return lambda token_id: (tokenizer.raw_token_bytes if token_id in visible else tokenizer.token_bytes)(token_id)

@@ -1,5 +1,0 @@
-from __future__ import annotations
-
-from tests.engine.conftest import nothing_left_behind
-
-__all__ = ["nothing_left_behind"]

@@ -1,0 +1,121 @@
+"""What is made of a body's values, and what the errors of fields say that are one of several words."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+
+from eventlm.text.chat_messages import chat_messages
+from eventlm.text.requests.decoding import decode_object, decode_request
+from eventlm.text.requests.protocol import ChatCompletionRequest
+from tests.server.conftest import INVALID, RunningServer, assert_error
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            "/v1/embeddings",
+            {"input": "x", "encoding_format": "hex"},
+            "'encoding_format': supported values are 'base64', 'float'.",
+        ),
+        ("/v1/embeddings", {"input": "x", "pooling": "max"}, "'pooling': supported values are 'last', 'mean'."),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "utmost"},
+            "supported values are 'high', 'low', 'medium', 'minimal', 'none', 'xhigh'.",
+        ),
+    ],
+)
+def test_the_words_that_can_be_used_are_named(server: RunningServer, path: str, fields: dict, message: str) -> None:
+    reply = server.post(path, {"model": "test", **fields})
+    assert_error(reply, 400, INVALID, list(fields)[-1], "invalid_value", message=message)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 3.0},
+        {"n": 2.0, "top_k": 1e1, "seed": 7.0},
+        {"priority": -5.0, "deadline_ms": 9e3, "slo": {"ttft_ms": 200.0}},
+        {"stop_token_ids": [5.0, 6], "allowed_token_ids": [72.0]},
+        {"prompt": [[1.0, 2], [3.0]]},
+        {"prompt": [1, 2.0]},
+    ],
+)
+def test_whole_floats_are_integers_where_those_are_wanted(server: RunningServer, fields: dict[str, Any]) -> None:
+    """As pydantic takes them: JSON has one kind of number, and Lua or R write 2 as 2.0."""
+    replies = [server.complete(**each) for each in (fields, _in_integers(fields))]
+    assert [reply.status for reply in replies] == [200, 200], replies[0].data
+    requests = server.engine.requests
+    floats, integers = requests[: len(requests) // 2], requests[len(requests) // 2 :]
+    for one, other in zip(floats, integers, strict=True):
+        assert repr((one.params, one.prompt_token_ids)) == repr((other.params, other.prompt_token_ids))
+        assert repr((one.n, one.seed, one.priority)) == repr((other.n, other.seed, other.priority))
+
+
+def _in_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_integers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_in_integers(each) for each in value]
+    return int(value) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("value", [2.5, "2", "2.0", True, [2.0]])
+def test_nothing_else_becomes_an_integer(server: RunningServer, value: Any) -> None:
+    assert_error(server.complete(max_tokens=value), 400, INVALID, "max_tokens", "invalid_type")
+
+
+def test_a_huge_float_is_refused_as_a_huge_integer_is(server: RunningServer) -> None:
+    for name in ("max_tokens", "deadline_ms", "seed"):
+        errors = [server.complete(**{name: value}).json()["error"] for value in (1e30, int(1e30))]
+        assert errors[0] == errors[1]
+        assert errors[0]["code"] in ("invalid_value", "context_length_exceeded")
+    reply = server.post("/v1/completions", b'{"model": "test", "prompt": "x", "max_tokens": 1e400}')
+    assert_error(reply, 400, INVALID)
+
+
+def test_floats_stay_as_they_are_where_anything_goes() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "number", "minimum": 1.0}}}
+    raw = {"model": "test", "messages": [], "n": 1.0, "temperature": 1.0, "tools": [{"parameters": parameters}]}
+    request = decode_request(msgspec.json.encode(raw), ChatCompletionRequest, {})
+    assert repr((request.n, request.temperature)) == "(1, 1.0)"
+    assert type(request.tools[0]["parameters"]["properties"]["a"]["minimum"]) is float
+
+
+def test_a_large_body_is_decoded_without_a_search_for_garbage() -> None:
+    """Which would take most of the time, in which nobody's stream goes on."""
+    found: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        found.append(phase)
+
+    body = msgspec.json.encode({"model": "test", "prompt": "x", "tools": [{"a": [{}]} for _ in range(20_000)]})
+    gc.callbacks.append(note)
+    try:
+        decode_object(body)
+        during = found.count("start")
+    finally:
+        gc.callbacks.remove(note)
+    # One may come as soon as there may be any.
+    assert during <= 1
+    assert gc.isenabled()
+
+
+def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return chat_messages(*args, **kwargs)
+
+    monkeypatch.setattr("eventlm.text.requests.maker.chat_messages", noted)
+    server.engine.max_model_len = 10**6
+    for num_messages in (1, 500):
+        assert server.chat(messages=[{"role": "user", "content": "x"}] * num_messages).status == 200
+    assert ["tokenizer" in name for name in threads] == [False, True]

@@ -1,0 +1,234 @@
+"""The edge's side of a request: text ends told once, late tokens ignored, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from eventlm.engine.request import (
+    ClosingOutput,
+    EmbeddingOutput,
+    EngineRequest,
+    EngineUnavailableError,
+    FinishedOutput,
+    PromptLogprobsOutput,
+    RequestHandle,
+    Submission,
+    TokensOutput,
+)
+from eventlm.sampler_params import SamplerParams
+from eventlm.text.choice_output import ChoiceOutput, join_outputs
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.generation import Generation, TokenCounts, resume, submit
+from eventlm.text.output_queue import OutputQueue, TakenOverError
+from tests.server.engine_double import EngineDouble, spell, spell_logprobs
+
+
+class Wire:
+    """A generation over one handle whose outputs the test puts."""
+
+    def __init__(self, stop: tuple[str, ...] = (), params: SamplerParams | None = None, **fields: Any) -> None:
+        request = EngineRequest(
+            model="test",
+            prompt_token_ids=[1, 2, 3],
+            params=params or SamplerParams(),
+            stop=stop,
+            has_text_ends=bool(stop),
+            **fields,
+        )
+        self.told: list[tuple[int, int, int, str]] = []
+        self.cancelled: list[tuple[int, str]] = []
+        self.handle = RequestHandle(
+            5, 1, lambda *told: self.told.append(told), lambda *args: self.cancelled.append(args)
+        )
+        self.outputs = OutputQueue()
+        self.generation = Generation(FakeTokenizer(), [request], [self.handle], self.outputs)
+
+    async def read(self, *outputs: Any) -> str:
+        return (await self.read_all(*outputs)).text
+
+    async def read_all(self, *outputs: Any) -> ChoiceOutput:
+        for output in outputs:
+            self.outputs.put(0, output)
+        return join_outputs([output async for output in self.generation.outputs()])
+
+
+async def test_tokens_after_a_stop_are_ignored_and_the_end_is_told_once() -> None:
+    wire = Wire(stop=("lo",))
+    text = await wire.read(
+        TokensOutput(0, 0, list(b"hel")),
+        TokensOutput(0, 3, list(b"lo")),
+        TokensOutput(0, 5, list(b"lo and more")),
+        ClosingOutput(0, "eos", 16),
+        FinishedOutput(0, "stop", 5, 0),
+    )
+    assert text == "hel"
+    assert wire.told == [(5, 0, 5, "stop")]
+
+
+async def test_closing_is_answered_when_nothing_was_found() -> None:
+    wire = Wire(stop=("xyz",))
+    text = await wire.read(
+        TokensOutput(0, 0, list(b"abxy")), ClosingOutput(0, "length", 4), FinishedOutput(0, "length", 4, 0)
+    )
+    assert text == "abxy"
+    assert wire.told == [(5, 0, 4, "")]
+
+
+async def test_a_stop_in_the_last_incomplete_character() -> None:
+    wire = Wire(stop=("�",))
+    text = await wire.read(
+        TokensOutput(0, 0, [97, 0xC3]), ClosingOutput(0, "length", 2), FinishedOutput(0, "stop", 2, 0)
+    )
+    assert text == "a"
+    assert wire.told == [(5, 0, 2, "stop")]
+
+
+async def test_tokens_and_logprobs_end_with_the_output() -> None:
+    wire = Wire(stop=("lo",))
+    output = await wire.read_all(
+        TokensOutput(0, 0, list(b"he"), spell_logprobs(b"he", 2)),
+        TokensOutput(0, 2, list(b"llo and"), spell_logprobs(b"llo and", 2)),
+        TokensOutput(0, 9, list(b"more"), spell_logprobs(b"more", 2)),
+        FinishedOutput(0, "stop", 5, 0),
+    )
+    assert (output.text, bytes(output.token_ids), output.stop_reason) == ("hel", b"hello", "lo")
+    assert output.logprobs == spell_logprobs(b"hello", 2)
+    assert output.finished == FinishedOutput(0, "stop", 5, 0)
+    assert wire.generation.num_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "text", "stop_reason"),
+    [
+        ({}, "stop_token", "ab", 33),
+        ({"include_stop_str_in_output": True}, "stop_token", "ab!", 33),
+        ({"include_stop_str_in_output": True}, "eos", "ab!", None),
+        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, "stop_token", "ab!", 33),
+    ],
+)
+async def test_a_stop_token_is_an_output_token(
+    fields: dict[str, Any], reason: Any, text: str, stop_reason: int | None
+) -> None:
+    wire = Wire(params=SamplerParams(stop_token_ids=(33,)), **fields)
+    output = await wire.read_all(TokensOutput(0, 0, list(b"ab!")), FinishedOutput(0, reason, 3, 0))
+    assert (output.text, bytes(output.token_ids), output.stop_reason) == (text, b"ab!", stop_reason)
+
+
+async def test_special_tokens_can_be_shown() -> None:
+    wire = Wire(params=SamplerParams(ignore_eos=True), skip_special_tokens=False)
+    output = await wire.read_all(TokensOutput(0, 0, [97, 257]), FinishedOutput(0, "length", 2, 0))
+    assert output.text == "a<|eos|>"
+
+
+async def test_prompt_logprobs_come_once_however_often_they_are_computed() -> None:
+    wire = Wire()
+    parts = [(1, b"a"), (1, b"abc"), (2, b"b"), (3, b"cde"), (6, b"f")]
+    outputs = []
+    for start, piece in parts:
+        logprobs = spell_logprobs(piece, 1)
+        assert logprobs is not None
+        outputs.append(PromptLogprobsOutput(0, start, logprobs))
+    output = await wire.read_all(*outputs, TokensOutput(0, 0, [97]), FinishedOutput(0, "length", 1, 0))
+    assert output.prompt_logprobs == spell_logprobs(b"abcdef", 1)
+
+
+async def test_a_request_without_tokens() -> None:
+    wire = Wire(kind="pool")
+    output = await wire.read_all(EmbeddingOutput(0, b"12345678"), FinishedOutput(0, "complete", 0, 0))
+    assert (output.embedding, output.text, output.token_ids) == (b"12345678", "", [])
+    assert output.finished is not None
+    assert output.finished.reason == "complete"
+
+
+async def test_without_stops_nothing_is_told() -> None:
+    wire = Wire()
+    assert await wire.read(TokensOutput(0, 0, list(b"ab")), FinishedOutput(0, "eos", 2, 1)) == "ab"
+    assert wire.told == []
+    assert wire.generation.token_counts() == TokenCounts(prompt=3, completion=2, cached=1, reasoning=None)
+    wire.generation.cancel()
+    assert wire.cancelled == []
+
+
+async def test_cancel_reaches_what_is_not_over() -> None:
+    wire = Wire()
+    wire.generation.cancel("shutdown")
+    assert wire.cancelled == [(5, "shutdown")]
+
+
+async def test_what_fails_behind_the_engines_word_leaves_nothing_behind() -> None:
+    engine = EngineDouble(spell("Hello"))
+    engine.keep(seconds=60)
+    engine.step_seconds = 30
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    submission = Submission(reply_id="r", is_resumable=True)
+    broken: Any = object()
+    with pytest.raises(AttributeError):
+        await submit(engine, broken, [request], submission)
+    assert engine.cancelled == [(0, "client")]
+    assert engine.registry.find("r", "").reader is None
+    with pytest.raises(AttributeError):
+        await resume(engine, broken, "r", "")
+    assert engine.registry.find("r", "").reader is None
+
+
+async def test_much_at_once_is_taken_with_pauses() -> None:
+    """Others have something to say while a long reply is read again."""
+    wire = Wire(params=SamplerParams(max_tokens=1_000))
+    num_turns = 0
+
+    def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    outputs = [TokensOutput(0, place, [120]) for place in range(640)]
+    assert await wire.read(*outputs, FinishedOutput(0, "length", 640, 0)) == "x" * 640
+    assert num_turns > 8
+
+
+async def test_who_was_taken_over_from_keeps_nothing() -> None:
+    """Else each of many who read a long reply again, and do not take what they asked for, has a copy of it."""
+    engine = EngineDouble(spell("Hello"))
+    engine.keep(seconds=60)
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    first = await submit(engine, FakeTokenizer(), [request], Submission(reply_id="r", is_resumable=True))
+    while not first.is_over:
+        await first.take()
+    _, second = await resume(engine, FakeTokenizer(), "r", "")
+    assert len(second._outputs) == 6
+    await resume(engine, FakeTokenizer(), "r", "")
+    with pytest.raises(TakenOverError):
+        await second.take()
+    assert len(second._outputs) == 0
+
+
+async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
+    outputs = OutputQueue()
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    generation = Generation(FakeTokenizer(), [request] * 3, [], outputs)
+    outputs.put(0, FinishedOutput(0, "length", 0, 0))
+    await generation.take()
+    for place in (1, 2):
+        assert not generation.is_over
+        outputs.put(place, EngineUnavailableError("the engine has died"))
+        with pytest.raises(EngineUnavailableError):
+            await generation.take()
+    assert generation.is_over
+
+
+async def test_a_cancelled_submit_leaves_nothing_behind() -> None:
+    engine = EngineDouble(spell("Hello"))
+    engine.submit_seconds = 0.02
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    task = asyncio.create_task(submit(engine, FakeTokenizer(), [request, request]))
+    await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await engine.submitted.wait()
+    await asyncio.sleep(0)
+    assert engine.cancelled == [(0, "client"), (1, "client")]

@@ -1,0 +1,68 @@
+"""Defaults from generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventlm.errors import CheckpointError
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.generation_config import GenerationDefaults, load_generation_defaults
+
+TOKENIZER = FakeTokenizer()  # ends at 257
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, GenerationDefaults(eos_token_ids=(257,))),
+        (
+            {"generation_config.json": {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": [5, 257]}},
+            GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(5, 257)),
+        ),
+        (
+            {"generation_config.json": {"repetition_penalty": 1.05, "min_p": 0.1}},
+            GenerationDefaults(repetition_penalty=1.05, min_p=0.1, eos_token_ids=(257,)),
+        ),
+        (
+            {"generation_config.json": {"temperature": None, "eos_token_id": 7}, "config.json": {"eos_token_id": 8}},
+            GenerationDefaults(eos_token_ids=(7, 257)),
+        ),
+        ({"config.json": {"eos_token_id": 8}}, GenerationDefaults(eos_token_ids=(8, 257))),
+    ],
+)
+def test_defaults(tmp_path: Path, files: dict[str, Any], expected: GenerationDefaults) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert load_generation_defaults(tmp_path, TOKENIZER) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("generation_config.json", '{"top_k": "many"}', 'top_k is "many"; it must be an integer, or null'),
+        ("generation_config.json", '{"min_p": 2}', "min_p is 2; it must be a number from 0 to 1, or null"),
+        (
+            "generation_config.json",
+            '{"temperature": -1}',
+            "temperature is -1; it must be a number from 0 to 2, or null",
+        ),
+        ("generation_config.json", '{"top_p": 0}', "top_p is 0; it must be a number above 0 and at most 1, or null"),
+        ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty is 0; it must be a number from "),
+        ("generation_config.json", "[1]", "holds [1], not a JSON object"),
+        ("generation_config.json", '{"top_k":', "not valid JSON: "),
+        (
+            "config.json",
+            '{"eos_token_id": "end"}',
+            'eos_token_id is "end"; it must be an integer, or a list of integers',
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, file: str, content: str, message: str) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(CheckpointError) as error:
+        load_generation_defaults(tmp_path, TOKENIZER)
+    assert f"{tmp_path / file}: {message}" in str(error.value)
