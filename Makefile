@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := eventlm kernels policies replay tests benchmarks
+CHECKED := eventlm kernels policies replay tests benchmarks docs examples
 
-.PHONY: run test nightly check install soak mutants kernel-table
+.PHONY: run test nightly check docs install soak mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
@@ -23,6 +23,11 @@ check: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pages as a site in build/site, after their generated parts have been brought up to date.
+docs: $(STAMP)
+	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 soak: install
 	$(BIN)/python -m pytest -q -m soak

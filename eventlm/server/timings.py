@@ -23,7 +23,7 @@ class ChoiceTimings(Struct, frozen=True, kw_only=True):
     index: of the choice. request: number of its arrival in the trace; sample: its place among the request's `n`.
     edge_ms: from the reception to the scheduler. queued_ms: from there to the launch of the first step with it.
     prefill_ms: from there until the first token is shown. decode_ms: from there to the last. preempted_ms: waited
-    behind preemptions. (An explanation's parts have other borders: `eventlm/server/README.md`.)
+    behind preemptions. (An explanation's parts have other borders: `docs/http-api.md`.)
     ttft_ms, total_ms: from the reception to the first token, and to the end. tpot_ms: per token but the first.
     deadline_met, slo_met: of the deadline and of the objectives, null if there are none.
     """

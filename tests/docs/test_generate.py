@@ -1,0 +1,52 @@
+"""The generated parts of the pages are those of today's program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from docs.generate import PAGES, refreshed, run_examples
+from eventlm.events import DECISIONS, FACTS, MARKERS
+from tests.docs.pages import name
+
+ALL_PAGES = sorted(PAGES.glob("*.md"))
+REMEDY = "run `python -m docs.generate`"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name)
+def test_reference_tables_are_up_to_date(page: Path) -> None:
+    text = page.read_text()
+    assert text == refreshed(text), REMEDY
+
+
+@pytest.mark.parametrize("page", [page for page in ALL_PAGES if "```console" in page.read_text()], ids=name)
+def test_console_examples_print_what_the_page_shows(page: Path) -> None:
+    text = page.read_text()
+    assert text == run_examples(text), REMEDY
+
+
+def test_every_field_of_every_event_is_described() -> None:
+    text = (PAGES / "trace-format.md").read_text()
+    for kind in (*FACTS, *DECISIONS, *MARKERS):
+        heading = f"### `{kind.__struct_config__.tag}`\n"
+        assert heading in text
+        section = text.partition(heading)[2].partition("\n### ")[0]
+        own = {field.name for field in msgspec.structs.fields(kind)} - {"s", "ts", "c", "p"}
+        assert own == set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+
+
+def test_every_row_has_a_meaning() -> None:
+    text = (PAGES / "trace-format.md").read_text()
+    assert [line for line in text.splitlines() if re.search(r"\| +\|$", line)] == []
+
+
+def test_a_field_that_changes_would_be_noticed() -> None:
+    text = (PAGES / "trace-format.md").read_text()
+    without = re.sub(r"^\| `prompt_tokens` .*\n", "", text, count=1, flags=re.M)
+    changed = text.replace("| `n` | integer | `1` |", "| `n` | integer | `2` |")
+    assert without != text != changed
+    assert refreshed(without) != without
+    assert refreshed(changed) == text
