@@ -102,6 +102,7 @@ class Cluster:
             LiveRequests(names, block_size=core.block_size, seed_key=b"seed", digest_key=b"digest"),
             bus=Bus(on_broken=_raise),
             ship=self._ship,
+            on_broken=_raise_of,
         )
         for replica in range(core.num_replicas):
             self.driver.put_fact(WorkerUp(replica=replica, epoch=1))
@@ -142,6 +143,10 @@ class Cluster:
 
 
 def _raise(handler: object, event: object, error: Exception) -> None:
+    raise error
+
+
+def _raise_of(requests: list[int], error: Exception) -> None:
     raise error
 
 

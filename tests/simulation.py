@@ -180,6 +180,7 @@ class Simulation:
             live,
             bus=bus,
             ship=self._ship,
+            on_broken=_raise_of,
             recorder=self.recorder,
             checkpoint_events=50,
             validate_every=0,
@@ -342,4 +343,8 @@ class Simulation:
 
 
 def _raise(handler: object, event: Event, error: Exception) -> None:
+    raise error
+
+
+def _raise_of(requests: list[int], error: Exception) -> None:
     raise error

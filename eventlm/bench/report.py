@@ -43,7 +43,7 @@ def write_output(folder: Path, result: ServeResult, statistics: Statistics) -> N
         with (folder / REQUESTS_FILE).open("wb") as file:
             for record in result.load.records:
                 file.write(msgspec.json.encode(_request_line(record)) + b"\n")
-        (folder / SUMMARY_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(_summary(result, statistics))))
+        (folder / SUMMARY_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(as_object(result, statistics))))
         plot_load(folder / PLOT_FILE, result, statistics)
     except OSError as error:
         raise UsageError(f"--output {folder}: cannot be written: {error.strerror or error}") from error
@@ -70,7 +70,8 @@ def _request_line(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def _summary(result: ServeResult, statistics: Statistics) -> dict[str, Any]:
+def as_object(result: ServeResult, statistics: Statistics) -> dict[str, Any]:
+    """The summary: options but the API key, the load, and the statistics."""
     options = {name: value for name, value in msgspec.structs.asdict(result.options).items() if name != "api_key"}
     options |= {
         "input_lengths": str(result.options.input_lengths),

@@ -71,6 +71,16 @@ def newest_run(folder: Path) -> Path | None:
     return None
 
 
+def newest_running(folder: Path) -> Path | None:
+    """The folder of the newest run that a writer has open; None if there is none."""
+    with contextlib.suppress(OSError):
+        for name in sorted(filter(_RUN.fullmatch, os.listdir(folder)), reverse=True):
+            with contextlib.suppress(OSError):
+                if is_being_written(folder / name / TRACE_NAME):
+                    return folder / name
+    return None
+
+
 def is_locked(file: BinaryIO) -> bool:
     """Whether a writer holds the lock of this file."""
     try:

@@ -1,16 +1,18 @@
-"""Where a trace lies: a file, the folder of a run, a run of the state folder by its name, or the newest there."""
+"""Where a trace lies: a file, the folder of a run, a run of the state folder by its name, or the latest there."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from eventlm.errors import UsageError
 
-#: Stands for the newest run of the state folder, unless a file or folder here has that name.
+#: The run of the state folder that is still being written, else the newest, unless a file or folder here is called so.
 LATEST = "latest"
 HELP = (
     "a trace file, or the folder of a run with all its files, such as DIR/latest of `--record DIR`, or the name of a "
-    "run in the state folder, as `eventlm trace ls` has it (default: latest, which is the newest run there)"
+    "run in the state folder, as `eventlm trace ls` lists it (default: latest, the run there that is still being "
+    "written, or else the newest)"
 )
 
 
@@ -20,7 +22,7 @@ def trace_file(text: str) -> str:
 
     path = Path(text)
     if not path.exists():
-        path = _newest() if text == LATEST else _named(text)
+        path = _latest() if text == LATEST else _named(text)
     if not path.is_dir():
         return text
     if closed_segments(path):
@@ -48,14 +50,19 @@ def _named(text: str) -> Path:
     return run if Path(text).name == text and run.is_dir() else Path(text)
 
 
-def _newest() -> Path:
-    from eventlm.bus.run_folder import newest_run
+def _latest() -> Path:
+    """The newest run that is still being written, else the newest of all; says on stderr which one it is."""
+    from eventlm.bus.run_folder import newest_run, newest_running
     from eventlm.config.state_folder import runs_folder
 
-    run = newest_run(runs_folder())
+    folder = runs_folder()
+    running = newest_running(folder)
+    run = running or newest_run(folder)
     if run is None:
         raise UsageError(
-            f"no run is recorded in {runs_folder()}; give the path of a trace, such as DIR/latest of `--record DIR`"
+            f"no run is recorded in {folder}; give the path of a trace, such as DIR/latest of `--record DIR`"
         )
     # By its own name, which says when it was; `latest` may soon be another.
-    return run.resolve()
+    run = run.resolve()
+    print(f"eventlm: run {run.name}, {'still being written' if running else 'the newest'}", file=sys.stderr)
+    return run

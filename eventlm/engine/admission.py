@@ -69,7 +69,17 @@ class Admission:
         self._decision: asyncio.Future[RejectReason | None] = asyncio.get_running_loop().create_future()
 
     def decide(self, reason: RejectReason | None, seqs: list[int]) -> None:
-        """The engine's word: None, or why the group is not admitted; and the seqs of its requests."""
+        """The engine's decision: None, or why the group is not admitted; and the seqs of its requests.
+
+        If that raises, so does `wait`.
+        """
+        try:
+            self._decide(reason, seqs)
+        except Exception:
+            self.fail(EngineUnavailableError("the engine could not take the request; see the server's log"))
+            raise
+
+    def _decide(self, reason: RejectReason | None, seqs: list[int]) -> None:
         parts = self._parts
         if self._reply is not None and reason is None:
             parts.registry.add(self._reply, seqs)

@@ -16,9 +16,10 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.side_car import OutputTokens, encode_line
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
-from eventlm.engine.live_requests import LiveRequests, Output, Sink
+from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.request import EngineRequest, RequestOutput
+from eventlm.engine.request import EngineRequest, EngineUnavailableError, RequestOutput
+from eventlm.errors import EventLMError
 from eventlm.events import (
     Admitted,
     Cancelled,
@@ -55,6 +56,8 @@ from eventlm.worker.protocol import StepPayload, StepResult
 MakeFacts = Callable[[int], Sequence[Fact]]
 #: Told once whether a group was admitted: None, or why not; and the seqs of its requests.
 OnAdmission = Callable[[RejectReason | None, list[int]], None]
+#: Called with the seqs of requests of which a callback raised, and what it raised. They must be cancelled.
+OnBroken = Callable[[list[int], Exception], None]
 #: Ships a launch: the event, its line's body, and what travels beside it.
 Ship = Callable[[Launched, bytes, StepPayload], None]
 
@@ -62,7 +65,8 @@ Ship = Callable[[Launched, bytes, StepPayload], None]
 class Driver:
     """Owns the core, the log and the live requests of one engine.
 
-    rows: where the metrics store, which must see the bus, puts what it says of ended sequences.
+    rows: where the metrics store, which must see the bus, puts what it says of ended sequences. A sink or OnAdmission
+    that raises harms nobody else: its requests get no more outputs, and `on_broken` is called.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Driver:
         *,
         bus: Bus,
         ship: Ship,
+        on_broken: OnBroken,
         recorder: Recorder | None = None,
         rows: EndedRows | None = None,
         checkpoint_events: int = 1000,
@@ -83,6 +88,7 @@ class Driver:
         self.live = live
         self.bus = bus
         self._ship = ship
+        self._on_broken = on_broken
         self._grammars = grammars
         self._recorder = recorder
         self._rows = rows
@@ -102,6 +108,8 @@ class Driver:
         self._token_lines: list[bytes] = []
         self._records_tokens = recorder is not None and header.level == "tokens"
         self._outbox: list[Output] = []
+        #: Requests that are over, by their seqs, whose last output has not left.
+        self._leaving: dict[int, LiveRequest] = {}
         self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
         #: Markers of the steps completed in this drain; they may only stand behind it.
         self._ops: list[StepOps] = []
@@ -186,6 +194,13 @@ class Driver:
             self._deliver()
         self._is_settled = True
         self._turn()
+
+    def fail(self, error: EventLMError) -> None:
+        """The engine cannot go on: every request that has not had its last output ends with this error."""
+        leaving, self._leaving = self._leaving, {}
+        for request in leaving.values():
+            request.fail(error)
+        self.live.fail(error)
 
     def checkpoint(self) -> None:
         """Write a digest of the state into the log."""
@@ -276,7 +291,10 @@ class Driver:
         elif isinstance(decision, Closing):
             self._outbox.append(self.live.start_closing(decision))
         elif isinstance(decision, Finished):
-            self._outbox.append(self.live.finish(decision))
+            output = self.live.finish(decision)
+            self._outbox.append(output)
+            if not output.request.num_unfinished:
+                self._leaving[decision.request] = output.request
             if self._grammars is not None and decision.request not in self.live:
                 self._grammars.forget(decision.request)
         elif isinstance(decision, Admitted):
@@ -308,16 +326,31 @@ class Driver:
         def leave() -> None:
             self.bus.publish(events)
             for on_admission, reason, seqs in admissions:
-                on_admission(reason, seqs)
-            for sink, output, ended in outbox:
-                # Now that its events are published, the log's own measurements are there.
-                sink(output if ended is None else self._with_row(output, ended))
+                try:
+                    on_admission(reason, seqs)
+                except Exception as error:
+                    self._on_broken(seqs, error)
+            for output in outbox:
+                self._deliver_output(output)
 
         if self._recorder is None:
             leave()
         else:
             self._write(self._recorder, events, leave)
         self._shipped.clear()
+
+    def _deliver_output(self, output: Output) -> None:
+        request, content, ended = output
+        if ended is not None:
+            # Now that its events are published, the log's own measurements are there.
+            content = self._with_row(content, ended)
+            if not request.num_unfinished:
+                self._leaving.pop(request.seq, None)
+        try:
+            request.sink(content)
+        except Exception as error:
+            request.fail(EngineUnavailableError("the engine could not deliver an output; see the server's log"))
+            self._on_broken([request.seq], error)
 
     def _with_row(self, output: RequestOutput, ended: SequenceId) -> RequestOutput:
         return output if self._rows is None else structs.replace(output, row=self._rows.find(ended))

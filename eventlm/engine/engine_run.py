@@ -18,7 +18,7 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.config.state_folder import runs_folder
 from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
-from eventlm.engine.engine_core import Driver, Ship
+from eventlm.engine.engine_core import Driver, OnBroken, Ship
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
@@ -42,6 +42,7 @@ class RunParts(NamedTuple):
     """
 
     ship: Ship
+    on_broken: OnBroken
     guard: Callable[[Effect], None]
     grammars: GrammarBuilds
     metrics: MetricsStore
@@ -115,6 +116,7 @@ def _begin(
             _make_live(setup, seed, header.block_table_size, digest_key),
             bus=bus,
             ship=parts.ship,
+            on_broken=parts.on_broken,
             recorder=recorder,
             rows=parts.rows,
             checkpoint_events=record.checkpoint_events,

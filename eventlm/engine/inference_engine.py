@@ -30,6 +30,7 @@ from eventlm.engine.request import (
     AT_SHUTDOWN,
     BY_OWNER,
     CLIENT_LEFT,
+    OUTPUT_FAILED,
     EngineRequest,
     EngineUnavailableError,
     OnOutput,
@@ -106,8 +107,14 @@ class InferenceEngine:
     @state.setter
     def state(self, state: EngineState) -> None:
         self._state = state
+        self._tell_state()
+
+    def _tell_state(self) -> None:
         if self.on_state is not None:
-            self.on_state()
+            try:
+                self.on_state()
+            except Exception:
+                log.exception("who wants to know the engine's state failed: this is a defect, please report it")
 
     @property
     def max_model_len(self) -> int:
@@ -163,7 +170,8 @@ class InferenceEngine:
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
             self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
             ship = self._replicas.ship
-            parts = RunParts(ship, self._guarded, self.grammars, self._metrics, self._rows, self._scheduling_time)
+            guards = self._cancel_broken, self._guarded
+            parts = RunParts(ship, *guards, self.grammars, self._metrics, self._rows, self._scheduling_time)
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
             self._run = EngineRun.open(run, self.setup, first, predictor, parts)
@@ -227,8 +235,8 @@ class InferenceEngine:
             self.state = "draining" if isinstance(action, Drain) else "ready"
         self._drain()
         self._check_alive()
-        if isinstance(action, Pause | Resume) and self.on_state is not None:
-            self.on_state()
+        if isinstance(action, Pause | Resume):
+            self._tell_state()
         return status_of(self.state, driver.core.state, flushed=flushed)
 
     async def resume(
@@ -376,6 +384,14 @@ class InferenceEngine:
             self._die(f"a defect in it, {type(error).__name__}")
             log.exception("the engine cannot go on: this is a defect, please report it")
 
+    def _cancel_broken(self, requests: list[int], error: Exception) -> None:
+        """A callback of these requests raised. Nobody gets their outputs; all others go on."""
+        log.error(
+            "outputs could not be delivered: this is a defect, please report it", requests=requests, exc_info=error
+        )
+        for request in requests:
+            self.cancel(request, OUTPUT_FAILED)
+
     def _replica_dead(self, reason: str) -> None:
         """A replica was given up. The others go on; without any the engine is dead."""
         if not self._replicas.num_live:
@@ -391,7 +407,7 @@ class InferenceEngine:
         for admission in self._undecided:
             admission.fail(error)
         if self._driver is not None:
-            self._driver.live.fail(error)
+            self._driver.fail(error)
 
     def _check_alive(self) -> None:
         if self.state == "dead":

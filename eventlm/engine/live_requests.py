@@ -6,6 +6,7 @@ fact that the core may see (counts, block integers, a digest); turns decisions i
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
@@ -51,9 +52,10 @@ class Sample:
 class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "sink", "wants_extras")
+    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "seq", "sink", "wants_extras")
 
-    def __init__(self, request: EngineRequest, sink: Sink) -> None:
+    def __init__(self, seq: int, request: EngineRequest, sink: Sink) -> None:
+        self.seq = seq
         self.request = request
         self.wants_extras = wants_extras(request)
         self.sink = sink
@@ -63,11 +65,17 @@ class LiveRequest:
         #: The reason of its cancel.
         self.cancelled_by = ""
 
+    def fail(self, error: EventLMError) -> None:
+        """The last that its sink gets. Whatever the sink raises is ignored: it has been told what there is to tell."""
+        sink, self.sink = self.sink, _ignore
+        with contextlib.suppress(Exception):
+            sink(error)
+
 
 class Output(NamedTuple):
     """Something that a client may see once its fact is written. `ended`: the sequence, if that is its end."""
 
-    sink: Sink
+    request: LiveRequest
     output: RequestOutput
     ended: SequenceId | None = None
 
@@ -121,17 +129,17 @@ class LiveRequests:
         return seq in self._requests
 
     def fail(self, error: EventLMError) -> None:
-        """The engine cannot go on: tell everybody who listens, in order of arrival."""
-        for live in self._requests.values():
-            live.sink(error)
-        self._requests.clear()
+        """The engine cannot go on: end all requests with this error, in order of arrival."""
+        requests, self._requests = self._requests, {}
         self._samples.clear()
+        for live in requests.values():
+            live.fail(error)
 
     def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
         """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
         seed = request.seed if request.seed is not None else self._draw_seed(seq)
         request = structs.replace(request, params=structs.replace(request.params, seed=seed))
-        live = LiveRequest(request, sink)
+        live = LiveRequest(seq, request, sink)
         self._requests[seq] = live
         root = self._names.root(request.model, request.adapter, request.cache_salt)
         names = self._names.extend(root, request.prompt_token_ids)
@@ -333,7 +341,7 @@ class LiveRequests:
             start = len(sample.token_ids) - sample.num_prompt_tokens
             sample.token_ids += produced
             logprobs = extras[row].logprobs if row in extras else None
-            outputs.append(Output(sample.request.sink, TokensOutput(identity.index, start, produced, logprobs)))
+            outputs.append(Output(sample.request, TokensOutput(identity.index, start, produced, logprobs)))
         return outputs
 
     def _prompt_outputs(self, identity: SequenceId, extras: RowExtras) -> list[Output]:
@@ -346,12 +354,12 @@ class LiveRequests:
             found.append(PromptLogprobsOutput(identity.index, extras.prompt_start, extras.prompt_logprobs))
         if extras.embedding:
             found.append(EmbeddingOutput(identity.index, extras.embedding))
-        return [Output(sample.request.sink, output) for output in found]
+        return [Output(sample.request, output) for output in found]
 
     def start_closing(self, closing: Closing) -> Output:
         """A sequence takes no more tokens; its edge owes the end of its text."""
         sample = self._samples.pop(SequenceId(closing.request, closing.index))
-        return Output(sample.request.sink, ClosingOutput(closing.index, closing.reason, closing.position))
+        return Output(sample.request, ClosingOutput(closing.index, closing.reason, closing.position))
 
     def finish(self, finished: Finished) -> Output:
         """A sequence is over, and with the last of its request that too."""
@@ -364,10 +372,14 @@ class LiveRequests:
             del self._requests[seq]
         detail = {"error": live.grammar_error, "cancelled": live.cancelled_by}.get(finished.reason, "")
         return Output(
-            live.sink,
+            live,
             FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),
             ended=identity,
         )
+
+
+def _ignore(output: RequestOutput | EventLMError) -> None:
+    """The sink of a request that has failed."""
 
 
 def _rows(launched: Launched) -> list[SequenceId]:

@@ -44,11 +44,13 @@ class UnknownReplyError(EventLMError):
     """There is no such reply, not any more, or it belongs to somebody else."""
 
 
-#: Reasons of a cancel: the client left; whoever it belongs to, or an operator, asked for it; the engine is stopped.
+#: Reasons of a cancel: the client left; its owner or an operator asked for it; the engine stops; its outputs could not
+#: be delivered.
 CLIENT_LEFT = "client"
 BY_OWNER = "owner"
 BY_OPERATOR = "admin"
 AT_SHUTDOWN = "shutdown"
+OUTPUT_FAILED = "output_failed"
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):

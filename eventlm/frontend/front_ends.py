@@ -124,7 +124,13 @@ class FrontEndController:
         engine = self._engine
         changed = StateChanged(state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len)
         for front_end in self._front_ends:
-            front_end.send(changed)
+            try:
+                front_end.send(changed)
+            except Exception:
+                log.exception(
+                    "a front end does not know the engine's state: this is a defect, please report it",
+                    front_end=front_end.index,
+                )
 
     def _on_dead(self) -> None:
         self._num_dead += 1

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from eventlm.events import Arrived, Finished, Launched, StepCompleted
 from eventlm.metrics.aggregates import REQUEST_HISTOGRAMS, STEP_HISTOGRAMS, ReplicaMetrics
-from eventlm.metrics.rows import CANCELLED, RequestRow, StepRow
+from eventlm.metrics.rows import CANCELLED, UNFINISHED, RequestRow, StepRow
+from eventlm.types import FinishReason
 
 _identity_of = itemgetter(0, 1)
 
@@ -158,6 +159,11 @@ class TokenTimes:
             sequence.last_token_ns = self._step_ns
             self._rows = None
 
+    def update_members(self) -> None:
+        """Write the time of the last step into the sequences that were in it."""
+        for sequence in self._members.values():
+            sequence.last_token_ns = self._step_ns
+
     def leave_all(self) -> None:
         """The replica has lost its worker."""
         for identity in list(self._members):
@@ -231,28 +237,58 @@ def producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[
     return rows
 
 
+def shown_tokens(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
+    """The sequence of each token of a step that counts: as `producing_rows`, a row once for each of its tokens."""
+    gone = dict(dropped)
+    return [
+        (row[0], row[1])
+        for place, row in enumerate([*launched.decodes, *launched.chunks])
+        for _ in range(produced[place] - gone.get(place, 0))
+    ]
+
+
 def request_row(sequence: LiveSequence, event: Finished, replica: int) -> RequestRow:
-    """What can be said of a sequence that has just ended on a replica."""
+    """The row of a sequence that has just ended on a replica."""
+    return _row(sequence, event.reason, event.ts, replica, event.position, event.cached_tokens)
+
+
+def unfinished_row(sequence: LiveSequence, now_ns: int, output_tokens: int) -> RequestRow:
+    """The row of a sequence that has not ended, as it is now."""
+    replica = sequence.replica if sequence.replica >= 0 else max(sequence.home, 0)
+    return _row(sequence, "unfinished", now_ns, replica, output_tokens, sequence.cached_tokens)
+
+
+def _row(
+    sequence: LiveSequence,
+    reason: FinishReason | Literal["unfinished"],
+    now_ns: int,
+    replica: int,
+    output_tokens: int,
+    cached_tokens: int,
+) -> RequestRow:
     request = sequence.request
     launched_ns, first_ns, last_ns = sequence.launched_ns, sequence.first_token_ns, sequence.last_token_ns
-    held_until_ns = sequence.held_until_ns or event.ts
+    held_until_ns = sequence.held_until_ns or now_ns
+    preemption_ns = sequence.preemption_ns
+    if sequence.preempted_ns is not None:
+        preemption_ns += now_ns - sequence.preempted_ns
     per_token_ns = None
-    if first_ns is not None and last_ns is not None and event.position > 1:
-        per_token_ns = (last_ns - first_ns) // (event.position - 1)
+    if first_ns is not None and last_ns is not None and output_tokens > 1:
+        per_token_ns = (last_ns - first_ns) // (output_tokens - 1)
     return RequestRow(
         request=request.seq,
-        index=event.index,
+        index=sequence.identity[1],
         replica=replica,
-        reason=event.reason,
+        reason=reason,
         arrived_ns=request.arrived_ns,
-        finished_ns=event.ts,
+        finished_ns=now_ns,
         prompt_tokens=request.prompt_tokens,
-        output_tokens=event.position,
-        cached_tokens=event.cached_tokens,
-        request_e2e_time=event.ts - request.received_ns,
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
+        request_e2e_time=now_ns - request.received_ns,
         request_scheduling_delay=_between(request.arrived_ns, launched_ns),
-        request_execution_time=_between(launched_ns, held_until_ns, less=sequence.preemption_ns),
-        request_preemption_time=sequence.preemption_ns if launched_ns is not None else None,
+        request_execution_time=_between(launched_ns, held_until_ns, less=preemption_ns),
+        request_preemption_time=preemption_ns if launched_ns is not None else None,
         request_prefill_time=_between(launched_ns, first_ns),
         request_decode_time=_between(first_ns, last_ns),
         request_inference_time=_between(launched_ns, last_ns),
@@ -261,33 +297,36 @@ def request_row(sequence: LiveSequence, event: Finished, replica: int) -> Reques
         request_num_preemptions=sequence.num_preemptions,
         request_num_restarts=sequence.num_restarts,
         service_class=request.service_class,
-        met_deadline=_met_deadline(sequence, event),
-        met_slo=_met_slo(sequence, event, per_token_ns),
+        met_deadline=_met_deadline(sequence, reason, now_ns),
+        met_slo=_met_slo(sequence, reason, now_ns, per_token_ns),
     )
 
 
-def _prefilled_ns(sequence: LiveSequence, event: Finished) -> int | None:
-    """When it had what a deadline is for: a first token, or where none was asked for its end."""
-    return event.ts if event.reason == "complete" else sequence.first_token_ns
+def _prefilled_ns(sequence: LiveSequence, reason: str, now_ns: int) -> int | None:
+    """When it had what a deadline is for: a first token, or its end if it was to produce none."""
+    return now_ns if reason == "complete" else sequence.first_token_ns
 
 
-def _met_deadline(sequence: LiveSequence, event: Finished) -> bool | None:
-    """Of the request's own. None also where it was cancelled before its deadline: nobody waited for it any more."""
+def _met_deadline(sequence: LiveSequence, reason: str, now_ns: int) -> bool | None:
+    """Of the request's own. None also if it was cancelled, or the log ends, before its deadline."""
     request = sequence.request
     if not request.own_deadline_ns:
         return None
     due_ns = request.arrived_ns + request.own_deadline_ns
-    first_ns = _prefilled_ns(sequence, event)
+    first_ns = _prefilled_ns(sequence, reason, now_ns)
     if first_ns is None:
-        return None if event.reason in CANCELLED and event.ts < due_ns else False
+        return None if reason in (*CANCELLED, UNFINISHED) and now_ns < due_ns else False
     return first_ns <= due_ns
 
 
-def _met_slo(sequence: LiveSequence, event: Finished, per_token_ns: int | None) -> bool | None:
-    """Of those that it brought, as `Objectives.are_met_by`."""
-    request, first_ns = sequence.request, _prefilled_ns(sequence, event)
+def _met_slo(sequence: LiveSequence, reason: str, now_ns: int, per_token_ns: int | None) -> bool | None:
+    """Of those that it brought, as `Objectives.are_met_by`. None also if it is unfinished and may still meet them."""
+    request, first_ns = sequence.request, _prefilled_ns(sequence, reason, now_ns)
     if not request.slo_ttft_ns and not request.slo_tpot_ns:
         return None
+    if reason == UNFINISHED:
+        ttft_ns = (now_ns if first_ns is None else first_ns) - request.received_ns
+        return False if request.slo_ttft_ns and ttft_ns > request.slo_ttft_ns else None
     if request.slo_ttft_ns and (first_ns is None or first_ns - request.received_ns > request.slo_ttft_ns):
         return False
     return not request.slo_tpot_ns or (per_token_ns or 0) <= request.slo_tpot_ns
@@ -310,7 +349,11 @@ def observe_request(row: RequestRow, metrics: ReplicaMetrics) -> None:
 
 
 def step_row(
-    launched: Launched, fact: StepCompleted, token_gaps: list[tuple[int, int]], delay_ns: int | None
+    launched: Launched,
+    fact: StepCompleted,
+    tokens: list[Identity],
+    token_gaps: list[tuple[int, int]],
+    delay_ns: int | None,
 ) -> StepRow:
     """What can be said of a step whose tokens have just been shown."""
     return StepRow(
@@ -322,6 +365,7 @@ def step_row(
         batch_execution_time=fact.end_ns - fact.start_ns,
         predicted_ns=launched.predicted_ns,
         inter_batch_delay=delay_ns,
+        tokens=tokens,
         token_gaps=token_gaps,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -15,8 +15,12 @@ COMPLETED: frozenset[str] = frozenset({"eos", "stop_token", "grammar", "stop", "
 CANCELLED: frozenset[str] = frozenset({"cancelled", "front_end_lost"})
 
 
+#: The reason of a row that was asked for before the sequence ended.
+UNFINISHED = "unfinished"
+
+
 class RequestRow(Struct, frozen=True, kw_only=True):
-    """A sequence that has ended. Times in ns; None where it did not come so far.
+    """A sequence that has ended, or an unfinished one as it was at `finished_ns`. Times in ns; None: not reached.
 
     For their meaning see `eventlm.metrics.aggregates`. met_deadline: of the request's own deadline for the
     first token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
@@ -25,7 +29,7 @@ class RequestRow(Struct, frozen=True, kw_only=True):
     request: int
     index: int
     replica: int
-    reason: FinishReason
+    reason: FinishReason | Literal["unfinished"]
     arrived_ns: int
     finished_ns: int
     prompt_tokens: int
@@ -58,7 +62,11 @@ class RequestRow(Struct, frozen=True, kw_only=True):
 
 
 class StepRow(Struct, frozen=True, kw_only=True):
-    """A completed step. `token_gaps` is (ns between two tokens of a sequence, in how many rows)."""
+    """A completed step.
+
+    tokens: (request, index) of each token that it showed. token_gaps: (ns between two tokens of a sequence, in how many
+    rows).
+    """
 
     replica: int
     step: int
@@ -68,7 +76,13 @@ class StepRow(Struct, frozen=True, kw_only=True):
     batch_execution_time: int
     predicted_ns: int
     inter_batch_delay: int | None
+    tokens: list[tuple[int, int]]
     token_gaps: list[tuple[int, int]]
+
+    @property
+    def started_ns(self) -> int:
+        """When the worker began it, to within the time that its result took to arrive."""
+        return self.completed_ns - self.batch_execution_time
 
 
 class Gauges(NamedTuple):

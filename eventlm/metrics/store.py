@@ -11,7 +11,7 @@ in the log are only counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from eventlm.events import (
@@ -45,9 +45,11 @@ from eventlm.metrics.live import (
     observe_step,
     producing_rows,
     request_row,
+    shown_tokens,
     step_row,
+    unfinished_row,
 )
-from eventlm.metrics.rows import COMPLETED, Gauges, MetricsSink
+from eventlm.metrics.rows import COMPLETED, Gauges, MetricsSink, RequestRow
 from eventlm.metrics.service_classes import ClassSums
 
 
@@ -92,6 +94,19 @@ class MetricsStore:
     def num_live(self) -> int:
         """Sequences that have not ended."""
         return len(self._sequences)
+
+    def unfinished(self, num_tokens: Mapping[Identity, int] | None = None) -> list[RequestRow]:
+        """A row for each sequence that has not ended, in the order of their arrivals, as of the last event.
+
+        num_tokens: output tokens of each, which the store does not count; without it rows have 0 of them.
+        """
+        known = num_tokens or {}
+        for replica in self._replicas:
+            replica.token_times.update_members()
+        return [
+            unfinished_row(sequence, self._now_ns, known.get(identity, 0))
+            for identity, sequence in sorted(self._sequences.items())
+        ]
 
     @property
     def next_s(self) -> int:
@@ -274,7 +289,8 @@ class MetricsStore:
         gaps, first = replica.token_times.take(rows, self._sequences, event.ts)
         for sequence in first:
             self._first_token(sequence, metrics, event.ts)
-        row = step_row(launched, fact, gaps, replica.end_step(launched, fact))
+        tokens = rows if len(rows) == event.num_tokens else shown_tokens(launched, fact.produced, event.dropped)
+        row = step_row(launched, fact, tokens, gaps, replica.end_step(launched, fact))
         observe_step(row, metrics)
         metrics.generation_tokens += event.num_tokens
         if self._sink is not None:

@@ -56,15 +56,18 @@ class Series(Struct, kw_only=True):
 
     gauges_ns: list[int] = field(default_factory=list)
     gauges: list[Gauges] = field(default_factory=list)
-    steps_ns: list[int] = field(default_factory=list)
+    #: When each step began (by the worker) and completed, and the sequences in it.
+    step_starts_ns: list[int] = field(default_factory=list)
+    step_ends_ns: list[int] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
 
 
 class TraceStats(Struct, frozen=True, kw_only=True):
     """What a trace adds up to. Times in ns.
 
-    `values` has each metric's values and how often each occurred; `distributions` says the same shortly. `classes` by
-    name.
+    num_unfinished: sequences that had not ended where the log does; num_unfinished_with_token: those of them that had
+    their first token. values: those of each metric and how often each occurred; `distributions` sums them up. classes:
+    by name.
     """
 
     path: str
@@ -74,6 +77,8 @@ class TraceStats(Struct, frozen=True, kw_only=True):
     snapshot: MetricsSnapshot
     finish_reasons: dict[str, int]
     reject_reasons: dict[str, int]
+    num_unfinished: int
+    num_unfinished_with_token: int
     values: dict[str, Counter[int]]
     series: list[Series]
     classes: dict[str, ClassValues] = {}
@@ -105,8 +110,12 @@ class _Keeper:
         self.classes: dict[str, ClassValues] = {}
 
     def request_ended(self, row: RequestRow) -> None:
-        """Of one that was cut short only the first token counts."""
+        """Count and measure a sequence that has ended."""
         self.finish_reasons[row.reason] += 1
+        self.measure(row)
+
+    def measure(self, row: RequestRow) -> None:
+        """Keep the values of a sequence. Of one that was cut short, or is unfinished, only the first token counts."""
         of_class = self.classes.setdefault(row.service_class, ClassValues()).values if row.service_class else {}
         for name in REQUEST_METRICS if row.reason in COMPLETED else ("prefill_e2e_time",):
             value = getattr(row, name, None)
@@ -126,7 +135,8 @@ class _Keeper:
         for gap_ns, num_rows in row.token_gaps:
             gaps[gap_ns] += num_rows
         series = self.series[row.replica]
-        series.steps_ns.append(row.completed_ns)
+        series.step_starts_ns.append(row.started_ns)
+        series.step_ends_ns.append(row.completed_ns)
         series.batch_sizes.append(row.batch_size)
 
     def sample(self, now_ns: int, gauges: list[Gauges]) -> None:
@@ -157,12 +167,15 @@ class StatsCollector:
         self._store.apply(event)
 
     def stats(self, *, path: str, num_bytes: int, warnings: list[str]) -> TraceStats:
-        """What they add up to, behind the last of them. Raises ValueError where nothing was seen."""
+        """What they add up to, once, after the last of them. Raises ValueError if nothing was seen."""
         keeper = self._keeper
         if self._header is None:
             raise ValueError("there was no header")
         keeper.sample(self._now_ns, self._store.gauges)
         snapshot = self._store.snapshot()
+        unfinished = self._store.unfinished()
+        for row in unfinished:
+            keeper.measure(row)
         return TraceStats(
             path=path,
             header=self._header,
@@ -171,6 +184,8 @@ class StatsCollector:
             snapshot=snapshot,
             finish_reasons=_by_number(keeper.finish_reasons),
             reject_reasons=_by_number(_sum(replica.reject_reasons for replica in snapshot.replicas)),
+            num_unfinished=len(unfinished),
+            num_unfinished_with_token=sum(row.prefill_e2e_time is not None for row in unfinished),
             values=keeper.values,
             series=keeper.series,
             classes=dict(sorted(keeper.classes.items())),

@@ -1,15 +1,16 @@
-"""The slowest sequences of a trace, by what the metrics store measures."""
+"""The slowest sequences of a trace, by what the metrics store measures; unfinished ones by their time so far."""
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import UNFINISHED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.types import OnProgress
 
@@ -24,7 +25,11 @@ FIELDS: dict[Measure, str] = {
 
 
 class Ranking(Struct, frozen=True, kw_only=True):
-    """The slowest sequences that have ended, the slowest first; how many had not ended."""
+    """The slowest sequences, the slowest first.
+
+    rows: those with `reason` "unfinished" had not ended where the log does. num_ranked: all sequences with a value of
+    the measure. num_ended, num_live: sequences that have ended, and those that have not.
+    """
 
     path: str
     by: Measure
@@ -35,31 +40,54 @@ class Ranking(Struct, frozen=True, kw_only=True):
     warnings: list[str]
 
 
-class _Rows:
-    """A sink that keeps the `count` slowest rows."""
+def measured_ns(row: RequestRow, by: Measure) -> int | None:
+    """What a row is ranked by. Of an unfinished one that is its time so far, which can only grow; for the time per
+    token it counts the token that it waits for. None: it never began what is measured.
+    """
+    value: int | None = getattr(row, FIELDS[by])
+    if row.reason != UNFINISHED:
+        return value
+    if by == "tpot":
+        if row.prefill_e2e_time is None or not row.output_tokens:
+            return None
+        return (row.request_e2e_time - row.prefill_e2e_time) // row.output_tokens
+    if value is not None:
+        return value
+    return row.finished_ns - row.arrived_ns if by == "queue" else row.request_e2e_time
 
-    def __init__(self, field: str, count: int) -> None:
-        self.num_rows = 0
+
+class _Slowest:
+    """A metrics sink that keeps the `count` slowest rows, and counts the tokens of sequences that have not ended."""
+
+    def __init__(self, by: Measure, count: int) -> None:
+        self.num_ranked = 0
         self.num_ended = 0
-        self._field = field
+        self.num_tokens: Counter[tuple[int, int]] = Counter()
+        self._by = by
         self._count = count
         self._heap: list[tuple[int, int, int, RequestRow]] = []
 
     def request_ended(self, row: RequestRow) -> None:
-        """Ties go to the earlier request."""
+        """Rank a sequence that has ended."""
         self.num_ended += 1
-        value = getattr(row, self._field)
-        if value is None:
+        self.num_tokens.pop((row.request, row.index), None)
+        self.add(row)
+
+    def step_completed(self, row: StepRow) -> None:
+        """Count its tokens."""
+        self.num_tokens.update(row.tokens)
+
+    def add(self, row: RequestRow) -> None:
+        """Rank a row. Ties go to the earlier request."""
+        value_ns = measured_ns(row, self._by)
+        if value_ns is None:
             return
-        self.num_rows += 1
-        heapq.heappush(self._heap, (value, -row.request, -row.index, row))
+        self.num_ranked += 1
+        heapq.heappush(self._heap, (value_ns, -row.request, -row.index, row))
         if len(self._heap) > self._count:
             heapq.heappop(self._heap)
 
-    def step_completed(self, row: StepRow) -> None:
-        """Not wanted."""
-
-    def slowest(self) -> list[RequestRow]:
+    def rows(self) -> list[RequestRow]:
         """The slowest first."""
         return [entry[3] for entry in sorted(self._heap, reverse=True)]
 
@@ -73,16 +101,18 @@ def rank(
     on_progress: OnProgress | None = None,
 ) -> Ranking:
     """The slowest sequences of a trace. Raises as LogReader does."""
-    rows = _Rows(FIELDS[by], count)
-    store = MetricsStore(sink=rows)
+    slowest = _Slowest(by, count)
+    store = MetricsStore(sink=slowest)
     with LogReader(path, strict=strict) as reader:
         reader.fold(store.apply, on_progress=on_progress)
+        for row in store.unfinished(slowest.num_tokens):
+            slowest.add(row)
         return Ranking(
             path=reader.path,
             by=by,
-            rows=rows.slowest(),
-            num_ranked=rows.num_rows,
-            num_ended=rows.num_ended,
+            rows=slowest.rows(),
+            num_ranked=slowest.num_ranked,
+            num_ended=slowest.num_ended,
             num_live=store.num_live,
             warnings=reader.warnings(),
         )

@@ -28,11 +28,11 @@ DERIVED = {
         "config", "plugins", "policy", "margin", "cause", "decisions", "drain_open", "group", "shared_queue", "queues",
         "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
     },
-    Replica: {"index", "queue", "running", "num_partial", "admitted_tokens", "_paths"},
+    Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
     BlockPool: {"num_blocks", "references", "_name", "_changes"},
     Sequence: {
         "arrival", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets", "contribution",
-        "room_tokens",
+        "room_tokens", "paths",
     },
 }  # fmt: skip
 #: What a snapshot holds by another name.

@@ -63,7 +63,10 @@ class Rig:
         live = LiveRequests(names, block_size=setup.core.block_size, seed_key=b"s", digest_key=b"d" * 32)
         header = make_header(setup, "run", 1, COEFFICIENTS, "config", WorkerReady(epoch=1, pid=1))
         recorder = Recorder(self.writer) if self.writer is not None else None
-        self.driver = Driver(header, core, live, bus=bus, ship=self._ship, recorder=recorder, **settings)
+        self.broken: list[tuple[list[int], Exception]] = []
+        self.driver = Driver(
+            header, core, live, bus=bus, ship=self._ship, on_broken=self._break, recorder=recorder, **settings
+        )
 
     def _watch(self, writer: LogWriter) -> None:
         flush = writer.flush
@@ -78,6 +81,11 @@ class Rig:
         assert decode_body(body) == launched
         self.order.append(("ship", launched.s))
         self.launches.append(launched)
+
+    def _break(self, requests: list[int], error: Exception) -> None:
+        self.broken.append((requests, error))
+        for seq in requests:
+            self.driver.put_fact(Cancelled(request=seq))
 
     def _see(self, output: Any) -> None:
         self.order.append(("see", output))

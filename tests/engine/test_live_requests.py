@@ -45,8 +45,8 @@ class Shell:
         return self.live.complete(0, result, start_ns=1, end_ns=2)
 
     def emit(self, *, dropped: list[tuple[int, int]] | None = None) -> None:
-        for sink, output, _ in self.live.emit(Emitted(replica=0, step=0, num_tokens=0, dropped=dropped or [])):
-            sink(output)
+        for request, output, _ in self.live.emit(Emitted(replica=0, step=0, num_tokens=0, dropped=dropped or [])):
+            request.sink(output)
 
     def step(self, launch: Launched, tokens: list[list[int]]) -> StepCompleted:
         """A launch that completes with these tokens, all of them emitted."""
@@ -57,7 +57,7 @@ class Shell:
 
     def finish(self, seq: int, index: int = 0) -> None:
         output = self.live.finish(Finished(request=seq, index=index, reason="stop", position=1))
-        output.sink(output.output)
+        output.request.sink(output.output)
 
 
 def test_an_arrival_tells_lengths_and_integers_and_no_content() -> None:
@@ -175,7 +175,7 @@ def test_outputs_of_a_life_and_nothing_remains_of_it() -> None:
     shell.step(launched(0, chunks=[(1, 0, 0, 2, 1), (1, 1, 0, 2, 1)]), [[7], [8]])
     shell.step(launched(1, decodes=[(1, 0, 3, 0)]), [[9]])
     closing = shell.live.start_closing(Closing(request=1, index=0, reason="eos", position=2))
-    closing.sink(closing.output)
+    closing.request.sink(closing.output)
     shell.finish(1, 0)
     assert 1 in shell.live
     shell.finish(1, 1)

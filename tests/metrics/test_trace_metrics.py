@@ -59,7 +59,7 @@ def test_gauges_over_time_begin_and_end_with_nothing() -> None:
             assert series.gauges[0] == series.gauges[-1] == Gauges(0, 0, 0)
             assert series.gauges_ns == sorted(set(series.gauges_ns))
             assert max(gauges.num_held_blocks for gauges in series.gauges) > 0
-            assert len(series.steps_ns) == len(series.batch_sizes) > 0
+            assert len(series.step_starts_ns) == len(series.step_ends_ns) == len(series.batch_sizes) > 0
             assert all(one != two for one, two in pairwise(series.gauges))
 
 

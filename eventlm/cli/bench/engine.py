@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from eventlm.bench.lengths import Lengths
     from eventlm.bootstrap.composition import Composition
 
-#: The arguments, the lengths of prompts and outputs, and a started engine: measures until the event. What it returns
-#: is printed, and written where --output-json says.
+#: Takes the arguments, the lengths of prompts and outputs, a started engine, and an event that ends the measurement.
+#: Returns the report as text and as an object for --json.
 Measure = Callable[
     [argparse.Namespace, "tuple[Lengths, Lengths]", "Composition", asyncio.Event],
     Awaitable[tuple[str, dict[str, Any]]],
@@ -82,7 +81,7 @@ examples:
 
 def _add_common_flags(parser: Parser, group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, metavar="N", help="the prompts follow from it")
-    group.add_argument("--output-json", default="", metavar="FILE", help="write the result as JSON")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
     add_config_flags(parser, without=("server",))
 
 
@@ -113,9 +112,6 @@ def _lengths(arguments: argparse.Namespace) -> tuple[Lengths, Lengths]:
         value = getattr(arguments, name, minimum)
         if value < minimum:
             raise UsageError(f"--{name.replace('_', '-')} {value} is not at least {minimum}")
-    path = Path(arguments.output_json)
-    if arguments.output_json and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UsageError(f"--output-json {path}: this is a folder, or its folder does not exist")
     return parse_lengths(arguments.input_len, "--input-len"), parse_lengths(arguments.output_len, "--output-len")
 
 
@@ -132,9 +128,7 @@ async def _measure(
             text, result = await measure(arguments, lengths, composed, signals.stop)
         finally:
             await composed.engine.stop()
-        print(text)
-        if arguments.output_json:
-            _write_json(Path(arguments.output_json), result)
+        print(json.dumps(result) if arguments.json else text)
         return signals.exit_code if signals.stop.is_set() else 0
 
 
@@ -150,13 +144,6 @@ async def _started(composed: Composition, stop: asyncio.Event) -> bool:
     if is_started:
         start.result()
     return is_started
-
-
-def _write_json(path: Path, result: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(f"--output-json {path}: {error.strerror or error}") from error
 
 
 async def _throughput(

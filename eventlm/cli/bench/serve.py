@@ -138,6 +138,7 @@ def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
 
 def _add_result_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--slo", default="", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS, for the goodput")
+    group.add_argument("--json", action="store_true", help="print one JSON object, the same as in summary.json")
     group.add_argument(
         "--output", default="", metavar="DIR", help="write requests.jsonl, summary.json and plot.png into a new folder"
     )
@@ -150,9 +151,10 @@ def _add_result_flags(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the load test and print its report; returns the exit code."""
     # Only now: `--help` and unknown flags need not wait for numpy and aiohttp.
+    import msgspec
     import uvloop
 
-    from eventlm.bench.report import check_output, format_report, warnings, write_output
+    from eventlm.bench.report import as_object, check_output, format_report, warnings, write_output
     from eventlm.bench.statistics import summarize
 
     options = serve_options(arguments)
@@ -166,13 +168,17 @@ def run(arguments: argparse.Namespace) -> int:
             return code
         raise EventLMError("nothing was sent: no arrival lies within --duration")
     statistics = summarize(result.load, options.objectives)
-    print(format_report(result, statistics))
+    if arguments.json:
+        print(msgspec.json.encode(as_object(result, statistics)).decode())
+    else:
+        print(format_report(result, statistics))
     for warning in warnings(result, statistics):
         print(f"eventlm: warning: {warning}", file=sys.stderr)
     if folder is not None:
         write_output(folder, result, statistics)
         print(f"eventlm: wrote {folder}/requests.jsonl, summary.json and plot.png", file=sys.stderr)
-    return code or int(not statistics.num_success or bool(result.load.server_gone))
+    has_failed = not statistics.num_success or bool(result.load.server_gone)
+    return code or (ExitCode.FAILED if has_failed else ExitCode.OK)
 
 
 async def _bench(options: ServeOptions) -> tuple[ServeResult, int]:

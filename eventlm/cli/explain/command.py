@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from eventlm.replay.explain.result import Explanation
 
 MEASURES: tuple[Measure, ...] = ("e2e", "ttft", "queue", "tpot")
+#: What the ranking shows of each, and the column's name.
+_COLUMNS: dict[Measure, str] = {"e2e": "e2e, ms", "ttft": "TTFT, ms", "queue": "queue, ms", "tpot": "TPOT, ms"}
 _NUMBER = re.compile(r"(\d{1,16})(?:\.(\d{1,9}))?")
 _WIDTH = 100
 
@@ -77,7 +79,12 @@ some 10 MB of trace a second; files are as long as --record-segment says.
         nargs="*",
         help=f"{HELP}; and the number of the request's `arrive` event, or NUMBER.INDEX for one of several samples",
     )
-    parser.add_argument("--slowest", type=int, metavar="N", help="rank the slowest N sequences that have ended")
+    parser.add_argument(
+        "--slowest",
+        type=int,
+        metavar="N",
+        help="rank the slowest N sequences; those that have not ended by their time so far, marked with >",
+    )
     parser.add_argument(
         "--by",
         choices=MEASURES,
@@ -178,11 +185,11 @@ def _ranks(explained: Explained, ranking: Ranking) -> Iterator[str]:
     if not ranking.num_ended and not ranking.num_live:
         yield f"no request arrived in {explained.path}; `eventlm trace ls` lists other runs"
         return
-    left = f", {counted(ranking.num_live, 'sequence')} had not ended" if ranking.num_live else ""
+    left = f", {counted(ranking.num_live, 'sequence')} of the trace unfinished" if ranking.num_live else ""
     if not ranking.rows:
-        yield f"no sequence that has ended has a figure for {ranking.by}{left}"
+        yield f"no sequence has a value of {ranking.by}{left}"
         return
-    columns = ["request", "e2e, ms", "TTFT, ms", "queue, ms", "TPOT, ms", "prompt", "output", "end"]
+    columns = ["request", *_COLUMNS.values(), "prompt", "output", "end"]
     lines = table(columns, [_rank_row(row, each) for row, each in _pairs(explained, ranking)])
     remarks = ["largest part" + ("" if ranking.by == "e2e" else f" of {ranking.by}")]
     remarks += [_largest(row, each, ranking.by) for row, each in _pairs(explained, ranking)]
@@ -196,14 +203,19 @@ def _pairs(explained: Explained, ranking: Ranking) -> Iterator[tuple[RequestRow,
 
 
 def _rank_row(row: RequestRow, explanation: Explanation) -> list[str]:
-    times = (
-        row.request_e2e_time,
-        row.prefill_e2e_time,
-        row.request_scheduling_delay,
-        row.request_time_per_output_token,
-    )
-    shown = ["-" if ns is None else f"{ns / NANOSECONDS_PER_MILLISECOND:,.1f}" for ns in times]
+    shown = [_milliseconds(row, measure) for measure in _COLUMNS]
     return [explanation.name, *shown, f"{row.prompt_tokens:,}", f"{row.output_tokens:,}", row.reason]
+
+
+def _milliseconds(row: RequestRow, measure: Measure) -> str:
+    """`>` marks a time that was still running where the log ends."""
+    from eventlm.replay.explain.rank import FIELDS, measured_ns
+
+    ns = measured_ns(row, measure)
+    if ns is None:
+        return "-"
+    is_running = measure in ("e2e", "tpot") or getattr(row, FIELDS[measure]) is None
+    return f"{'>' if row.reason == 'unfinished' and is_running else ''}{ns / NANOSECONDS_PER_MILLISECOND:,.1f}"
 
 
 def _largest(row: RequestRow, explanation: Explanation, by: str) -> str:
@@ -213,7 +225,9 @@ def _largest(row: RequestRow, explanation: Explanation, by: str) -> str:
     if by == "ttft":
         return largest_part(explanation, until_ns=explanation.first_token_ns)
     if by == "queue":
-        until_ns = explanation.arrived_ns + (row.request_scheduling_delay or 0)
+        until_ns = None
+        if row.request_scheduling_delay is not None:
+            until_ns = explanation.arrived_ns + row.request_scheduling_delay
         return largest_part(explanation, from_ns=explanation.arrived_ns, until_ns=until_ns)
     if by == "tpot":
         return largest_part(explanation, from_ns=explanation.first_token_ns)

@@ -121,5 +121,5 @@ def _draw(stats: object, folder: str) -> None:
 
     from eventlm.cli.trace.plots import plot
 
-    for picture in plot(stats, folder):  # type: ignore[arg-type]
+    for picture in plot(stats, folder, in_clock_time=False):  # type: ignore[arg-type]
         print(picture, file=sys.stderr)

@@ -1,17 +1,18 @@
-"""Pictures of a trace: how latencies are distributed, and what became of queue, batch and cache over time."""
+"""Pictures of a trace: the distribution of latencies, and queue, batch and cache over time."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.cli.pictures import add_grid, new_figure
 from eventlm.errors import UsageError
 from eventlm.metrics.rows import Gauges
-from eventlm.metrics.trace_metrics import TraceStats
+from eventlm.metrics.trace_metrics import Series, TraceStats
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -29,14 +30,19 @@ GAUGES: tuple[tuple[str, Callable[[Gauges], int], str], ...] = (
     ("waiting", lambda gauges: gauges.num_waiting, "sequences waiting"),
     ("running", lambda gauges: gauges.num_running, "sequences running"),
 )
-#: Beyond so many points a line shows the largest value of each interval.
+#: A line of more points shows the largest value of each interval.
 MAX_POINTS = 1500
+#: For spans of more than so many seconds, the format of the ticks.
+_TICKS = ((2 * 86_400, "%m-%d %H:%M"), (1200, "%H:%M"), (5, "%H:%M:%S"))
 #: Over one decade more than this the axis of a CDF is logarithmic.
 _LOG_RATIO = 20
 
 
-def plot(stats: TraceStats, folder: str) -> Iterator[Path]:
-    """Write the pictures, yielding the path of each. Raises UsageError if the folder cannot be written."""
+def plot(stats: TraceStats, folder: str, *, in_clock_time: bool = True) -> Iterator[Path]:
+    """Write the pictures, yielding the path of each. Raises UsageError if the folder cannot be written.
+
+    in_clock_time: False for a run that was simulated, whose times are no times of day.
+    """
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -45,10 +51,11 @@ def plot(stats: TraceStats, folder: str) -> Iterator[Path]:
                 draw = functools.partial(_cdf, values=stats.values[metric], label=label)
                 yield _save(target / f"{name}.png", stats, draw)
         for name, gauge, label in GAUGES:
-            draw = functools.partial(_gauge, stats=stats, gauge=gauge, label=label)
+            draw = functools.partial(_gauge, stats=stats, gauge=gauge, label=label, in_clock_time=in_clock_time)
             yield _save(target / f"{name}.png", stats, draw)
-        yield _save(target / "batch_size.png", stats, lambda axes: _batch_sizes(axes, stats))
-        yield _save(target / "kv_usage.png", stats, lambda axes: _kv_usage(axes, stats))
+        for name, draw_line in (("batch_size", _batch_sizes), ("kv_usage", _kv_usage)):
+            draw = functools.partial(draw_line, stats=stats, in_clock_time=in_clock_time)
+            yield _save(target / f"{name}.png", stats, draw)
     except OSError as error:
         raise UsageError(f"cannot write pictures to {folder}: {error.strerror}; choose another folder") from error
 
@@ -96,56 +103,119 @@ def _cdf(axes: Axes, values: Counter[int], label: str) -> None:
     axes.set_ylabel(f"share of {count:,}")
 
 
-def _gauge(axes: Axes, stats: TraceStats, gauge: Callable[[Gauges], int], label: str) -> None:
-    lines = [([*series.gauges_ns], [gauge(each) for each in series.gauges]) for series in stats.series]
-    _over_time(axes, stats, lines, label)
+class _Line(NamedTuple):
+    """A replica over time: each value holds from its time (ns of the run, ascending) until the next."""
+
+    times_ns: list[int]
+    values: list[Any]
 
 
-def _batch_sizes(axes: Axes, stats: TraceStats) -> None:
-    lines = [(series.steps_ns, series.batch_sizes) for series in stats.series]
-    _over_time(axes, stats, lines, "sequences in a step")
+def _gauge(axes: Axes, stats: TraceStats, gauge: Callable[[Gauges], int], label: str, *, in_clock_time: bool) -> None:
+    lines = [_Line([*series.gauges_ns], [gauge(each) for each in series.gauges]) for series in stats.series]
+    _over_time(axes, stats, lines, label, in_clock_time=in_clock_time)
 
 
-def _kv_usage(axes: Axes, stats: TraceStats) -> None:
+def _batch_sizes(axes: Axes, stats: TraceStats, *, in_clock_time: bool) -> None:
+    # A shorter pause could not be seen, and many of them would fill the area under the line.
+    min_idle_ns = stats.snapshot.duration_ns // MAX_POINTS
+    lines = [_batch_line(series, stats.header.ts, min_idle_ns) for series in stats.series]
+    _over_time(axes, stats, lines, "sequences in a step (0: idle)", in_clock_time=in_clock_time)
+
+
+def _batch_line(series: Series, begin_ns: int, min_idle_ns: int) -> _Line:
+    """The batch of each step from its start on, and 0 where no step runs for longer than `min_idle_ns`."""
+    line = _Line([begin_ns], [0])
+    idle_since_ns = begin_ns
+    for start_ns, end_ns, size in zip(series.step_starts_ns, series.step_ends_ns, series.batch_sizes, strict=True):
+        if start_ns - idle_since_ns > min_idle_ns:
+            line.times_ns.append(idle_since_ns)
+            line.values.append(0)
+        line.times_ns.append(max(start_ns, line.times_ns[-1]))
+        line.values.append(size)
+        idle_since_ns = max(end_ns, idle_since_ns)
+    line.times_ns.append(idle_since_ns)
+    line.values.append(0)
+    return line
+
+
+def _kv_usage(axes: Axes, stats: TraceStats, *, in_clock_time: bool) -> None:
     percent = 100 / max(stats.snapshot.num_blocks, 1)
     lines = [
-        ([*series.gauges_ns], [each.num_held_blocks * percent for each in series.gauges]) for series in stats.series
+        _Line([*series.gauges_ns], [each.num_held_blocks * percent for each in series.gauges])
+        for series in stats.series
     ]
-    _over_time(axes, stats, lines, "KV blocks in use, %")
+    _over_time(axes, stats, lines, "KV blocks in use, %", in_clock_time=in_clock_time)
 
 
-def _over_time(axes: Axes, stats: TraceStats, lines: list[tuple[list[int], list[Any]]], label: str) -> None:
-    """One line a replica, in steps: a value holds until the next."""
-    end_ns = stats.snapshot.duration_ns
-    for index, (times_ns, values) in enumerate(lines):
-        if not times_ns:
+def _over_time(axes: Axes, stats: TraceStats, lines: list[_Line], label: str, *, in_clock_time: bool) -> None:
+    begin_ns, end_ns = stats.header.ts, stats.header.ts + stats.snapshot.duration_ns
+    unix_start_ns = int(stats.header.unix_start_ns) if in_clock_time else 0
+    to_x = _clock_time(unix_start_ns) if unix_start_ns > 0 else _seconds
+    for index, line in enumerate(lines):
+        if not line.times_ns:
             continue
-        times_ns, values = _largest_of_intervals([*times_ns, end_ns], [*values, values[-1]], end_ns)
-        axes.plot(
-            [ns / NANOSECONDS_PER_SECOND for ns in times_ns],
-            values,
-            drawstyle="steps-post",
-            linewidth=1.2,
-            alpha=0.85,
-            label=f"replica {index}",
-        )
+        whole = _Line([*line.times_ns, end_ns], [*line.values, line.values[-1]])
+        times_ns, values = _largest_of_intervals(whole, begin_ns, end_ns)
+        axes.plot(to_x(times_ns), values, drawstyle="steps-post", linewidth=1.2, alpha=0.85, label=f"replica {index}")
     if len(lines) > 1:
         # Above the axes, where no line runs.
         axes.legend(frameon=False, fontsize=8, ncols=min(len(lines), 4), loc="lower right", bbox_to_anchor=(1, 1))
-    axes.set_xlim(0, end_ns / NANOSECONDS_PER_SECOND or 1)
+    axes.set_xlim(*to_x([begin_ns, max(end_ns, begin_ns + 1_000_000)]))
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", integer=True)
-    axes.set_xlabel("time since the start of the run, s")
+    if unix_start_ns > 0:
+        _label_time_of_day(axes, unix_start_ns + begin_ns, unix_start_ns + end_ns)
+    else:
+        axes.set_xlabel("time since the start of the run, s")
     axes.set_ylabel(label)
 
 
-def _largest_of_intervals(times_ns: list[int], values: list[Any], end_ns: int) -> tuple[list[int], list[Any]]:
-    """At most MAX_POINTS points, each the largest value of its interval; as they are where they are fewer."""
-    if len(times_ns) <= MAX_POINTS:
-        return times_ns, values
-    width_ns = end_ns // MAX_POINTS + 1
-    largest: dict[int, Any] = {}
-    for ns, value in zip(times_ns, values, strict=True):
-        place = ns // width_ns
-        largest[place] = max(largest.get(place, value), value)
-    return [place * width_ns for place in largest], list(largest.values())
+def _label_time_of_day(axes: Axes, begin_ns: int, end_ns: int) -> None:
+    """Ticks at times of day as exact as the span (unix time) needs, and the date beside them."""
+    from matplotlib.dates import AutoDateLocator, DateFormatter
+
+    seconds = (end_ns - begin_ns) / NANOSECONDS_PER_SECOND
+    form = next((form for limit, form in _TICKS if seconds > limit), "%H:%M:%S.%f")
+    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(DateFormatter(form, tz=UTC))  # type: ignore[no-untyped-call]
+    days = [f"{datetime.fromtimestamp(ns / NANOSECONDS_PER_SECOND, UTC):%Y-%m-%d}" for ns in (begin_ns, end_ns)]
+    axes.set_xlabel(f"time of day (UTC), {' to '.join(dict.fromkeys(days))}")
+
+
+def _seconds(times_ns: list[int]) -> Any:
+    return [ns / NANOSECONDS_PER_SECOND for ns in times_ns]
+
+
+def _clock_time(unix_start_ns: int) -> Callable[[list[int]], Any]:
+    def to_x(times_ns: list[int]) -> Any:
+        import numpy
+
+        return numpy.array([unix_start_ns + ns for ns in times_ns], dtype="datetime64[ns]")
+
+    return to_x
+
+
+def _largest_of_intervals(line: _Line, begin_ns: int, end_ns: int) -> _Line:
+    """At most about MAX_POINTS intervals, each with the largest value that held in it; a shorter line as it is."""
+    if len(line.times_ns) <= MAX_POINTS:
+        return line
+    width_ns = (end_ns - begin_ns) // MAX_POINTS + 1
+    found = _Line([], [])
+
+    def add(place: int, value: Any) -> None:
+        found.times_ns.append(begin_ns + place * width_ns)
+        found.values.append(value)
+
+    held, place, largest = line.values[0], (line.times_ns[0] - begin_ns) // width_ns, line.values[0]
+    for ns, value in zip(line.times_ns, line.values, strict=True):
+        place_now, since_ns = divmod(ns - begin_ns, width_ns)
+        if place_now != place:
+            add(place, largest)
+            if place_now > place + 1:
+                add(place + 1, held)
+            place, largest = place_now, held if since_ns else value
+        held = value
+        largest = max(largest, value)
+    add(place, largest)
+    return found

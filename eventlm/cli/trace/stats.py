@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from eventlm.metrics.trace_metrics import Distribution, TraceStats
 
 _COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
-#: What a name does not say by itself.
-_NOTES = {
-    "prefill_e2e_time": " (TTFT)",
-    "decode_token_execution_plus_preemption_time": " (TBT)",
-    "request_time_per_output_token": " (TPOT)",
+#: The names that the field has for them, and every other table here.
+_ROW_NAMES = {
+    "prefill_e2e_time": "TTFT",
+    "decode_token_execution_plus_preemption_time": "TBT",
+    "request_time_per_output_token": "TPOT",
 }
 
 
@@ -34,12 +34,17 @@ examples:
   eventlm trace stats runs/latest --plot DIR         and pictures of them
   eventlm trace stats runs/latest --json | jq .distributions.prefill_e2e_time
 
-Times are the engine's: from the reception of a request, in milliseconds, of sequences that ran to their end. TTFT
-counts all first tokens. --json has nanoseconds.
+Times are the engine's, in milliseconds, from the reception of a request, over the sequences that ran to their end.
+TTFT (time to first token) also counts sequences that were cut short or are unfinished, if they had a first token. TBT
+is the time between two tokens of a sequence, TPOT its mean over one sequence. --json has nanoseconds, and calls TTFT
+`prefill_e2e_time`, TBT `decode_token_execution_plus_preemption_time` and TPOT `request_time_per_output_token`.
 
-Here tokens and steps count once done: prompt tokens of each sequence (a request has `n`) whose prompt is computed or
-cached, and steps that completed. `eventlm trace info` counts what came and was begun: the prompt of each request that
-arrived, once, and steps that were launched."""
+Tokens and steps count here once they are done: prompt tokens of each sequence (a request has `n`) whose prompt is
+computed or cached, and completed steps. `eventlm trace info` counts what arrived and was launched: the prompt of each
+request once, and launched steps.
+
+The pictures (--plot) show time of day in UTC, as the server's log does. A replica without a step in flight is drawn
+with a batch of 0."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
     parser.set_defaults(run=run)
@@ -77,6 +82,8 @@ def _as_object(stats: TraceStats) -> dict[str, Any]:
         "warnings": stats.warnings,
         "finish_reasons": stats.finish_reasons,
         "reject_reasons": stats.reject_reasons,
+        "num_unfinished": stats.num_unfinished,
+        "num_unfinished_with_token": stats.num_unfinished_with_token,
         "distributions": stats.distributions,
         "classes": {name: found.distributions for name, found in stats.classes.items()},
         "metrics": stats.snapshot,
@@ -115,7 +122,7 @@ def _summary(stats: TraceStats) -> Iterator[str]:
     rows = [
         ("run", f"{stats.header.run}, {snapshot.model}, {seconds:,.3f} s"),
         ("requests", f"{snapshot.num_requests:,}, {_rejected(stats)}"),
-        ("sequences", f"{ended:,} ended{_reasons(stats.finish_reasons)}"),
+        ("sequences", f"{ended:,} ended{_reasons(stats.finish_reasons)}{_unfinished(stats)}"),
         ("tokens", f"{prompts}, {tokens:,} output{per_second}"),
         ("log", f"{counted(snapshot.num_events, 'event')}, {counted(stats.num_bytes, 'byte')}"),
     ]
@@ -137,6 +144,12 @@ def _rejected(stats: TraceStats) -> str:
     return f"{sum(stats.reject_reasons.values()):,} rejected{_reasons(stats.reject_reasons)}"
 
 
+def _unfinished(stats: TraceStats) -> str:
+    if not stats.num_unfinished:
+        return ""
+    return f"; {stats.num_unfinished:,} unfinished, {stats.num_unfinished_with_token:,} of them past their first token"
+
+
 def _reasons(counts: dict[str, int]) -> str:
     return ": " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) if counts else ""
 
@@ -150,7 +163,7 @@ def _distribution_row(name: str, found: Distribution) -> list[str]:
     else:
         shown = [_milliseconds(value) for value in values]
     unit = "" if name in COUNTS else ", ms"
-    return [name + _NOTES.get(name, "") + unit, f"{found.count:,}", *shown]
+    return [_ROW_NAMES.get(name, name) + unit, f"{found.count:,}", *shown]
 
 
 def _milliseconds(ns: float) -> str:

@@ -73,7 +73,7 @@ def _info(status: ReplyStatus) -> web.Response:
         ChoiceState(
             index=choice,
             state=sample.state,
-            finish_reason=sample.row.reason if sample.row is not None else None,
+            finish_reason=sample.row.reason if sample.row is not None and sample.row.reason != "unfinished" else None,
             output_tokens=sample.output_tokens,
             timings=choice_timings(choice, sample.row) if sample.row is not None else None,
         )

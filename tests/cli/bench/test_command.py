@@ -75,6 +75,8 @@ def test_serve(server: Server, tmp_path: Path) -> None:
     times = [record["ttft_ms"] for record in records]
     assert statistics["ttft_ms"]["mean"] == pytest.approx(sum(times) / 20)
     assert statistics["ttft_ms"]["max"] == max(times)
+    as_json = bench("serve", "--url", server.url, *FAST, "--num-prompts", "2", "--json", cwd=tmp_path)
+    assert json.loads(as_json.stdout)["statistics"]["num_success"] == 2
     again = bench("serve", "--url", server.url, *FAST, "--output", "results", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (2, "")
     assert "choose another folder" in again.stderr
@@ -152,7 +154,7 @@ def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
         (["serve", "--requestrate", "2"], 2, "did you mean --request-rate?"),
         (["throughput", "--num-prompts", "0"], 2, "--num-prompts 0 is not at least 1"),
         (["throughput", "--model", "fake", "--input-len", "none"], 2, "--input-len 'none' is not a length"),
-        (["latency", "--model", "fake", "--output-json", "no/such/x.json"], 2, "its folder does not exist"),
+        (["latency", "--model", "fake", "--output-json", "x.json"], 2, "unknown flag --output-json"),
         ([], 2, "required: KIND"),
     ],
 )
@@ -174,15 +176,12 @@ def test_a_model_that_is_not_served(server: Server, tmp_path: Path) -> None:
 def test_throughput(tmp_path: Path) -> None:
     done = bench(
         "throughput", "--model", "fake", "--num-prompts", "6", "--input-len", "20", "--output-len", "5",
-        "--output-json", "x.json", cwd=tmp_path,
+        "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = lines_of(done.stdout)
-    assert found["tokens"] == "120 prompt, 30 output"
-    result = json.loads((tmp_path / "x.json").read_text())
+    result = json.loads(done.stdout)
     assert (result["num_requests"], result["prompt_tokens"], result["output_tokens"]) == (6, 120, 30)
     assert result["output_tokens_per_second"] == pytest.approx(30 / result["elapsed_s"])
-    assert found["requests/s"] == f"{result['requests_per_second']:.2f}"
 
 
 def test_a_workload_that_does_not_fit(tmp_path: Path) -> None:
@@ -194,14 +193,23 @@ def test_a_workload_that_does_not_fit(tmp_path: Path) -> None:
 def test_latency(tmp_path: Path) -> None:
     done = bench(
         "latency", "--model", "fake", "--batch-size", "2", "--input-len", "8", "--output-len", "4", "--num-iters", "3",
-        "--num-iters-warmup", "1", "--output-json", "x.json", cwd=tmp_path,
+        "--num-iters-warmup", "1", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert lines_of(done.stdout)["batch"] == "2 requests of 8 prompt and 4 output tokens"
-    result = json.loads((tmp_path / "x.json").read_text())
+    result = json.loads(done.stdout)
     assert len(result["latencies_s"]) == 3
     assert result["latency_s"]["mean"] == pytest.approx(sum(result["latencies_s"]) / 3)
-    assert lines_of(done.stdout)["mean"] == f"{result['latency_s']['mean']:.4f} s"
+
+
+def test_the_tables_of_throughput_and_latency(run_here: RunHere) -> None:
+    size = ("--model", "fake", "--output-len", "4", "--input-len", "8")
+    code, out, err = run_here("bench", "throughput", "--num-prompts", "2", *size)
+    assert code == 0, err
+    assert lines_of(out)["tokens"] == "16 prompt, 8 output"
+    code, out, err = run_here("bench", "latency", "--batch-size", "2", "--num-iters", "2", *size)
+    assert code == 0, err
+    assert lines_of(out)["batch"] == "2 requests of 8 prompt and 4 output tokens"
+    assert lines_of(out)["mean"].endswith(" s")
 
 
 def test_step(run_here: RunHere) -> None:

@@ -100,9 +100,11 @@ def test_the_newest_run_is_the_default(
     path = record(tmp_path / "runs", small_machine({"type": "fcfs"}), num_requests=4)
     monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "runs"))
     request = next(event.s for event in read(path).events if isinstance(event, Arrived))
-    assert explained(capsys, str(request)).startswith(("Request ", "Sample "))
-    assert explained(capsys, str(path.parent), str(request)) == explained(capsys, "latest", str(request))
-    assert "--slowest 10` lists some" in refused(capsys, "9999")
+    assert main(["explain", str(request)]) == main(["explain", "latest", str(request)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == 2 * explained(capsys, str(path.parent), str(request))
+    assert captured.err == 2 * f"eventlm: run {path.parent.name}, the newest\n"
+    assert "--slowest 10` lists some" in refused(capsys, str(path.parent), "9999")
 
 
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,7 +138,7 @@ def test_a_model_that_is_gone_is_told(run: Path, run_here: RunHere) -> None:
 
     tampered(run / "trace.jsonl", run / "trace.jsonl", elsewhere)
     code, _, errors = run_here("replay", str(run), "--execute")
-    assert code == 1
+    assert code == 2
     assert "the trace names a model that is not there: --model /gone: no such folder" in errors
     assert errors.rstrip().endswith("; give it with --model")
 

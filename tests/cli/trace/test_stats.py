@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.dates import num2date
 from matplotlib.figure import Figure
+from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.cli.main import main
-from eventlm.cli.trace.plots import MAX_POINTS, _cdf, _largest_of_intervals
+from eventlm.cli.trace.plots import MAX_POINTS, _batch_line, _batch_sizes, _cdf, _largest_of_intervals, _Line
+from eventlm.cli.trace.stats import _ROW_NAMES
 from eventlm.events import Arrived, Emitted, Launched, StepCompleted
-from eventlm.metrics.trace_metrics import REQUEST_METRICS, STEP_METRICS, trace_stats
+from eventlm.metrics.trace_metrics import REQUEST_METRICS, STEP_METRICS, Series, trace_stats
 from tests.bus.traces import header, lines
 from tests.engine.test_step_ops import record
 from tests.replay.golden import FOLDER
+from tests.replay.traces import tampered
 
 GOLDEN = FOLDER / "lrs_dying_workers.jsonl"
 CDFS = ["ttft_cdf.png", "tbt_cdf.png", "e2e_cdf.png", "scheduling_delay_cdf.png"]
@@ -36,9 +42,8 @@ def test_the_tables_hold_every_metric_in_columns(capsys: pytest.CaptureFixture[s
     for table, metrics in ((requests, REQUEST_METRICS), (steps, STEP_METRICS)):
         columns, *rows = table.splitlines()
         assert columns.split()[1:] == ["count", "mean", "p50", "p90", "p95", "p99", "max"]
-        assert [row.split()[0].rstrip(",") for row in rows] == list(metrics)
+        assert [row.split()[0].rstrip(",") for row in rows] == [_ROW_NAMES.get(name, name) for name in metrics]
         assert {len(row) for row in rows} == {len(columns)}
-    assert "prefill_e2e_time (TTFT), ms " in requests
     assert [row.split()[0] for row in replicas.splitlines()] == ["replicas", "0", "1"]
     columns, *rows = classes.splitlines()
     assert [row.split()[0] for row in rows] == ["gold", "silver"]
@@ -118,11 +123,75 @@ def test_pictures_that_cannot_be_written_are_one_line(tmp_path: Path, capsys: py
 def test_a_long_line_keeps_its_peaks() -> None:
     times = list(range(0, 10_000_000, 100))
     values = [7 if place == 54_321 else place % 3 for place in range(len(times))]
-    found_times, found = _largest_of_intervals(times, values, times[-1])
-    assert len(found) <= MAX_POINTS
-    assert max(found) == 7
-    assert found_times == sorted(found_times)
-    assert _largest_of_intervals(times[:100], values[:100], times[99]) == (times[:100], values[:100])
+    found = _largest_of_intervals(_Line(times, values), 0, times[-1])
+    assert len(found.values) <= MAX_POINTS
+    assert max(found.values) == 7
+    assert found.times_ns == sorted(set(found.times_ns))
+    short = _Line(times[:100], values[:100])
+    assert _largest_of_intervals(short, 0, times[99]) == short
+
+
+def test_a_long_line_drops_to_its_last_value_in_an_idle_time() -> None:
+    """The largest value of an interval holds for that interval and not for the empty ones after it."""
+    busy = [(ns, ns % 2 * 5) for ns in range(3 * MAX_POINTS)]
+    hour = 3_600_000_000_000
+    line = _Line(
+        [ns for ns, _ in [*busy, (9_000, 0), (hour, 8)]], [value for _, value in [*busy, (9_000, 0), (hour, 8)]]
+    )
+    found = _largest_of_intervals(line, 0, hour)
+    assert max(found.values) == 8
+    assert sum(value > 0 for value in found.values) <= 2
+    assert found.values[1] == 0
+
+
+def test_a_batch_ends_with_its_step() -> None:
+    series = Series(step_starts_ns=[10, 20, 900], step_ends_ns=[20, 35, 950], batch_sizes=[4, 2, 7])
+    assert _batch_line(series, 0, 0) == _Line([0, 0, 10, 20, 35, 900, 950], [0, 0, 4, 2, 0, 7, 0])
+    # A pause that is too short to be seen.
+    assert _batch_line(series, 10, 865) == _Line([10, 10, 20, 900, 950], [0, 4, 2, 7, 0])
+    overlapping = Series(step_starts_ns=[0, 15], step_ends_ns=[20, 30], batch_sizes=[1, 2])
+    assert _batch_line(overlapping, 0, 0) == _Line([0, 0, 15, 30], [0, 1, 2, 0])
+
+
+def axes_over_time(unix_start_ns: int, **arguments: bool) -> Axes:
+    found = trace_stats(GOLDEN)
+    found = structs.replace(found, header=structs.replace(found.header, unix_start_ns=str(unix_start_ns)))
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _batch_sizes(axes, found, **{"in_clock_time": True} | arguments)
+    figure.canvas.draw()
+    return axes
+
+
+def test_time_axes_show_the_time_of_day() -> None:
+    start = datetime(2026, 11, 23, 14, 5, 10, tzinfo=UTC)
+    axes = axes_over_time(int(start.timestamp()) * 10**9)
+    assert "UTC" in axes.get_xlabel()
+    first, last = num2date(axes.get_xlim())
+    assert first == start
+    assert (last - first).total_seconds() == pytest.approx(trace_stats(GOLDEN).snapshot.duration_ns / 1e9, abs=1e-5)
+
+
+@pytest.mark.parametrize(("unix_start_ns", "in_clock_time"), [(0, True), (10**18, False)])
+def test_a_run_without_a_clock_has_seconds(unix_start_ns: int, in_clock_time: bool) -> None:
+    axes = axes_over_time(unix_start_ns, in_clock_time=in_clock_time)
+    assert axes.get_xlabel().endswith(", s")
+    assert axes.get_xlim()[0] == 0
+
+
+def test_a_killed_run_has_its_first_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def cut(objects: list[dict[str, object]]) -> None:
+        num_first = next(place for place, each in enumerate(objects) if each["t"] == "finish")
+        del objects[num_first:]
+
+    path = tampered(GOLDEN, tmp_path / "t", cut)  # type: ignore[arg-type]
+    found = json.loads(stats(capsys, str(path), "--json"))
+    assert found["finish_reasons"] == {}
+    assert 0 < found["num_unfinished_with_token"] <= found["num_unfinished"]
+    assert found["distributions"]["prefill_e2e_time"]["count"] == found["num_unfinished_with_token"]
+    assert "request_e2e_time" not in found["distributions"]
+    assert f"0 ended; {found['num_unfinished']} unfinished, " in stats(capsys, str(path))
 
 
 def test_percentiles_that_lie_close_are_not_written_over_each_other() -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec import structs
 
-from eventlm.replay.explain.rank import FIELDS, Measure, rank
+from eventlm.metrics.rows import UNFINISHED, RequestRow
+from eventlm.replay.explain.explainer import explain
+from eventlm.replay.explain.rank import FIELDS, Measure, measured_ns, rank
 from tests.replay.explained_logs import read
 from tests.replay.golden import FOLDER, GOLDEN
 from tests.replay.traces import tampered
@@ -27,13 +30,46 @@ def test_the_slowest_first_and_ties_in_order_of_arrival(name: str, by: Measure) 
         assert (found.num_ranked, found.num_live, found.warnings) == (len(rows), 0, [])
 
 
-def test_those_that_have_not_ended_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", get_args(Measure))
+@pytest.mark.parametrize("name", ["fcfs_one_replica", "lrs_dying_workers"])
+def test_unfinished_sequences_are_ranked_by_their_time_so_far(tmp_path: Path, name: str, by: Measure) -> None:
     def cut(objects: Sequence[dict[str, Any]]) -> None:
         del objects[120:]  # type: ignore[attr-defined]
 
-    found = rank(tampered(FOLDER / "fcfs_one_replica.jsonl", tmp_path / "t", cut), 3)
-    assert found.num_live > 3
+    path = tampered(FOLDER / f"{name}.jsonl", tmp_path / "t", cut)
+    found = rank(path, 1000, by=by)
+    assert found.num_live >= 3
     assert len(found.warnings) == 1
+    explained = {(each.request, each.index): each for each in explain(path, _wanted(found.rows)).explanations}
+    unfinished = [row for row in found.rows if row.reason == UNFINISHED]
+    if by in ("e2e", "ttft", "queue"):
+        assert len(unfinished) == found.num_live
+    for row in unfinished:
+        each = explained[row.request, row.index]
+        assert each.outcome == "unfinished"
+        assert row.output_tokens == each.output_tokens
+        assert row.finished_ns == each.end_ns
+        assert (row.prefill_e2e_time is None) == (each.first_token_ns is None)
+        if row.prefill_e2e_time is not None:
+            assert each.first_token_ns == each.start_ns + row.prefill_e2e_time
+    values = [measured_ns(row, by) for row in found.rows]
+    assert values == sorted(values, reverse=True)  # type: ignore[type-var]
+    assert found.num_ranked == len(found.rows)
+
+
+def _wanted(rows: Sequence[RequestRow]) -> list[tuple[int, int | None]]:
+    return [(row.request, row.index) for row in rows]
+
+
+def test_the_time_so_far_of_an_unfinished_row() -> None:
+    row = RequestRow(
+        request=1, index=0, replica=0, reason=UNFINISHED, arrived_ns=1_000, finished_ns=9_000, prompt_tokens=4,
+        output_tokens=3, cached_tokens=0, request_e2e_time=8_500,
+    )  # fmt: skip
+    assert [measured_ns(row, by) for by in get_args(Measure)] == [8_500, 8_500, 8_000, None]
+    row = structs.replace(row, prefill_e2e_time=2_500, request_scheduling_delay=700)
+    # The third gap between tokens is not over.
+    assert [measured_ns(row, by) for by in get_args(Measure)] == [8_500, 2_500, 700, 2_000]
 
 
 def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

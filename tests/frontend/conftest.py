@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.engine.conftest import nothing_left_behind
+
+__all__ = ["nothing_left_behind"]
