@@ -12,11 +12,13 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
+import structlog
 from msgspec import structs
 
 from eventlm.bus.side_car import PromptTokens
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.request import (
+    LOGITS_NOT_FINITE,
     ClosingOutput,
     EmbeddingOutput,
     EngineRequest,
@@ -31,6 +33,8 @@ from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCo
 from eventlm.grammars import GrammarError
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, StepResult, encode
+
+log = structlog.get_logger("eventlm.engine")
 
 #: Gets every output of a request, or the error that ends it.
 Sink = Callable[[RequestOutput | EventLMError], None]
@@ -52,7 +56,7 @@ class Sample:
 class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    __slots__ = ("cancelled_by", "grammar_error", "num_unfinished", "request", "seq", "sink", "wants_extras")
+    __slots__ = ("cancelled_by", "error_detail", "num_unfinished", "request", "seq", "sink", "wants_extras")
 
     def __init__(self, seq: int, request: EngineRequest, sink: Sink) -> None:
         self.seq = seq
@@ -60,8 +64,8 @@ class LiveRequest:
         self.wants_extras = wants_extras(request)
         self.sink = sink
         self.num_unfinished = request.n
-        #: Why its grammar cannot be had.
-        self.grammar_error = ""
+        #: What `FinishedOutput.detail` says of an `error`.
+        self.error_detail = ""
         #: The reason of its cancel.
         self.cancelled_by = ""
 
@@ -193,7 +197,7 @@ class LiveRequests:
 
     def fail_grammar(self, seq: int, error: GrammarError) -> None:
         """What the client of a live request is told when it ends for want of its grammar."""
-        self._requests[seq].grammar_error = str(error)
+        self._requests[seq].error_detail = str(error)
 
     def cancel(self, seq: int, reason: str) -> None:
         """What the client of a request is told when its cancel is applied; nothing if it has left."""
@@ -271,6 +275,7 @@ class LiveRequests:
         if launched is not None:
             rows = _rows(launched)
             filled = self._name_filled(launched, rows, result.tokens)
+            self._note_errors(rows, result)
         self._completing = _Completing(rows, result.tokens, {extras.row: extras for extras in result.extras})
         return StepCompleted(
             c=launched.s if launched is not None else 0,
@@ -292,6 +297,20 @@ class LiveRequests:
             return None
         worker.num_answered = max(worker.num_answered - 1, 0)
         return worker.launches.popleft()
+
+    def _note_errors(self, rows: list[SequenceId], result: StepResult) -> None:
+        """Keep why rows ended for want of logits, and warn; a worker says it of rows that have left, too."""
+        for row, end in result.ends:
+            identity = rows[row]
+            if end == "error" and not result.tokens[row] and identity in self._samples:
+                self._samples[identity].request.error_detail = LOGITS_NOT_FINITE
+                log.warning(
+                    "the model computed NaN or infinity for a request, which fails: are the weights damaged, "
+                    "or is their dtype too narrow (--dtype float32)?",
+                    request=identity.request,
+                    index=identity.index,
+                    step=result.step,
+                )
 
     def digest(self, tokens: list[list[int]]) -> str:
         """What the fact of a step says of its tokens."""
@@ -370,7 +389,7 @@ class LiveRequests:
         live.num_unfinished -= 1
         if not live.num_unfinished:
             del self._requests[seq]
-        detail = {"error": live.grammar_error, "cancelled": live.cancelled_by}.get(finished.reason, "")
+        detail = {"error": live.error_detail, "cancelled": live.cancelled_by}.get(finished.reason, "")
         return Output(
             live,
             FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),

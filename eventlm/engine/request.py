@@ -52,6 +52,9 @@ BY_OPERATOR = "admin"
 AT_SHUTDOWN = "shutdown"
 OUTPUT_FAILED = "output_failed"
 
+#: Detail of an `error`: the model computed NaN or infinity in place of the logits of the next token.
+LOGITS_NOT_FINITE = "logits_not_finite"
+
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
     """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
@@ -159,8 +162,8 @@ class ClosingOutput(Struct, frozen=True, tag="closing", array_like=True):
 class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     """Sequence `index` is over. Only its first `position` tokens belong to the output.
 
-    row: what the log says of it, as all metrics have it. detail: why it ended with `error`, where that is the request's
-    own fault, and may quote the request; or who `cancelled` it, as `Cancelled.reason` has it.
+    row: its metrics, as the log has them. detail: of an `error`, LOGITS_NOT_FINITE, or why the request's own grammar
+    cannot be followed, which may quote the request; of `cancelled`, who did it, as in `Cancelled.reason`.
     """
 
     index: int

@@ -83,7 +83,7 @@ def _extras_problems(
     by_row = {extras.row: extras for extras in result.extras}
     for row, request in asking:
         extras = by_row.get(row, RowExtras(row=row))
-        # A row whose grammar cannot be followed gives no token, and nobody reads its log-probabilities.
+        # A row whose logits are not finite gives no token, and no log-probabilities.
         if num_tokens := len(result.tokens[row]):
             problem = _logprobs_problem(extras.logprobs, num_tokens, request.params.logprobs, vocab_size)
             if problem:

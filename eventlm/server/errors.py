@@ -12,6 +12,7 @@ from eventlm.engine.rate_limits import RateLimitError
 from eventlm.engine.request import (
     BY_OPERATOR,
     BY_OWNER,
+    LOGITS_NOT_FINITE,
     ContextLengthError,
     EngineUnavailableError,
     GroupSizeError,
@@ -203,6 +204,8 @@ def from_generation_error(error: GenerationError) -> ApiError:
         case "deadline":
             # A second attempt would run into the same deadline.
             return ApiError(504, message, type="server_error", code="deadline_exceeded", should_retry=False)
+        case "error" if error.detail == LOGITS_NOT_FINITE:
+            return ApiError(500, message, type="server_error", should_retry=False)
         case "error" if error.detail:
             return from_input_error(InputError(None, message))
         case "error":

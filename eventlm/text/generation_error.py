@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.engine.request import BY_OPERATOR, BY_OWNER, FinishedOutput
+from eventlm.engine.request import BY_OPERATOR, BY_OWNER, LOGITS_NOT_FINITE, FinishedOutput
 from eventlm.errors import EventLMError
 from eventlm.types import FinishReason
 
@@ -33,6 +33,8 @@ def _message(reason: FinishReason, detail: str) -> str:
             return _CANCELLED_BY.get(detail, "The server ended this request before it was complete.")
         case "deadline":
             return "The request's deadline cannot be met."
+        case "error" if detail == LOGITS_NOT_FINITE:
+            return "The model computed NaN or infinity for this request; the log has more."
         case "error" if detail:
             return f"The model cannot follow the structure that was asked for: {detail}."
         case "error":

@@ -22,7 +22,7 @@ from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.runners import ExecutedStep
 from eventlm.worker.sampling.row_extras import row_extras
-from eventlm.worker.sampling.sampler import Sampler
+from eventlm.worker.sampling.sampler import NOT_FINITE, Sampler
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
@@ -106,14 +106,19 @@ class ModelRunner:
             self._grammars.add(sequence)
 
     def _ends(self, rows: list[Row], tokens: list[list[int]], forced: list[list[int]]) -> list[tuple[int, WorkerEnd]]:
-        """Which rows ended with the token that they drew. Sequences with a grammar go on in it."""
-        ends = []
+        """The rows that end here: with the token that they drew, or with `error` if their logits are not finite.
+
+        Sequences with a grammar advance in it.
+        """
+        ends: list[tuple[int, WorkerEnd]] = []
         for number, (row, produced) in enumerate(zip(rows, tokens, strict=True)):
             if not produced:
+                if row.samples:
+                    ends.append((number, "error"))
                 continue
             sequence, token_id = row.sequence, produced[-1]
             if sequence.params.grammar:
-                next_id = forced[number][-1] if forced else token_id
+                next_id = forced[number][-1] if forced and forced[number] else token_id
                 end = self._grammars.end_of(sequence, token_id, next_id, sequence.position)
             else:
                 end = end_of(sequence.params, token_id, sequence.position)
@@ -145,11 +150,13 @@ class ModelRunner:
             if masks is not None:
                 found = masks.result()
                 lap("grammar")
-            forced_S = np.array([forced[number][0] for number in sampled_rows]) if forced else None
+            forced_S = None
+            if forced:
+                forced_S = np.array([forced[number][0] if forced[number] else NOT_FINITE for number in sampled_rows])
             drawn = self._sampler.sample(logits_SV, sampled, forced_S=forced_S, masks=found).tolist()
         tokens: list[list[int]] = [[] for _ in rows]
         for number, token in zip(sampled_rows, drawn, strict=True):
-            tokens[number] = [token]
+            tokens[number] = [token] if token != NOT_FINITE else []
         lap("sample")
         extras = row_extras(rows, sampled_rows, self._forward, hidden_TH, logits_SV, drawn)
         lap("extras")

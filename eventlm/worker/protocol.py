@@ -175,6 +175,8 @@ class StepOutput(NamedTuple):
 class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
     """Tokens of one step. Times are this machine's monotonic clock. `tokens` has one list a row of the launch.
 
+    A row that ends with `error` and has no token had logits that are not finite.
+
     `extras` is sparse. `ops` has the time of each operation of the step in nanoseconds, if the worker was asked for it.
     """
 

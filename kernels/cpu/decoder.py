@@ -160,11 +160,11 @@ class CpuDecoder:
         return logits_SV
 
     def draw(self, logits_SV: Tensor, rows: DrawRows) -> list[int]:
-        """One token id a row of these logits, which are float32."""
+        """One token id for each row of these logits, float32 [S, V]; -1 for a row with NaN or plus infinity."""
         return self._draw(self._functions.eventlm_draw, logits_SV, rows)
 
     def draw_next(self, hidden_SH: Tensor, rows: DrawRows) -> list[int]:
-        """The same of the logits of what `forward` gave for these tokens, which are never written."""
+        """As `draw`, from what `forward` gave for these tokens. Their logits are never written to memory."""
         return self._draw(self._functions.eventlm_draw_next, hidden_SH, rows)
 
     def _draw(self, draw: Callable[..., None], values_S: Tensor, rows: DrawRows) -> list[int]:

@@ -10,9 +10,10 @@ constexpr std::int32_t kIdsPerPiece = 8192;
 // So many are drawn from sooner than threads wake that have gone to sleep since the last product.
 constexpr std::size_t kMaxPiecesAlone = 24;
 
-// The first of the best.
+// The first of the best; -1 if a score is plus infinity, that is if the row's logits are not finite.
 std::int32_t winner(const Best* of, std::size_t count) {
-  return std::max_element(of, of + count, [](const Best& a, const Best& b) { return a.score < b.score; })->id;
+  const auto best = std::max_element(of, of + count, [](const Best& a, const Best& b) { return a.score < b.score; });
+  return best->score == INFINITY ? -1 : best->id;
 }
 
 }  // namespace

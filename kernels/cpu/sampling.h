@@ -64,11 +64,11 @@ class Draw {
     key_1_ = static_cast<std::uint32_t>(bits >> 32);
   }
 
-  // The best has the most. A NaN never is, and so minus infinity. One expression, so that all who call this get the
-  // same bits.
+  // The best token has the highest score. NaN becomes plus infinity, so that a row whose logits are not finite shows in
+  // its best score. One expression, so that all callers get the same bits.
   EVENTLM_INLINE f32x16 scores(f32x16 logits, u32x16 ids) const {
     const f32x16 score = is_greedy_ ? logits : logits * scale_ + gumbel_noise(ids, key_0_, key_1_);
-    return score > splat(-INFINITY) ? score : splat(-INFINITY);
+    return score < splat(INFINITY) ? score : splat(INFINITY);
   }
 
  private:

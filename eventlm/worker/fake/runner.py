@@ -59,6 +59,8 @@ class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     poison_ppm: int = 0
     #: Chance that a token is no byte of a word but one of the ids above the bytes, which stand for several bytes.
     piece_ppm: int = 0
+    #: Chance that the logits of a token are not finite, as a broken model's are.
+    nan_ppm: int = 0
 
 
 class FakeDeath(Exception):
@@ -134,8 +136,12 @@ class FakeRunner:
         count = most if most <= 1 else self._draw("count", params.seed, step, position) % (most + 1)
         if params.grammar and self._grammars is not None:
             return self._grammars.produce(row, count, forced)
-        produced = []
+        produced: list[int] = []
         for place in range(position, position + count):
+            nan_ppm = self.parameters.nan_ppm
+            if nan_ppm and self._draw("nan", params.seed, index, place) < nan_ppm:
+                # An `error` of this kind comes without a token: with some, the next step ends the sequence.
+                return produced, None if produced else "error"
             drawn = self._draw("end", params.seed, index, place)
             if drawn < self.parameters.end_ppm and place >= params.min_tokens and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)

@@ -32,6 +32,7 @@ class Candidates(NamedTuple):
 
 def top_entries(logits_SV: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
     """Values and ids [S, num_entries] of the largest logits, as float32, largest first, the lower id first of equals.
+    NaN counts as plus infinity.
 
     The entries of the chunks whose largest are the largest contain them: any other entry has as many before it.
     """
@@ -52,7 +53,8 @@ def top_entries(logits_SV: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(values: Tensor, ids: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
-    values = values.float()
+    # The bits of NaN sort last or first, by its sign.
+    values = values.float().nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # Floats as integers in the same order; adding 0 makes minus zero zero.
     bits = (values + 0.0).view(torch.int32)
     order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() * (1 << 32) - ids

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from eventlm.worker.protocol import RowExtras
 from eventlm.worker.sampling.logprobs import one_of, token_logprobs
+from eventlm.worker.sampling.sampler import NOT_FINITE
 from eventlm.worker.sequence_table import Row
 
 
@@ -60,12 +61,15 @@ def row_extras(
 def _add_logprobs(
     found: dict[int, dict[str, Any]], rows: Seq[Row], sampled_rows: list[int], logits_SV: Tensor, drawn: list[int]
 ) -> None:
-    """Of the tokens just drawn, all rows that asked at once."""
-    wanted = {number: rows[number].sequence.params.logprobs for number in sampled_rows if number in found}
-    places = [place for place, number in enumerate(sampled_rows) if wanted.get(number) is not None]
-    if not places:
+    """Of the tokens just drawn, for all rows that asked at once."""
+    wanted = [
+        (place, count)
+        for place, number in enumerate(sampled_rows)
+        if (count := rows[number].sequence.params.logprobs) is not None and drawn[place] != NOT_FINITE
+    ]
+    if not wanted:
         return
-    counts = [count for count in wanted.values() if count is not None]
+    places, counts = [place for place, _ in wanted], [count for _, count in wanted]
     num_top = -1 if min(counts) < 0 else max(counts)
     drawn_ids = torch.tensor([drawn[place] for place in places], device=logits_SV.device)
     logprobs = token_logprobs(lambda span: logits_SV[places[span]], drawn_ids, logits_SV.shape[1], num_top)

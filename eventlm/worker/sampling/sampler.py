@@ -31,7 +31,10 @@ SLICE_ENTRIES = 1 << 22
 _NOISE_ENTRIES = 1 << 17
 
 
-#: One token id a row from the whole vocabulary: of logits float32 [S, V]. For equal scores the lowest id.
+#: In place of a token id: the row's logits contain NaN or plus infinity, so there is nothing to draw from.
+NOT_FINITE = -1
+
+#: One token id a row, or NOT_FINITE, of logits float32 [S, V] over the whole vocabulary. The lowest id of equal scores.
 Draw = Callable[[Tensor, DrawRows], list[int]]
 #: The same of the hidden states behind the last layer, float32 [S, H], whose logits nobody needs.
 DrawNext = Callable[[Tensor, DrawRows], list[int]]
@@ -66,7 +69,9 @@ class Sampler:
         forced_S: np.ndarray | None = None,
         masks: Masks | None = None,
     ) -> np.ndarray:
-        """One token id for each of these different sequences, int64 [S]. logits_SV: any floating dtype, not changed.
+        """One token id for each of these different sequences, or NOT_FINITE, int64 [S].
+
+        logits_SV: any floating dtype, not changed.
 
         forced_S: what the sequences go on with, where that is not what is drawn. masks: of those with a grammar.
         """
@@ -117,7 +122,7 @@ class Sampler:
         for span in slices(len(logits_SV), logits_SV.shape[1], _NOISE_ENTRIES):
             scores = logits_SV[span] / temperatures[span]
             scores -= negative_gumbel_noise(keys[span], self._hashed_ids_V)
-            drawn.append(scores.max(dim=-1).indices)
+            drawn.append(_best(scores))
         return torch.cat(drawn)
 
     def _draw_masked(self, logits_SV: Tensor, rows: SampledRows) -> Tensor:
@@ -131,7 +136,8 @@ class Sampler:
             candidates = mask_candidates(logits, part.params, num_candidates)
             noise = negative_gumbel_noise(self._keys(part), self._hashed_ids_V[candidates.ids])
             best = (candidates.scores - noise).argmax(dim=-1, keepdim=True)
-            tokens_S[left] = candidates.ids.gather(1, best)[:, 0]
+            tokens = candidates.ids.gather(1, best)[:, 0]
+            tokens_S[left] = torch.where(candidates.scores[:, 0] < torch.inf, tokens, NOT_FINITE)
             left = left[candidates.short]
             if not len(left):
                 break
@@ -142,7 +148,13 @@ class Sampler:
 
 
 def _draw_greedy(logits_SV: Tensor, rows: SampledRows) -> Tensor:
-    return logits_SV.max(dim=-1).indices
+    return _best(logits_SV)
+
+
+def _best(scores_SV: Tensor) -> Tensor:
+    """The id of each row's highest score, int64 [S]. The maximum of a row with NaN is NaN."""
+    best = scores_SV.max(dim=-1)
+    return torch.where(best.values < torch.inf, best.indices, NOT_FINITE)
 
 
 def _parts(needs_S: np.ndarray) -> Iterator[np.ndarray]:

@@ -191,8 +191,8 @@ class SamplingTable:
         return rows if masks is None else rows.masked(masks)
 
     def record(self, rows: SampledRows, tokens_S: np.ndarray) -> None:
-        """Count the tokens that these rows drew."""
-        counted = np.flatnonzero(rows.params["needs"] & PENALIZED)
+        """Count the tokens that these rows drew; a negative one is none."""
+        counted = np.flatnonzero((rows.params["needs"] & PENALIZED != 0) & (tokens_S >= 0))
         if len(counted):
             self.counts.append(rows.params["counts_row"][counted], tokens_S[counted])
 

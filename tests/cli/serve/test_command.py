@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from eventlm.events import Arrived, End, Finished, Launched, Rejected, TextEnded, WorkerLost, WorkerUp
+from eventlm.worker.fake.runner import MILLION, draw
 from tests.cli.conftest import StartServer
 from tests.cli.serve.test_command_swarm import expected, random_request
 from tests.cli.streams import Stream, going_on, until_all_have
@@ -258,6 +260,39 @@ def test_bad_input_is_answered_and_the_server_goes_on(start_server: StartServer)
         assert reply.headers["x-request-id"]
     assert server.complete(seed=3).json()["choices"][0]["text"] == fake_text(3, 8)
     assert len(server.stop_and_verify().of(Arrived)) == 1
+
+
+async def test_requests_whose_logits_are_not_finite_fail_and_the_others_go_on(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", "nan_ppm=20000")
+    failing = {seed: place for seed in range(24) if (place := first_nan(seed, 20_000)) < 30}
+    assert 6 < len(failing) < 18
+    async with server.async_client() as client:
+
+        async def one(seed: int) -> None:
+            fields: dict[str, Any] = {"model": "fake", "prompt": "hi", "seed": seed, "max_tokens": 30}
+            stream = Stream(client, n=1, **fields)
+            await stream.run()
+            assert stream.text == fake_text(seed, failing.get(seed, 30))
+            if seed not in failing:
+                assert stream.error is None
+                return
+            assert stream.error is not None
+            assert (stream.error.type, stream.error.code) == ("server_error", None)
+            with pytest.raises(openai.InternalServerError) as raised:
+                await client.completions.create(**fields)
+            assert (raised.value.status_code, raised.value.type) == (500, "server_error")
+            assert raised.value.response.headers["x-should-retry"] == "false"
+
+        await asyncio.gather(*map(one, range(24)))
+    warnings = [line for line in map(json.loads, server.stderr.splitlines()) if "NaN" in line["event"]]
+    assert [line["level"] for line in warnings] == ["warning"] * (2 * len(failing))
+    trace = server.stop_and_verify()
+    assert trace.finish_reasons == {"error": 2 * len(failing), "length": 24 - len(failing)}
+
+
+def first_nan(seed: int, nan_ppm: int) -> int:
+    """The place in the output at which the fake model has no token for this seed."""
+    return next(place for place in range(10_000) if draw("nan", seed, 0, place) % MILLION < nan_ppm)
 
 
 def test_a_body_of_100_mb_is_refused_and_the_server_goes_on(start_server: StartServer) -> None:

@@ -13,6 +13,7 @@ from eventlm.kernels.cpu.decoder import CpuDecoder, DrawRows
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.loader import load_cpu_decoder
 from eventlm.worker.sampling.noise import hash_ids, negative_gumbel_noise, noise_keys
+from eventlm.worker.sampling.sampler import NOT_FINITE
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 #: No multiple of the lanes, and more than one thread takes at a time.
@@ -67,8 +68,8 @@ def test_what_is_masked_is_never_drawn(decoder: CpuDecoder) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
-def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary(decoder: CpuDecoder, value: float) -> None:
-    """All of them, all but one, or one, at the vocabulary's ends; and no row changes another's draw."""
+def test_rows_with_nan_or_infinity_draw_no_token(decoder: CpuDecoder, value: float) -> None:
+    """All of a row, all but one, or one, at the vocabulary's ends. No row changes another's draw."""
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(3))
     rows = rows_of(np.linspace(0, 2, 8).tolist())
     expected = decoder.draw(logits, rows)
@@ -77,11 +78,13 @@ def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary(decoder: CpuDec
     logits[4:6, : VOCAB - 1] = value
     logits[6, VOCAB - 1] = value
     drawn = decoder.draw(logits, rows)
-    assert min(drawn) >= 0
-    assert max(drawn) < VOCAB
     assert drawn[7] == expected[7]
-    if value != torch.inf:
+    if value == -torch.inf:
+        # Only masks are minus infinity.
         assert drawn[2:6] == [0, 0, VOCAB - 1, VOCAB - 1]
+        assert 0 <= min(drawn) <= max(drawn) < VOCAB
+    else:
+        assert drawn[:7] == [NOT_FINITE] * 7
     for row in range(8):
         alone = DrawRows(*([values[row]] for values in rows))
         assert decoder.draw(logits[row : row + 1], alone) == [drawn[row]]
@@ -92,7 +95,7 @@ def test_logits_that_are_no_numbers_draw_an_id_of_the_vocabulary(decoder: CpuDec
 def test_a_draw_without_logits_is_that_of_the_logits(
     tmp_path: Path, build: str, num_rows: int, quantization: str
 ) -> None:
-    """Greedy rows and others; a row that is not a number draws the first id."""
+    """Greedy rows and others; a row of NaN draws no token."""
     folder = write_checkpoint(tmp_path, Shape(vocab=VOCAB, hidden=48))
     decoder = load_cpu_decoder(folder, build, quantization=quantization, max_positions=16, num_threads=2)
     hidden = torch.randn(num_rows, 48, generator=torch.Generator().manual_seed(num_rows))
@@ -102,7 +105,7 @@ def test_a_draw_without_logits_is_that_of_the_logits(
     assert drawn == decoder.draw(decoder.logits(hidden), rows)
     assert len(set(drawn)) > num_rows * 0.9 - 1
     if num_rows > 2:
-        assert drawn[num_rows // 2] == 0
+        assert drawn[num_rows // 2] == NOT_FINITE
 
 
 @pytest.mark.parametrize("vocab", [33, 47, 49, 97])

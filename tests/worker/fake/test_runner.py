@@ -173,6 +173,18 @@ def test_unknown_parameters_are_refused() -> None:
         make_runner(speed=3)
 
 
+def test_a_sequence_may_have_logits_that_are_not_finite() -> None:
+    runner = make_runner(nan_ppm=200_000)
+    step = prefill(runner)
+    number = 0
+    while not step.ends:
+        assert step.tokens == [[fake_token(9, 0, number)]]
+        number += 1
+        step = decode(runner, number, 3 + number)
+    assert number > 0
+    assert (step.tokens, step.ends) == ([[]], [(0, "error")])
+
+
 def test_a_poisoned_sequence_kills_at_its_place_in_every_epoch() -> None:
     parameters = {"poison_ppm": MILLION}
     place = poisoned_place(FakeParameters(**parameters), 9, 0)

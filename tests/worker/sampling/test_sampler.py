@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from eventlm.worker.sampling.sampler import NOT_FINITE
 from tests.worker.draws import draw, make_sampler, random_logits, sequence
 
 #: One of each way to draw, with and without processors.
@@ -48,6 +49,30 @@ def test_a_draw_does_not_depend_on_the_batch(dtype: torch.dtype, vocab_size: int
     backwards = draw(logits.flip(0), sequences[::-1])[::-1]
     assert together == alone == backwards
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("vocab_size", [3000, 20_011])
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
+@pytest.mark.parametrize("place", ["all", "one"])
+def test_rows_with_nan_or_infinity_draw_no_token(vocab_size: int, value: float, place: str) -> None:
+    """However they draw; their neighbours draw what they always do."""
+    logits = random_logits(2 * len(MIXED), vocab_size)
+    sequences = [sequence(number, **fields) for number, fields in enumerate([*MIXED, *MIXED])]
+    expected = draw(logits, sequences)
+    logits[::2, slice(None) if place == "all" else 11] = value
+    drawn = draw(logits, sequences)
+    assert drawn[1::2] == expected[1::2]
+    # What is masked is not looked at.
+    masks = [("allowed_token_ids" in fields and place == "one") for fields in [*MIXED, *MIXED][::2]]
+    assert [token == NOT_FINITE for token in drawn[::2]] == [not masked for masked in masks]
+
+
+def test_a_row_that_draws_no_token_counts_none() -> None:
+    each = sequence(prompt=range(5), repetition_penalty=1.5, temperature=0.0)
+    sampler = make_sampler(60, [each])
+    assert sampler.sample(torch.full((1, 60), math.nan), [each]).tolist() == [NOT_FINITE]
+    logits = random_logits(1, 60)
+    assert sampler.sample(logits, [each]).tolist() == draw(logits, [each])
 
 
 def test_many_rows_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
