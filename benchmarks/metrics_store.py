@@ -25,7 +25,7 @@ from msgspec import structs
 # As a script this has its own folder on the path, and not the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.core_throughput import PROMPT_TOKENS, RAMP_TOKENS, Run, completion, make_header
+from benchmarks.core_throughput import PROMPT_TOKENS, RAMP_TOKENS, Case, Run, completion, make_header
 from eventlm.events import Arrived, Event, StepCompleted, WorkerUp
 from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
@@ -37,7 +37,7 @@ def record_steps(running: int, num_steps: int) -> tuple[list[Event], int, float]
     """Events of a machine that is full and then makes steps; where those begin; the core's median us a step."""
     # Nobody ends before the last step that is timed.
     max_tokens = num_steps + RAMP_TOKENS
-    run = Run(make_header("fcfs", running, max_tokens))
+    run = Run(make_header("fcfs", Case(running, 0), max_tokens))
     launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))
     for _ in range(running):
         arrival = Arrived(**run.next(), model="m", prompt_tokens=PROMPT_TOKENS, max_tokens=max_tokens, offline=True)
@@ -77,7 +77,7 @@ def step_times(events: list[Event], first: int) -> list[float]:
 
 async def scrape(num_replicas: int, accept: str) -> tuple[float, float, int]:
     """Milliseconds of one scrape, of the loop's longest pause in it, and its bytes; medians of 20."""
-    header = make_header("fcfs", 256, RAMP_TOKENS)
+    header = make_header("fcfs", Case(256, 0), RAMP_TOKENS)
     store = MetricsStore()
     store.apply(structs.replace(header, core=structs.replace(header.core, num_replicas=num_replicas)))
     times = Histogram.over(SCHEDULING_BUCKETS_NS)

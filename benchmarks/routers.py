@@ -33,7 +33,8 @@ from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
 from eventlm.engine.setup import EngineSetup, make_header, make_setup
 from eventlm.events import Launched, WorkerUp
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import FakeParameters, FakeRunner
+from eventlm.worker.fake.runner import FakeRunner
+from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 
 SECOND = 1_000_000_000

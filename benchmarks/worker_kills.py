@@ -32,7 +32,7 @@ from eventlm.engine.setup import make_setup
 from eventlm.events import Event, WorkerLost
 from eventlm.replay.verify.verifier import verify
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import fake_token
+from eventlm.worker.fake.tokens import fake_token
 
 #: Chance that a worker dies of itself in a step.
 DIE_PPM = 300

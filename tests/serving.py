@@ -21,7 +21,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Launched, StepCompleted
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify.verifier import VerifyResult, verify
-from eventlm.worker.fake.runner import fake_token
+from eventlm.worker.fake.tokens import fake_token
 from tests.server.conftest import PATIENCE_SECONDS, Reply, exchange
 
 CLIENT_SETTINGS: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS}

@@ -19,7 +19,7 @@ from eventlm.engine.plugins.registry import resolve
 from eventlm.engine.request import EngineRequest
 from eventlm.events import Header
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
+from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")

@@ -25,7 +25,7 @@ from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forwa
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation_config import GenerationDefaults
 from eventlm.text.tokenizer import Tokenizer
-from eventlm.worker.fake.runner import FakeParameters
+from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: Options of what computes a model that has weights; the fake worker reads none of them.

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
 from eventlm.events import Event
-
-if TYPE_CHECKING:
-    from eventlm.bus.bus import Bus
 
 #: How many events of the history are read before the loop gets a turn.
 _EVENTS_PER_TURN = 32
@@ -29,6 +26,26 @@ class Lagged(Struct, frozen=True):
 
     from_seq: int
     to_seq: int
+
+
+class Source(Protocol):
+    """What a subscription needs of the bus that it reads."""
+
+    next_s: int
+    closed: bool
+
+    @property
+    def history(self) -> Callable[[int, int], Iterator[Event]] | None:
+        """Reads recorded events, from the first position to the second, both included."""
+        ...
+
+    def add_buffer(self, buffer: LiveBuffer) -> None:
+        """Offer every drain to `buffer` from now on."""
+        ...
+
+    def remove_buffer(self, buffer: LiveBuffer) -> None:
+        """Stop offering to `buffer`."""
+        ...
 
 
 class LiveBuffer:
@@ -100,7 +117,7 @@ class Subscription:
 
     _buffer: LiveBuffer | None = None
 
-    def __init__(self, bus: Bus, *, kinds: tuple[type[Event], ...] | None, from_seq: int, capacity: int) -> None:
+    def __init__(self, bus: Source, *, kinds: tuple[type[Event], ...] | None, from_seq: int, capacity: int) -> None:
         if from_seq < 0 or capacity < 1:
             raise ValueError(f"from_seq {from_seq} must be at least 0 and capacity {capacity} at least 1")
         self._bus = bus

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,22 +15,17 @@ from eventlm.server.auth.principal import ANYBODY, PRINCIPAL, Principal, Scope
 from eventlm.server.auth.rate_limit_headers import rate_limit_headers
 from eventlm.server.context import CONTEXT, release_body
 from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, from_input_error, internal_error
+from eventlm.server.http.headers import REQUEST_ID_HEADER, SANE_REQUEST_ID, SERVER_NAME, request_id
 from eventlm.text.generation import Generation
-from eventlm.text.requests.protocol import REQUEST_ID_PATTERN
 
 _log = structlog.get_logger("eventlm.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-REQUEST_ID_HEADER = "x-request-id"
-#: aiohttp would tell everybody its version and Python's.
-SERVER_NAME = "eventlm"
 #: Id of a request, also on every line that is logged while it is handled.
 REQUEST_ID = web.RequestKey("request_id", str)
 #: What a request generates, once the engine has it.
 GENERATION = web.RequestKey("generation", Generation)
-#: Ids from clients that are echoed; anything else is replaced, so that logs and headers stay clean.
-_SANE_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 #: Sent with every 401.
 ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 HEALTH_PATH = "/health"
@@ -45,22 +38,16 @@ SCOPES = web.AppKey("scopes", dict[Handler, Scope | None])
 STREAM_ERROR = web.ResponseKey("stream_error", ApiError)
 
 
-def request_id(request: web.BaseRequest) -> str:
-    """The client's id for the request if it sent a sane one, else a fresh one."""
-    sent = request.headers.get(REQUEST_ID_HEADER, "")
-    return sent if _SANE_REQUEST_ID.fullmatch(sent) else f"req-{secrets.token_hex(16)}"
-
-
 def take_request_id(request: web.Request, named: str | None) -> None:
     """`request_id` of a body: the request's id, unless its header has one. Raises ApiError for one that is not sane."""
     if named is None:
         return
-    if not _SANE_REQUEST_ID.fullmatch(named):
+    if not SANE_REQUEST_ID.fullmatch(named):
         raise InputError(
             "request_id",
             "Invalid value for 'request_id': it has 1 to 128 letters, digits and characters of '._:/+=@-'.",
         )
-    if not _SANE_REQUEST_ID.fullmatch(request.headers.get(REQUEST_ID_HEADER, "")):
+    if not SANE_REQUEST_ID.fullmatch(request.headers.get(REQUEST_ID_HEADER, "")):
         request[REQUEST_ID] = named
         structlog.contextvars.bind_contextvars(request_id=named)
 

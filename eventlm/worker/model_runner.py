@@ -20,7 +20,7 @@ from eventlm.worker.grammar.vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
-from eventlm.worker.runners import ExecutedStep
+from eventlm.worker.runner import ExecutedStep
 from eventlm.worker.sampling.row_extras import row_extras
 from eventlm.worker.sampling.sampler import NOT_FINITE, Sampler
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of

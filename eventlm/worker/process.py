@@ -44,7 +44,8 @@ from eventlm.worker.protocol import (
     decode_to_worker,
     encode,
 )
-from eventlm.worker.runners import Runner, StepUnderWay, make_runner
+from eventlm.worker.runner import Runner, StepUnderWay
+from eventlm.worker.runners import make_runner
 from eventlm.worker.sequence_table import DesyncError
 from eventlm.worker.start_report import StartReport
 

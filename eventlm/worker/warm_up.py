@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import structs
 
@@ -13,12 +13,7 @@ from eventlm.core.predictor import NUM_COEFFICIENTS
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import ceil_div
-from eventlm.worker.protocol import NewSequence, StepPayload, StepSample, WorkerSetup
-
-if TYPE_CHECKING:
-    # The engine asks this module for its shapes, and never loads torch.
-    from eventlm.worker.gpu.runner import GpuRunner
-    from eventlm.worker.model_runner import ModelRunner
+from eventlm.worker.protocol import NewSequence, StepOutput, StepPayload, StepSample, WorkerSetup
 
 _BUDGET_NS = 2_000_000_000
 #: Two runs of a shape take less than this many of the dearest before it.
@@ -33,6 +28,26 @@ class Shape(NamedTuple):
     num_rows: int
     num_tokens: int
     context: int
+
+
+class MeasuredRunner(Protocol):
+    """A runner of either kind, whose steps can be run one by one. This module loads no torch: the engine imports it."""
+
+    setup: WorkerSetup
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that it has."""
+        ...
+
+    @property
+    def cache(self) -> Any:
+        """The KV cache."""
+        ...
+
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
+        """A step from its launch to its tokens."""
+        ...
 
 
 #: From cheap to dear, decodes and prompts in turn; the dear ones are left out where time is short, but never so many
@@ -58,7 +73,7 @@ _SHAPES = (
 )
 
 
-def warm_up(runner: ModelRunner | GpuRunner) -> list[StepSample]:
+def warm_up(runner: MeasuredRunner) -> list[StepSample]:
     """Times of the steps that fit into the worker's limits and two seconds, or of the first five that fit its limits.
 
     The runner is afterwards as before.
@@ -105,7 +120,7 @@ def _num_blocks(shape: Shape, setup: WorkerSetup) -> int:
     return ceil_div(shape.context + shape.num_tokens, setup.block_size)
 
 
-def measure(runner: ModelRunner | GpuRunner, shape: Shape) -> StepSample:
+def measure(runner: MeasuredRunner, shape: Shape) -> StepSample:
     """Run a step of this shape; how long it took."""
     num_rows, num_tokens, context = shape
     length = context + num_tokens
@@ -147,7 +162,7 @@ def sample_of(shape: Shape, duration_ns: int) -> StepSample:
     )
 
 
-def _forget(runner: ModelRunner | GpuRunner, num_rows: int) -> None:
+def _forget(runner: MeasuredRunner, num_rows: int) -> None:
     launch = Launched(
         replica=runner.setup.replica,
         epoch=runner.setup.epoch,

@@ -24,7 +24,7 @@ from eventlm.events import Event
 from eventlm.events.codec import decode_body
 from eventlm.replay.verify.verifier import VerifyResult, verify
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import fake_token
+from eventlm.worker.fake.tokens import fake_token
 from tests.serving import PATIENCE_SECONDS
 
 BLOCK_SIZE = 16

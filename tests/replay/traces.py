@@ -13,7 +13,7 @@ from eventlm.config import CoreConfig
 from eventlm.events.codec import chain, close_line, split_line
 from eventlm.replay.verify.divergence import Divergence
 from eventlm.replay.verify.verifier import VerifyResult
-from eventlm.worker.fake.runner import FakeParameters
+from eventlm.worker.fake.tokens import FakeParameters
 from tests.simulation import Simulation
 from tests.workload import POLICIES, Chaos, Machine
 

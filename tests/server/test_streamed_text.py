@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from eventlm.worker.fake.runner import fake_token
+from eventlm.worker.fake.tokens import fake_token
 from tests.serving import Server
 
 NUM_PROMPTS = 500

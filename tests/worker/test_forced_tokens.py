@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import FakeRunner, fake_token
+from eventlm.worker.fake.runner import FakeRunner
+from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import StepPayload

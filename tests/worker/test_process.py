@@ -18,7 +18,8 @@ import zmq
 from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import FakeParameters, fake_token
+from eventlm.worker.fake.model import fake_samples
+from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -33,7 +34,6 @@ from eventlm.worker.protocol import (
     decode_from_worker,
     encode,
 )
-from eventlm.worker.runners import fake_samples
 from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, READING_WEIGHTS
 from tests.checkpoints import make_checkpoint
 from tests.serving import PATIENCE_SECONDS

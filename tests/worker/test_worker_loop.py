@@ -13,6 +13,7 @@ import zmq
 
 from eventlm.events import Launched
 from eventlm.events.codec import encode_body
+from eventlm.worker.fake.model import FakeModel
 from eventlm.worker.process import BETWEEN_MS, Worker
 from eventlm.worker.protocol import (
     Shutdown,
@@ -23,7 +24,6 @@ from eventlm.worker.protocol import (
     decode_from_worker,
     encode,
 )
-from eventlm.worker.runners import FakeModel
 from tests.serving import PATIENCE_SECONDS
 from tests.worker.launches import launched, new_sequence, payload
 

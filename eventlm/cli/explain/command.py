@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
-from eventlm.cli.trace.command import warn
 from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
+from eventlm.cli.warnings import warn
 from eventlm.errors import ExitCode, UsageError
 from eventlm.formatting import counted
 from eventlm.table import table

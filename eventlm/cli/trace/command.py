@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +18,7 @@ from eventlm.cli.trace import ls as trace_ls
 from eventlm.cli.trace import stats as trace_stats
 from eventlm.cli.trace_flags import add_strict_flag
 from eventlm.cli.trace_path import HELP, LATEST, last_file, trace_file
+from eventlm.cli.warnings import warn
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.errors import ExitCode, TraceCorruptError
 from eventlm.formatting import counted
@@ -150,12 +150,6 @@ def run_repair(arguments: argparse.Namespace) -> int:
             f"the file as it was is {result.copy}"
         )
     return 0
-
-
-def warn(warnings: list[str]) -> None:
-    """Print what a user should know to stderr."""
-    for warning in warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
 
 
 def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:

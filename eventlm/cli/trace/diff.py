@@ -74,7 +74,7 @@ requests at its end. `eventlm simulate` takes that out of a comparison.
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; returns the exit code."""
-    from eventlm.cli.trace.command import warn
+    from eventlm.cli.warnings import warn
     from eventlm.replay.diff.diff import diff, read_side
 
     if arguments.top < 0:

@@ -28,7 +28,7 @@ so far is empty. Parquet needs pyarrow: pip install 'eventlm[parquet]'."""
 
 def run(arguments: argparse.Namespace) -> int:
     """Say what was written."""
-    from eventlm.cli.trace.command import warn
+    from eventlm.cli.warnings import warn
     from eventlm.replay.export import export
 
     path = trace_file(arguments.path)

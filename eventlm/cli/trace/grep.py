@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the matching lines."""
     from eventlm.bus.log_reader import LogReader
     from eventlm.bus.trace_grep import grep
-    from eventlm.cli.trace.command import warn
+    from eventlm.cli.warnings import warn
 
     query = _query(arguments)
     path = trace_file(arguments.path)

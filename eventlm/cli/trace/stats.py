@@ -52,7 +52,7 @@ with a batch of 0."""
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables of a trace."""
-    from eventlm.cli.trace.command import warn
+    from eventlm.cli.warnings import warn
     from eventlm.metrics.trace_metrics import trace_stats
 
     path = trace_file(arguments.path)

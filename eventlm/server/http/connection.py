@@ -14,7 +14,7 @@ from aiohttp import StreamReader, web
 
 from eventlm.config import ServerConfig
 from eventlm.server.errors import ApiError, internal_error, timed_out, unavailable
-from eventlm.server.middleware import REQUEST_ID_HEADER, SERVER_NAME, request_id
+from eventlm.server.http.headers import REQUEST_ID_HEADER, SERVER_NAME, request_id
 
 _log = structlog.get_logger("eventlm.server")
 #: aiohttp says everything that goes wrong on a connection at level error.

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from eventlm.types import WorkerEnd
-from eventlm.worker.fake.runner import draw, fake_token
+from eventlm.worker.fake.tokens import draw, fake_token
 from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.sequence_grammar import SequenceGrammar
 from eventlm.worker.grammar.table import GrammarTable

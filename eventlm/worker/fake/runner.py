@@ -9,58 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import xxhash
 from msgspec import Struct
 
 from eventlm.events import Launched
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake.extras import fake_extras
+from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 from eventlm.worker.protocol import RowExtras, StepPayload
 from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
 
 if TYPE_CHECKING:
     from eventlm.worker.fake.grammar import FakeGrammars
-
-MILLION = 1_000_000
-#: Words of 8 bytes each; their bytes are the token ids.
-WORD_BYTES = 8
-WORDS = tuple(
-    word.encode().ljust(WORD_BYTES)
-    for word in [
-        *("rewind,", "an event", "facts,", "a log of", "tokens", "größer", "日本,", "un été"),
-        *("replay.", "blocks", "caché,", "schedule", "naïve:", "queued;", "🚀 go", "steps;"),
-    ]
-)
-#: Ends that a fake worker may see, in the order in which it draws them.
-ENDS: tuple[WorkerEnd, ...] = ("eos", "stop_token", "grammar")
-EOS_TOKEN_ID = 257
-#: A poisoned sequence does its harm in place of one of so many first tokens.
-POISONED_PLACES = 8
-#: Ids of pieces of text, in words of several bytes and in parts of characters.
-FIRST_PIECE_ID = 260
-NUM_PIECES = 764
-
-
-class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of the fake worker, times in nanoseconds, chances in parts per million."""
-
-    base_ns: int = 2_000_000
-    prefill_token_ns: int = 10_000
-    decode_ns: int = 20_000
-    context_token_ns: int = 10
-    #: Chance that a token is the last, by each of the reasons that a worker can see.
-    end_ppm: int = 0
-    #: Chance that a step takes `late_factor` times as long.
-    late_ppm: int = 0
-    late_factor: int = 10
-    #: Chance that the worker dies in the middle of a step.
-    die_ppm: int = 0
-    #: Chance that a sequence kills every worker that is to make one of its first tokens.
-    poison_ppm: int = 0
-    #: Chance that a token is no byte of a word but one of the ids above the bytes, which stand for several bytes.
-    piece_ppm: int = 0
-    #: Chance that the logits of a token are not finite, as a broken model's are.
-    nan_ppm: int = 0
 
 
 class FakeDeath(Exception):
@@ -165,26 +124,3 @@ class FakeRunner:
 
     def _draw(self, *what: int | str) -> int:
         return draw(*what) % MILLION
-
-
-def draw(*what: int | str) -> int:
-    """A 64-bit hash of integers and strings: the fake worker's only source of chance."""
-    return xxhash.xxh3_64_intdigest("/".join(map(str, what)).encode())
-
-
-def poisoned_place(parameters: FakeParameters, seed: int, index: int) -> int | None:
-    """The place in its output behind which a sequence kills its worker; None for one that does no harm."""
-    if draw("poison", seed, index) % MILLION >= parameters.poison_ppm:
-        return None
-    return draw("place", seed, index) % POISONED_PLACES
-
-
-def fake_token(seed: int, index: int, position: int, *, piece_ppm: int = 0) -> int:
-    """The token of a sample at a place of its output: a byte of a word drawn for each stretch of a word's length.
-
-    With a chance of `piece_ppm` it is a piece instead.
-    """
-    if piece_ppm and draw("piece", seed, index, position) % MILLION < piece_ppm:
-        return FIRST_PIECE_ID + draw("which", seed, index, position) % NUM_PIECES
-    word, byte = divmod(position, WORD_BYTES)
-    return WORDS[draw("word", seed, index, word) % len(WORDS)][byte]

@@ -1,7 +1,4 @@
-"""Attention on a GPU, by plug-ins: Triton kernels, flash-attn where it is installed, torch's operations.
-
-A backend is a class with a name, found among the built-in ones or by an entry point of the group
-`eventlm.attention_backends`. `auto` takes the first of the built-in ones that can run the model here.
+"""What attention on a GPU is given and must do, whichever backend computes it.
 
 Shapes: T tokens of the step, R rows, H query heads, K key-value heads, D head_dim.
 """
@@ -9,18 +6,13 @@ Shapes: T tokens of the step, R rows, H query heads, K key-value heads, D head_d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from eventlm.errors import UsageError
 from eventlm.worker.gpu.cache import GpuCache
-from eventlm.worker.protocol import GPU_BACKEND_GROUP, GPU_BACKENDS
 from eventlm.worker.sequence_table import Row
-
-AUTO = "auto"
 
 
 class AttentionRows(NamedTuple):
@@ -84,55 +76,3 @@ class AttentionBackend(Protocol):
     def attend(self, layer: int, q_THD: Tensor) -> Tensor:
         """The attention of each query over its sequence, [T, H, D], of the step that has begun."""
         ...
-
-
-class Choice(NamedTuple):
-    """A backend's name, its class, and why it was chosen."""
-
-    name: str
-    backend: type[AttentionBackend]
-    reason: str
-
-
-def builtin_backends() -> dict[str, type[AttentionBackend]]:
-    """By name, the one that `auto` tries first first."""
-    from eventlm.worker.gpu.flash_attention import FlashAttention
-    from eventlm.worker.gpu.sdpa_attention import SdpaAttention
-    from eventlm.worker.gpu.triton_attention import TritonAttention
-
-    classes = (TritonAttention, FlashAttention, SdpaAttention)
-    return dict(zip(GPU_BACKENDS, classes, strict=True))
-
-
-def choose_backend(wanted: str, geometry: Geometry) -> Choice:
-    """The one that is wanted; with `auto` the first that can run the model.
-
-    Raises UsageError if there is none of that name, or if it cannot run the model.
-    """
-    builtin = builtin_backends()
-    if wanted == AUTO:
-        refusals = {}
-        for name, backend in builtin.items():
-            refusals[name] = backend.refusal(geometry)
-            if not refusals[name]:
-                others = [f"{other}: {why}" for other, why in refusals.items() if why]
-                return Choice(name, backend, "; ".join([*others, "the first that can run the model"]))
-        raise UsageError(f"no attention backend can run the model: {refusals}")
-    backend = builtin.get(wanted) or _installed(wanted, list(builtin))
-    refusal = backend.refusal(geometry)
-    if refusal:
-        raise UsageError(f"--attention-backend {wanted} cannot run the model: {refusal}; use {AUTO}")
-    return Choice(wanted, backend, "it was asked for")
-
-
-def _installed(name: str, builtin: list[str]) -> type[AttentionBackend]:
-    """Of a third party."""
-    found = {point.name: point for point in entry_points(group=GPU_BACKEND_GROUP)}
-    if name not in found:
-        known = ", ".join([AUTO, *builtin, *sorted(found)])
-        raise UsageError(f"--attention-backend {name}: there is none of that name; there are {known}")
-    try:
-        backend: type[AttentionBackend] = found[name].load()
-    except Exception as error:
-        raise UsageError(f"--attention-backend {name} cannot be loaded: {type(error).__name__}: {error}") from error
-    return backend

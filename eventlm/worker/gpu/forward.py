@@ -18,7 +18,8 @@ from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
 from eventlm.models.loader import load_decoder, torch_dtype
 from eventlm.types import OnProgress, ceil_div
-from eventlm.worker.gpu.attention import AttentionRows, Geometry, choose_backend
+from eventlm.worker.gpu.attention import AttentionRows, Geometry
+from eventlm.worker.gpu.attention_backends import choose_backend
 from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
 from eventlm.worker.gpu.marks import Mark

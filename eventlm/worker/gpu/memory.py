@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from eventlm.models.config import kv_bytes_per_token
+from eventlm.models.config import DecoderConfig, kv_bytes_per_token
 from eventlm.types import ceil_div
 from eventlm.worker.cache_engine import CacheMemoryError
+from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.warm_kernels import warm_kernels
 from eventlm.worker.start_report import (
     CAPTURING_GRAPHS,
@@ -18,15 +19,25 @@ from eventlm.worker.start_report import (
     TORCH_COMPILE,
     StartReport,
 )
-from eventlm.worker.warm_up import Shape, measure
-
-if TYPE_CHECKING:
-    from eventlm.worker.gpu.runner import GpuRunner
+from eventlm.worker.warm_up import MeasuredRunner, Shape, measure
 
 #: What the driver takes for a process, and the libraries for their own.
 CONTEXT_BYTES = 768 << 20
 #: Of a graph, where two that were captured on trial show no difference.
 _LEAST_GRAPH_BYTES = 2 << 20
+
+
+class UnsizedRunner(MeasuredRunner, Protocol):
+    """A runner on a GPU that has its model and not yet its KV cache."""
+
+    config: DecoderConfig
+    device: torch.device
+    forward: GpuForward
+    notes: list[str]
+
+    def open_table(self, num_blocks: int) -> None:
+        """Begin with a cache of so many empty blocks and no sequences."""
+        ...
 
 
 class GpuMemory(NamedTuple):
@@ -70,7 +81,7 @@ def num_blocks_beside(measured: Measured, *, share_ppm: int, block_bytes: int, n
     )
 
 
-def size_cache(runner: GpuRunner, report: StartReport) -> GpuMemory:
+def size_cache(runner: UnsizedRunner, report: StartReport) -> GpuMemory:
     """Give a runner its KV cache and its graphs. The cache is as asked for, else takes what a profiling run leaves."""
     setup, forward = runner.setup, runner.forward
     weights = _taken(runner.device)
@@ -101,7 +112,7 @@ def size_cache(runner: GpuRunner, report: StartReport) -> GpuMemory:
     return GpuMemory(num_blocks, weights, activations, graphs, num_blocks * block_bytes)
 
 
-def _measure(runner: GpuRunner) -> Measured:
+def _measure(runner: UnsizedRunner) -> Measured:
     """Run the largest step, and capture the two largest graphs on trial."""
     setup, device = runner.setup, runner.device
     num_rows = min(setup.max_num_seqs, setup.max_num_batched_tokens)
@@ -120,7 +131,7 @@ def _measure(runner: GpuRunner) -> Measured:
     return Measured(total, free, before + CONTEXT_BYTES, activations, graphs)
 
 
-def graph_bytes(runner: GpuRunner) -> int:
+def graph_bytes(runner: UnsizedRunner) -> int:
     """All graphs, by those of the two largest: the others have their memory in the largest one's."""
     largest = sorted(runner.setup.graph_buckets)[-2:]
     if not largest:

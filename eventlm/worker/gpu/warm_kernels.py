@@ -6,15 +6,12 @@ What is compiled lies in Triton's cache on disk, so that only the first start on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from eventlm.events.decisions import Launched
 from eventlm.sampler_params import SamplerParams
 from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.protocol import NewSequence, StepPayload
-
-if TYPE_CHECKING:
-    from eventlm.worker.gpu.runner import GpuRunner
+from eventlm.worker.warm_up import MeasuredRunner
 
 #: Of its sequences; no request has it, since the seq of an arrival is never negative.
 _REQUEST = -1
@@ -27,7 +24,7 @@ _PARAMS = (
 _PROMPT_TOKENS = 2
 
 
-def warm_kernels(runner: GpuRunner, on_progress: OnProgress | None = None) -> None:
+def warm_kernels(runner: MeasuredRunner, on_progress: OnProgress | None = None) -> None:
     """Run steps of all kinds: decodes beside a prompt, as many as make their kernels differ, drawn in all ways."""
     setup = runner.setup
     most = min(setup.max_num_seqs - 1, setup.max_num_batched_tokens - _PROMPT_TOKENS)
@@ -49,7 +46,7 @@ def _counts(most: int) -> Iterator[int]:
         yield most
 
 
-def _run(runner: GpuRunner, num_decodes: int, params: SamplerParams) -> None:
+def _run(runner: MeasuredRunner, num_decodes: int, params: SamplerParams) -> None:
     """A step, whose sequences share a block: what is in it does not matter here."""
     numbers = range(num_decodes + 1)
     blocks = list(range(ceil_div(_PROMPT_TOKENS, runner.setup.block_size)))

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from eventlm.events import Preempted, WorkerLost
-from eventlm.worker.fake.runner import WORDS
+from eventlm.worker.fake.tokens import WORDS
 from tests.cli.conftest import StartServer
 from tests.serving import PATIENCE_SECONDS, fake_text
 from tests.workload import BATCHERS, POLICIES

@@ -8,9 +8,9 @@ import pytest
 
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, NUM_COEFFICIENTS, Predictor
 from eventlm.engine.predictor.fit import fit
-from eventlm.worker.fake.runner import FakeParameters
+from eventlm.worker.fake.model import fake_samples
+from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import StepSample
-from eventlm.worker.runners import fake_samples
 
 
 def step_ns(predictor: Predictor, sample: StepSample) -> int:

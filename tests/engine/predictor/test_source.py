@@ -16,9 +16,9 @@ from eventlm.engine.predictor.source import PredictorSource, flags_that_predict
 from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.setup import EngineSetup, make_setup, worker_setups
 from eventlm.events import Header
-from eventlm.worker.fake.runner import FakeParameters
+from eventlm.worker.fake.model import fake_samples
+from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import StepSample, WorkerReady
-from eventlm.worker.runners import fake_samples
 from tests.checkpoints import make_checkpoint
 from tests.engine.engines import FAKE, fake_setup, generate, recorded, request, running, verified
 

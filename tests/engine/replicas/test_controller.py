@@ -20,7 +20,7 @@ from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import worker_setups
 from eventlm.events import End, Fact, WorkerLost, WorkerUp
-from eventlm.worker.fake.runner import FakeParameters, poisoned_place
+from eventlm.worker.fake.tokens import FakeParameters, poisoned_place
 from eventlm.worker.protocol import FromWorker, Heartbeat, StepResult, WorkerReady, WorkerSetup
 from tests.engine.engines import (
     SLOW,

@@ -15,7 +15,7 @@ from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Header
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
-from eventlm.worker.fake.runner import fake_token
+from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
 from tests.bus import side_cars
 from tests.replay.executions import FakeWorkers, execute_fake, record_with_tokens

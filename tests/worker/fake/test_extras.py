@@ -9,7 +9,8 @@ from msgspec import structs
 
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE, NUM_FAKE_TOKENS
-from eventlm.worker.fake.runner import FakeRunner, fake_token
+from eventlm.worker.fake.runner import FakeRunner
+from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import RowExtras
 from tests.worker.launches import launched, new_sequence, payload
 

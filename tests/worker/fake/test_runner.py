@@ -8,16 +8,14 @@ import pytest
 from msgspec import structs
 
 from eventlm.sampler_params import SamplerParams
-from eventlm.worker.fake.runner import (
+from eventlm.worker.fake.runner import FakeDeath, FakeRunner, FakeStep
+from eventlm.worker.fake.tokens import (
     ENDS,
     EOS_TOKEN_ID,
     MILLION,
     WORD_BYTES,
     WORDS,
-    FakeDeath,
     FakeParameters,
-    FakeRunner,
-    FakeStep,
     draw,
     fake_token,
     poisoned_place,

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from eventlm.errors import UsageError
 from eventlm.kernels.paged_attention import AttentionRow, paged_attention, plan_attention
-from eventlm.worker.gpu import attention
-from eventlm.worker.gpu.attention import AttentionRows, Geometry, choose_backend
+from eventlm.worker.gpu import attention_backends
+from eventlm.worker.gpu.attention import AttentionRows, Geometry
+from eventlm.worker.gpu.attention_backends import choose_backend
 from eventlm.worker.gpu.triton_attention import TritonAttention
 from eventlm.worker.protocol import GPU_BACKEND_GROUP
 from tests.worker.gpu.driven import Asked, Driven, gpu_runner, small_checkpoint
@@ -67,7 +68,7 @@ def test_an_unknown_one_is_told_which_there_are() -> None:
 def test_a_package_can_bring_one(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", f"{__name__}:TritonAttention", GPU_BACKEND_GROUP)
     broken = EntryPoint("broken", f"{__name__}:Nothing", GPU_BACKEND_GROUP)
-    monkeypatch.setattr(attention, "entry_points", lambda group: [point, broken])
+    monkeypatch.setattr(attention_backends, "entry_points", lambda group: [point, broken])
     assert choose_backend("mine", GEOMETRY).backend is TritonAttention
     with pytest.raises(UsageError, match="broken cannot be loaded: AttributeError"):
         choose_backend("broken", GEOMETRY)

@@ -1,0 +1,95 @@
+"""The fake worker in real time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from eventlm.events import Launched
+from eventlm.worker.fake.runner import FakeDeath, FakeRunner
+from eventlm.worker.fake.tokens import FakeParameters
+from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
+
+
+class FakeStep(NamedTuple):
+    """A launch that the fake device computes while the worker goes on."""
+
+    output: StepOutput
+    times_ns: tuple[int, int]
+
+    def is_done(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic_ns() >= self.times_ns[1]
+
+    def finish(self) -> StepOutput:
+        """What it gave. Sleeps for what is left of its time."""
+        time.sleep(max(self.times_ns[1] - time.monotonic_ns(), 0) / 1e9)
+        return self.output
+
+
+class FakeModel:
+    """The fake worker in real time: a device that computes one launch after the other, each as long as it says, and
+    dies when it is drawn to.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._profile_ops = setup.profile_ops
+        self._runner = FakeRunner(
+            setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
+        )
+        self.num_blocks = setup.num_blocks
+        self.notes: list[str] = []
+        #: When the device will have done all that it was given.
+        self._free_ns = 0
+
+    def start(self, launch: Launched, payload: StepPayload) -> FakeStep:
+        """Behind what is under way."""
+        begun_ns = time.monotonic_ns()
+        try:
+            step = self._runner.execute(launch, payload)
+        except FakeDeath as death:
+            print(f"fake worker: {death}", file=sys.stderr)
+            os._exit(1)
+        start_ns = max(begun_ns, self._free_ns)
+        self._free_ns = start_ns + step.duration_ns
+        output = StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
+        return FakeStep(output, (start_ns, self._free_ns))
+
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """Over the fake model's bytes."""
+        from eventlm.worker.fake.grammar import fake_compiler
+
+        return fake_compiler().prepare(grammar)
+
+    def warm_up(self) -> list[StepSample]:
+        """The formula's own values at a few points."""
+        return fake_samples(self._runner.parameters)
+
+    def work_ahead(self) -> bool:
+        """There is nothing to do."""
+        return False
+
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """There is no model."""
+        return FAKE_MODEL, {"device": "none"}
+
+
+def fake_samples(parameters: FakeParameters) -> list[StepSample]:
+    """What a warm-up of the fake worker would measure."""
+    shapes = [(1, 0, 1), (256, 0, 256), (0, 1, 64), (0, 64, 64), (0, 64, 65_536), (1024, 0, 1024)]
+    return [
+        StepSample(
+            prefill_tokens=prefill,
+            num_decodes=decodes,
+            context_tokens=context,
+            chunk_context=prefill * (prefill // 2),
+            duration_ns=parameters.base_ns
+            + parameters.prefill_token_ns * prefill
+            + parameters.decode_ns * decodes
+            + parameters.context_token_ns * context,
+        )
+        for prefill, decodes, context in shapes
+    ]

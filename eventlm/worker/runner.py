@@ -1,0 +1,79 @@
+"""What computes a worker's steps, whichever model it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from eventlm.events import Launched
+from eventlm.worker.protocol import StepOutput, StepPayload, StepSample
+
+
+class StepUnderWay(Protocol):
+    """A launch that was begun."""
+
+    def is_done(self) -> bool:
+        """Whether `finish` need not wait."""
+        ...
+
+    def finish(self) -> StepOutput:
+        """What it gave. Waits for it."""
+        ...
+
+    @property
+    def times_ns(self) -> tuple[int, int]:
+        """When it began and ended, on this machine's monotonic clock, once it is finished."""
+        ...
+
+
+class Runner(Protocol):
+    """What computes steps."""
+
+    def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:
+        """Begin to compute every row of a launch, those before it being done or under way. Raises DesyncError."""
+        ...
+
+    def prepare_grammar(self, grammar: str) -> Future[Any]:
+        """Done when the grammar's matcher is built; raises GrammarError if that cannot be."""
+        ...
+
+    def warm_up(self) -> list[StepSample]:
+        """Measured steps of several shapes, in at most 2 s."""
+        ...
+
+    def work_ahead(self) -> bool:
+        """Called while no step is there: do for a moment what would cost later steps time. False if nothing is left."""
+        ...
+
+    def describe(self) -> tuple[str, dict[str, Any]]:
+        """Fingerprint of the model, and what a trace says of the machinery."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks that it has."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What the log should have of its start."""
+        ...
+
+
+class ExecutedStep:
+    """A launch that a runner computes at once."""
+
+    def __init__(self, execute: Callable[[], StepOutput]) -> None:
+        start_ns = time.monotonic_ns()
+        self._output = execute()
+        self.times_ns = (start_ns, time.monotonic_ns())
+
+    def is_done(self) -> bool:
+        """It is."""
+        return True
+
+    def finish(self) -> StepOutput:
+        """What it gave."""
+        return self._output
