@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from eventlm.engine.request import EngineRequest
     from eventlm.sampler_params import TokenLogprobs
     from eventlm.text.choice_output import ChoiceOutput
-    from eventlm.text.requests.protocol import CompletionRequest
+    from eventlm.text.protocol import CompletionRequest
     from eventlm.text.tokenizer import Tokenizer
 
 
@@ -126,8 +126,8 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
 def _body(model: str, arguments: argparse.Namespace, *, room: int) -> CompletionRequest:
     import msgspec
 
-    from eventlm.text.requests.decoding import decode_request
-    from eventlm.text.requests.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+    from eventlm.text.decoding import decode_request
+    from eventlm.text.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 
     fields = request_fields(arguments)
     if fields["max_tokens"] == 0:

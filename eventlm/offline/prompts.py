@@ -11,7 +11,7 @@ from eventlm.errors import CheckpointError, InputError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.text.chat_messages import chat_messages
 from eventlm.text.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
-from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ import msgspec
 from eventlm.errors import InputError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.text.grammar import RequestedGrammar, structured_outputs_grammar
-from eventlm.text.requests.protocol import StructuredOutputs
+from eventlm.text.protocol import StructuredOutputs
 
 
 @dataclass

@@ -51,7 +51,7 @@ from eventlm.server.responses import (
     Version,
 )
 from eventlm.server.scheduling import CLASS_HEADER
-from eventlm.text.requests.protocol import ChatCompletionRequest, CompletionRequest
+from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest
 
 
 def make_app(context: ServerContext) -> web.Application:

@@ -22,7 +22,7 @@ from eventlm.errors import InputError
 from eventlm.server.auth.principal import PRINCIPAL, Principal
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.errors import ApiError
-from eventlm.text.requests.protocol import LatencyObjective, SchedulingFields
+from eventlm.text.protocol import LatencyObjective, SchedulingFields
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 CLASS_HEADER = "x-eventlm-class"

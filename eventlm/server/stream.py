@@ -22,7 +22,7 @@ from eventlm.text.choice_output import ChoiceOutput, join_outputs
 from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
 from eventlm.text.output_queue import TakenOverError
-from eventlm.text.requests.protocol import GenerationRequest
+from eventlm.text.protocol import GenerationRequest
 
 _log = structlog.get_logger("eventlm.server")
 

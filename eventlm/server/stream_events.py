@@ -20,7 +20,7 @@ from eventlm.server.timings import with_timings
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
-from eventlm.text.requests.protocol import GenerationRequest, StreamOptions
+from eventlm.text.protocol import GenerationRequest, StreamOptions
 
 DONE = b"[DONE]"
 #: Of the ids, for those who describe the server.

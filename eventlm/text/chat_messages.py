@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
-from eventlm.text.requests.protocol import ROLES, ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
+from eventlm.text.protocol import ROLES, ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
 
 #: Fields that only messages of one role have.
 _ROLE_OF_FIELD = {"tool_calls": "assistant", "refusal": "assistant", "tool_call_id": "tool"}

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from eventlm.models.json_files import convert_object, read_json_object
-from eventlm.text.requests.protocol import MinP, RepetitionPenalty, Temperature, TopP
+from eventlm.text.protocol import MinP, RepetitionPenalty, Temperature, TopP
 from eventlm.text.tokenizer import Tokenizer
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
 from eventlm.grammars import MAX_GRAMMAR_CHARACTERS
-from eventlm.text.requests.protocol import GenerationRequest, ResponseFormat, StructuredOutputs
+from eventlm.text.protocol import GenerationRequest, ResponseFormat, StructuredOutputs
 
 #: Between two tokens of a JSON text. Without a bound a model can go on with it for ever.
 JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm.grammars import GrammarError, GrammarThreads, build_matcher, make_tokenizer
 from eventlm.text.grammar import OWN_OPTIONS, RequestedGrammar, asks_for_structure, invalid_grammar, requested_grammar
-from eventlm.text.requests.protocol import GenerationRequest
+from eventlm.text.protocol import GenerationRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -16,7 +16,7 @@ from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation import Generation
 from eventlm.text.output_queue import OutputQueue
-from eventlm.text.requests.protocol import CompletionRequest
+from eventlm.text.protocol import CompletionRequest
 from tests.server.conftest import RunningServer
 from tests.server.engine_double import spell
 

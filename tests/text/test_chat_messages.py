@@ -10,7 +10,7 @@ import pytest
 
 from eventlm.text.chat_messages import chat_messages
 from eventlm.text.chat_template import ChatTemplate
-from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.protocol import ChatCompletionRequest
 from tests.server.conftest import INVALID, RunningServer, assert_error
 
 QUESTION = {"role": "user", "content": "x"}

@@ -9,6 +9,7 @@ import pytest
 
 from eventlm.errors import InputError
 from eventlm.grammars import GrammarThreads
+from eventlm.text.decoding import convert_request
 from eventlm.text.grammar import (
     MAX_CHOICES,
     choice_grammar,
@@ -19,8 +20,7 @@ from eventlm.text.grammar import (
     requested_grammar,
     text_grammar,
 )
-from eventlm.text.requests.decoding import convert_request
-from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.protocol import ChatCompletionRequest
 from tests.grammars import accepts
 
 PERSON = {

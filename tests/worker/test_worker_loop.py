@@ -91,7 +91,7 @@ def test_a_worker_that_waits_works_ahead_until_a_message_comes(tmp_path: Path, e
 def test_a_step_that_comes_while_one_is_under_way_begins_when_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is the fake device's: no time goes by here but by the test's hand."""
     now_ns = 7
-    monkeypatch.setattr("eventlm.worker.runners.time.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("eventlm.worker.fake.model.time.monotonic_ns", lambda: now_ns)
     model = FakeModel(SETUP)
     new = payload(new_sequence(1, [1, 2]))
     first = model.start(launched(0, chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [5])]), new)

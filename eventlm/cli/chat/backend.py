@@ -15,10 +15,10 @@ from eventlm.cli.engine_command import start_engine
 from eventlm.client.openai_client import OpenAIClient, StreamDelta, Usage
 from eventlm.errors import EventLMError, UsageError
 from eventlm.text.choice_output import api_finish_reason
+from eventlm.text.decoding import decode_request
 from eventlm.text.generation import Generation, submit
-from eventlm.text.requests.decoding import decode_request
+from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.requests.maker import RequestMaker
-from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.tools.formats import find_formats
 from eventlm.text.tools.message import MessageParser, message_format
 

@@ -26,7 +26,7 @@ _NOT_SETTINGS = frozenset(
 @functools.cache
 def settings() -> MappingProxyType[str, Any]:
     """Every parameter that can be set, and its type."""
-    from eventlm.text.requests.protocol import ChatCompletionRequest
+    from eventlm.text.protocol import ChatCompletionRequest
 
     fields = msgspec.structs.fields(ChatCompletionRequest)
     return MappingProxyType({field.name: field.type for field in fields if field.name not in _NOT_SETTINGS})

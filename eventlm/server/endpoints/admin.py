@@ -27,7 +27,7 @@ from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.endpoints.request_info import RequestInfo, any_request_info
 from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error
-from eventlm.text.requests.decoding import decode_request
+from eventlm.text.decoding import decode_request
 
 _log = structlog.get_logger("eventlm.server")
 

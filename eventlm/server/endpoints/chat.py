@@ -25,10 +25,10 @@ from eventlm.server.responses import (
 )
 from eventlm.server.stream import answer
 from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
+from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
-from eventlm.text.requests.decoding import decode_request
-from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import NO_FORMATS, Formats
 from eventlm.text.tools.message import MessageDelta, MessageParser, message_format, parse_message

@@ -21,10 +21,10 @@ from eventlm.server.responses import (
 )
 from eventlm.server.stream import answer
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, each_in_turn
+from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
-from eventlm.text.requests.decoding import decode_request
-from eventlm.text.requests.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+from eventlm.text.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 
 #: How the ids of completions begin.

@@ -23,9 +23,9 @@ from eventlm.server.errors import from_engine_error, internal_error
 from eventlm.server.middleware import GENERATION, REQUEST_ID, take_request_id
 from eventlm.server.scheduling import schedule
 from eventlm.server.timings import EventlmReply, timings
+from eventlm.text.decoding import decode_request
 from eventlm.text.generation import Generation
-from eventlm.text.requests.decoding import decode_request
-from eventlm.text.requests.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
+from eventlm.text.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
 from eventlm.text.requests.validation import read_prompts
 
 PARAM = "input"

@@ -23,9 +23,9 @@ from eventlm.server.responses import CancelledReply, ReplyIdentity
 from eventlm.server.stream import EdgeState, send_events, stream_error
 from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
 from eventlm.text import generation as generations
+from eventlm.text.decoding import decode_request
 from eventlm.text.generation import MAX_OUTPUTS_TAKEN, Generation
-from eventlm.text.requests.decoding import decode_request
-from eventlm.text.requests.protocol import (
+from eventlm.text.protocol import (
     UNSUPPORTED_IN_CHAT,
     UNSUPPORTED_IN_COMPLETIONS,
     ChatCompletionRequest,

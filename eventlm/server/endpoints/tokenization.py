@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from eventlm.errors import InputError, UnknownModelError
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
-from eventlm.text.requests.decoding import convert_request, decode_object, decode_request
-from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
+from eventlm.text.decoding import convert_request, decode_object, decode_request
+from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
 from eventlm.text.requests.validation import check_token_ids
 
 

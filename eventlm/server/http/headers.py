@@ -7,7 +7,7 @@ import secrets
 
 from aiohttp import web
 
-from eventlm.text.requests.protocol import REQUEST_ID_PATTERN
+from eventlm.text.protocol import REQUEST_ID_PATTERN
 
 REQUEST_ID_HEADER = "x-request-id"
 #: aiohttp's default names its version and Python's.

@@ -13,7 +13,7 @@ from eventlm.text.engine import TextEngine
 from eventlm.text.generation_config import GenerationDefaults
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.prompt_encoder import CHARACTERS_OF_A_MESSAGE, PromptEncoder
-from eventlm.text.requests.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from eventlm.text.requests.validation import (
     Limits,
     check_request,

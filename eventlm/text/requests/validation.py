@@ -9,7 +9,7 @@ from eventlm.engine.request import EngineRequest
 from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
 from eventlm.sampler_params import LARGEST_LOGIT_BIAS, SMALLEST_TEMPERATURE, SamplerParams
 from eventlm.text.generation_config import GenerationDefaults
-from eventlm.text.requests.protocol import (
+from eventlm.text.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
     MAX_GROUP_SEQUENCES,

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import InputError, InvalidTypeError
-from eventlm.text.requests.decoding import validation_error
-from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.decoding import validation_error
+from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tools.schema_check import SchemaChecker
 
 MAX_TOOLS = 1024

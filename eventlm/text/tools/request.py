@@ -7,7 +7,7 @@ import msgspec
 from eventlm.engine.request import EngineRequest
 from eventlm.errors import InputError
 from eventlm.text.grammar_checker import GrammarChecker
-from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.call_grammar import reply_grammar
 from eventlm.text.tools.definitions import ToolUse, tool_use

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from eventlm.errors import InputError
-from eventlm.text.requests.decoding import convert_request
-from eventlm.text.requests.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.text.decoding import convert_request
+from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.tools.definitions import MAX_TOOLS, ToolUse, tool_use
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

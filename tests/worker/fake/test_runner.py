@@ -13,8 +13,6 @@ from eventlm.worker.fake.tokens import (
     ENDS,
     EOS_TOKEN_ID,
     MILLION,
-    WORD_BYTES,
-    WORDS,
     FakeParameters,
     draw,
     fake_token,
@@ -53,18 +51,6 @@ def test_tokens_are_those_of_the_request_whatever_batch_epoch_or_history_it_has(
         payload(new_sequence(5, history, num_prompt_tokens=3, params=PARAMS)),
     )
     assert step.tokens == [[tokens[4]]]
-
-
-def test_samples_and_seeds_differ() -> None:
-    def text(seed: int, index: int) -> bytes:
-        return bytes(fake_token(seed, index, position) for position in range(4 * WORD_BYTES))
-
-    texts = [text(seed, index) for seed in range(4) for index in range(2)]
-    assert len(set(texts)) == 8
-    for each in texts:
-        assert [each[at : at + WORD_BYTES] in WORDS for at in range(0, len(each), WORD_BYTES)] == [True] * 4
-        each.decode()
-    assert all(len(word) == WORD_BYTES for word in WORDS)
 
 
 def test_a_chunk_that_does_not_sample_produces_nothing() -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct, inspect
 
 from eventlm.config.options import did_you_mean
 from eventlm.errors import InputError, InvalidJsonError, InvalidTypeError, MissingParameterError, UnknownParameterError
-from eventlm.text.requests.whole_numbers import with_integers
+from eventlm.text.whole_numbers import with_integers
 
 #: Why some of them are not.
 _REASONS = {

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from eventlm.text.chat_messages import chat_messages
-from eventlm.text.requests.decoding import decode_object, decode_request
-from eventlm.text.requests.protocol import ChatCompletionRequest
+from eventlm.text.decoding import decode_object, decode_request
+from eventlm.text.protocol import ChatCompletionRequest
 from tests.server.conftest import INVALID, RunningServer, assert_error
 
 

@@ -1,0 +1,30 @@
+"""The fake worker in real time: one launch after the other, each as long as its formula says."""
+
+from __future__ import annotations
+
+from eventlm.sampler_params import SamplerParams
+from eventlm.worker.fake.model import FakeModel, fake_samples
+from eventlm.worker.fake.tokens import FakeParameters, fake_token
+from eventlm.worker.protocol import FAKE_MODEL
+from tests.worker.launches import launched, new_sequence, payload
+from tests.worker.test_worker_loop import SETUP
+
+
+def test_launches_follow_each_other_on_the_device() -> None:
+    model = FakeModel(SETUP)
+    new = new_sequence(1, [1, 2, 3], params=SamplerParams(seed=9, ignore_eos=True))
+    first = model.start(launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [0, 1])]), payload(new))
+    second = model.start(launched(1, decodes=[(1, 0, 4, 0)]), payload())
+    assert second.times_ns[0] >= first.times_ns[1] > first.times_ns[0]
+    assert [first.finish().tokens, second.finish().tokens] == [[[fake_token(9, 0, 0)]], [[fake_token(9, 0, 1)]]]
+    assert second.is_done()
+    assert model.describe() == (FAKE_MODEL, {"device": "none"})
+
+
+def test_a_warm_up_gives_the_formula_s_values() -> None:
+    parameters = FakeParameters(base_ns=5, prefill_token_ns=7, decode_ns=11, context_token_ns=13)
+    assert [sample.duration_ns for sample in fake_samples(parameters)[:3]] == [
+        5 + 7 + 13,
+        5 + 256 * 7 + 256 * 13,
+        5 + 11 + 64 * 13,
+    ]
