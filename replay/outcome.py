@@ -58,6 +58,11 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True):
         """Whether it ran to its end."""
         return self.reason in COMPLETED
 
+    @property
+    def was_left(self) -> bool:
+        """Whether its client left after the first token."""
+        return self.reason in CANCELLED and self.ttft_ns is not None
+
 
 class Refusal(Struct, frozen=True, kw_only=True):
     """A request that was rejected. It missed what it could have met, once for each of its sequences."""
@@ -111,13 +116,11 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def objectives_met_ppm(self) -> int | None:
-        """Share of sequences that met the objectives. Those that the engine rejected or cut short have not; those that
-        were cancelled do not count.
+        """Share of sequences that met the objectives. Those that were rejected or cut short have not, and neither has
+        one whose client left before its first token. One whose client left later is judged by what it got.
         """
         refused = sum(each.num_sequences for each in self.refusals if each.has_objectives)
-        answers = [
-            found.met_objectives and found.is_complete for found in self.sequences if found.reason not in CANCELLED
-        ]
+        answers = [found.met_objectives and (found.is_complete or found.was_left) for found in self.sequences]
         return _share_ppm(answers, num_missed=refused)
 
     @property

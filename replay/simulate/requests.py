@@ -47,9 +47,11 @@ class Sample:
         self.num_named = num_named
         self.blocks = iter(self.fate.blocks)
         #: Positions behind which somebody outside does something.
-        self.watched = {self.fate.cut_at}
+        self.watched: set[int] = set()
         if self.fate.text_end is not None:
             self.watched.add(self.fate.text_end.position)
+        if request.patience is not None:
+            self.watched.add(1)
         if request.cancel is not None and request.cancel.index == index:
             self.watched.add(request.cancel.position)
         #: All positions at which something happens, latest first, and those that have been passed taken off.

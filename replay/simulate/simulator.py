@@ -7,7 +7,7 @@ Facts of one time go in the order of their ranks (their places in a recorded run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -56,6 +56,7 @@ class Simulator:
     """Runs a workload through a core that has applied nothing yet.
 
     incidents: facts from outside, with their times; without a WorkerUp no replica ever works.
+    closed_loop, pause_ns: see `ArrivalPlan`.
     until_s: a recorded run is repeated; stop before this position. Then `markers` have their places in the log.
     checkpoint_events: events between two digests of the state in the log; 0: there is none.
     """
@@ -69,6 +70,7 @@ class Simulator:
         *,
         incidents: Sequence[Fact] = (),
         closed_loop: int = 0,
+        pause_ns: int = 0,
         markers: Sequence[Marker] = (),
         until_s: int = NEVER,
         checkpoint_events: int = 0,
@@ -99,6 +101,8 @@ class Simulator:
         self.places: dict[int, int] = {}
         #: How many sequences of each live request have not ended.
         self._num_unended: dict[int, int] = {}
+        #: Live requests whose clients leave unless the first token comes before.
+        self._patient: set[int] = set()
         self._armed_ns: int | None = None
         self._markers = list(reversed(markers))
         self._handlers: dict[type[Decision], Callable[[Any], None]] = {
@@ -111,7 +115,7 @@ class Simulator:
         }
         if not markers:
             self._mark(header)
-        self._plan = ArrivalPlan(workload, closed_loop=closed_loop)
+        self._plan = ArrivalPlan(workload, closed_loop=closed_loop, pause_ns=pause_ns)
         for fact in incidents:
             self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [fact])  # type: ignore[misc]
         self._plan_arrivals(self._plan.first())
@@ -296,6 +300,10 @@ class Simulator:
         request = self._workload.requests[self.places[seq]]
         for index in range(request.arrival.n):
             self._reached(request, seq, index, 0, now_ns)
+        patience = request.patience
+        if patience is not None:
+            self._patient.add(seq)
+            self._plan_cancel(seq, patience.reason, now_ns + patience.limit_ns, patience.s, self._patient)
         # A matcher that a run does not show to come is there at once, unless that run is repeated.
         if request.grammar_s or (request.arrival.waits_for_grammar and self._until_s == NEVER):
             error = request.grammar_error
@@ -313,17 +321,18 @@ class Simulator:
         if end is not None and end.position == position:
             self._plan_text_end(seq, index, end.position, end.reason, now_ns + end.delay_ns, end.s)
         if cancel is not None and (cancel.index, cancel.position) == (index, position):
-            self._plan_cancel(seq, cancel.reason, now_ns + cancel.delay_ns, cancel.s)
-        if fate.cut_at == position and self._until_s == NEVER:
-            self._plan_cancel(seq, "unknown", now_ns, 0)
+            self._plan_cancel(seq, cancel.reason, now_ns + cancel.delay_ns, cancel.s, self._num_unended)
+        if position == 1:
+            self._patient.discard(seq)
 
     def _plan_text_end(self, seq: int, index: int, position: int, reason: str, due_ns: int, rank: int) -> None:
         fact = TextEnded(c=seq, request=seq, index=index, position=position, reason=reason)
         self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
 
-    def _plan_cancel(self, seq: int, reason: str, due_ns: int, rank: int) -> None:
+    def _plan_cancel(self, seq: int, reason: str, due_ns: int, rank: int, due: Container[int]) -> None:
+        """The client leaves if the request is still among those `due` then."""
         fact = Cancelled(c=seq, request=seq, reason=reason)
-        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
+        self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in due)
 
     def _closing(self, closing: Closing) -> None:
         self._live.leave(closing.request, closing.index)
@@ -347,6 +356,7 @@ class Simulator:
 
     def _end(self, seq: int, now_ns: int) -> None:
         del self._num_unended[seq]
+        self._patient.discard(seq)
         self.num_ended += 1
         self._plan_arrivals(self._plan.ended(self.places[seq], now_ns))
 

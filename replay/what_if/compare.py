@@ -1,25 +1,27 @@
-"""Runs of one workload side by side: metrics with error bars, and who won and who lost.
+"""Runs of one workload side by side: metrics with error bars, and which requests won and which lost.
 
-The baseline is the run's own engine with modelled durations, so what it is off by is what the model is off by. That is
-the error bar: a difference between an alternative and the baseline which is not larger shows nothing. Durations that
-follow the run's own pace know more of the run than of an alternative, whose steps are others: then the same engine with
-durations that know nothing of the pace is a second witness, and the larger of the two errors counts. A quantile can be
-right by luck, so the bar of a latency's quantile is at least the middle one of that latency's errors.
+The baseline is the run's own engine with modelled durations, so its distance from the record is the model's error, and
+a smaller difference between an alternative and the baseline shows nothing (`error_bars`). Durations that follow the
+run's own pace know more of the run than of an alternative, whose steps are others. Where they do, the same engine with
+durations that know nothing of the pace is a second witness, and the larger of the two errors counts.
 
-Requests whose length the run does not show are in no latency, in none of the runs: what they would have come to is not
-known, and an alternative that is faster than the run may bring them to an end that is not theirs.
+Where the run does not show everything, each engine runs once for each draw of what is unknown, and a metric is the
+median over the draws.
+
+Every run is measured by the requests that it served, whether their lengths are known or drawn, as the record is.
+Requests that were still under way where the record ends are left out of all runs. Only known lengths win or lose.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable, Container, Sequence
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from eventlm.replay.outcome import RunOutcome, SequenceOutcome
+from eventlm.replay.outcome import RunOutcome
+from eventlm.replay.what_if.error_bars import Measured, Value, error_bars, middle
 from eventlm.replay.workload.workload import Workload
 
 #: Of each latency of `outcome.LATENCIES` that is shown.
@@ -58,24 +60,27 @@ class LengthClass(Struct, frozen=True, kw_only=True):
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """A metric of an alternative. difference: from the baseline. None where there is nothing to measure."""
+    """A metric of an alternative. difference: from the baseline. error_bar: in the metric's own unit, of the value and
+    of the difference. None where there is nothing to measure.
+    """
 
-    value: float | int | None
-    difference: float | int | None
+    value: Value
+    difference: Value
+    error_bar: float | None
     is_significant: bool
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """A metric of all runs. baseline_unpaced: of the second witness, None where there is none. error_bar: in the
-    metric's own unit, None where the record or the baseline has no value.
+    """A metric of all runs. baseline_unpaced: of the second witness, None where there is none. error_bar: of the
+    baseline, in the metric's own unit; None where the record or the baseline has no value.
     """
 
     name: str
     unit: Unit
     better: Better
-    recorded: float | int | None
-    baseline: float | int | None
-    baseline_unpaced: float | int | None
+    recorded: Value
+    baseline: Value
+    baseline_unpaced: Value
     error_bar: float | None
     alternatives: list[Cell]
 
@@ -83,7 +88,7 @@ class Metric(Struct, frozen=True, kw_only=True):
 class WonLost(Struct, frozen=True, kw_only=True):
     """Requests whose end-to-end time is shorter or longer than in the baseline by more than `Comparison.request_error`.
 
-    num_censored: requests that are not compared: what they would have produced is not known, or they were cut short.
+    num_censored: requests that are not compared, because their lengths are not known or they did not end by themselves.
     """
 
     num_won: int
@@ -95,7 +100,8 @@ class WonLost(Struct, frozen=True, kw_only=True):
 class Comparison(Struct, frozen=True, kw_only=True):
     """Everything about alternatives, in their order. request_error: relative, of a request's end-to-end time: what nine
     in ten requests of the baseline (of the worse one of two) differ by from the record, at most. num_censored: requests
-    whose lengths the run does not show: they were rejected, cut short or still under way at its end.
+    whose lengths the run does not show: they were rejected, cut short or still under way at its end. num_draws: how
+    many times their lengths were drawn.
     """
 
     metrics: list[Metric]
@@ -103,6 +109,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     request_error: float
     won_lost: list[WonLost]
     num_censored: int
+    num_draws: int = 1
 
 
 class _Kind(NamedTuple):
@@ -111,51 +118,56 @@ class _Kind(NamedTuple):
     name: str
     unit: Unit
     better: Better
-    of: Callable[[_Compared], float | int | None]
+    of: Callable[[_Compared], Value]
     family: str = ""
 
 
 class _Compared(NamedTuple):
-    """A run, those of its sequences whose latencies count, and how many requests were cut short."""
+    """A run, its outcome without requests that are under way where the record ends, and how many were cut short."""
 
     ran: Ran
-    sequences: list[SequenceOutcome]
+    outcome: RunOutcome
     num_cut_short: int
-
-    @property
-    def outcome(self) -> RunOutcome:
-        return self.ran.outcome
 
 
 def compare(
-    workload: Workload, recorded: Ran, baseline: Ran, alternatives: Sequence[Ran], *, unpaced: Ran | None = None
+    workload: Workload,
+    recorded: Ran,
+    baseline: Sequence[Ran],
+    alternatives: Sequence[Sequence[Ran]],
+    *,
+    unpaced: Sequence[Ran] = (),
 ) -> Comparison:
-    """Compare runs of a workload. unpaced: the second witness of the error."""
+    """Compare runs of a workload, of which the record shows not every length. Each engine has a run for every draw of
+    the lengths; all have the same draws. unpaced: the second witness of the error, if there is one.
+    """
     classes = length_classes([request.arrival.prompt_tokens for request in workload.requests])
     kinds = _kinds(classes, service_classes(workload))
-    witnesses = [baseline] if unpaced is None else [baseline, unpaced]
-    runs = [_compared(workload, run) for run in (recorded, *witnesses, *alternatives)]
-    values = [[kind.of(run) for run in runs] for kind in kinds]
-    num_witnesses = len(witnesses)
-    errors = [_relative_error(of_kind[0], of_kind[1 : 1 + num_witnesses]) for of_kind in values]
-    metrics = []
-    for place, (kind, of_kind) in enumerate(zip(kinds, values, strict=True)):
-        of_family = [
-            error
-            for other, error in zip(kinds, errors, strict=True)
-            if kind.family and other.family == kind.family and error is not None
-        ]
-        error = errors[place]
-        relative = max([error, median(of_family)]) if of_family and error is not None else None
-        metrics.append(_metric(kind, of_kind, num_witnesses, relative))
-    times = [_request_times(workload, run) for run in runs]
-    request_error = max(_request_error(times[0], of_witness) for of_witness in times[1 : 1 + num_witnesses])
+    record = _compared(workload, recorded)
+    engines = [[_compared(workload, ran) for ran in runs] for runs in (baseline, unpaced, *alternatives)]
+    measured = [
+        Measured(
+            kind.family,
+            kind.unit in ("ns", "per_second"),
+            {"count": 1.0, "ppm": 1e6 / len(workload.requests)}.get(kind.unit, 0.0),
+            kind.of(record),
+            [[kind.of(run) for run in runs] for runs in engines],
+        )
+        for kind in kinds
+    ]
+    metrics = [_metric(*each) for each in zip(kinds, measured, error_bars(measured), strict=True)]
+    known = {place for place, request in enumerate(workload.requests) if not request.has_unknown_length}
+    times = [_request_times(workload, runs[0], known) if runs else {} for runs in engines]
+    recorded_times = _request_times(workload, record, known)
+    witnesses = [_request_times(workload, run, known) for runs in engines[:2] for run in runs]
+    request_error = max(_request_error(recorded_times, found) for found in witnesses)
     return Comparison(
         metrics=metrics,
         classes=classes,
         request_error=request_error,
-        won_lost=[_won_lost(workload, times[1], found, request_error) for found in times[1 + num_witnesses :]],
-        num_censored=sum(request.is_censored for request in workload.requests),
+        won_lost=[_won_lost(workload, times[0], found, request_error) for found in times[2:]],
+        num_censored=len(workload.requests) - len(known),
+        num_draws=len(baseline),
     )
 
 
@@ -176,8 +188,8 @@ def length_classes(prompt_tokens: Sequence[int]) -> list[LengthClass]:
 def _kinds(classes: Sequence[LengthClass], service_classes: Sequence[str]) -> list[_Kind]:
     found = [_latency(latency, quantile) for latency in SHOWN_LATENCIES for quantile in QUANTILES]
     found += [
-        _Kind("output_tokens_per_second", "per_second", "higher", lambda run: run.outcome.output_tokens_per_second),
-        _Kind("requests_per_second", "per_second", "higher", lambda run: run.outcome.requests_per_second),
+        _Kind("output_tokens_per_second", "per_second", "higher", lambda run: run.ran.outcome.output_tokens_per_second),
+        _Kind("requests_per_second", "per_second", "higher", lambda run: run.ran.outcome.requests_per_second),
         _Kind("deadlines_met", "ppm", "higher", lambda run: run.outcome.deadlines_met_ppm),
         _Kind("slo_met", "ppm", "higher", lambda run: run.outcome.objectives_met_ppm),
         _Kind("fluidity_index", "ppm", "higher", lambda run: run.outcome.fluidity_ppm),
@@ -198,7 +210,7 @@ def _of_service_class(name: str) -> list[_Kind]:
 
     def ttft(quantile: str) -> _Kind:
         def of(run: _Compared) -> int | None:
-            found = run.outcome.latency("ttft", [each for each in run.sequences if each.service_class == name])
+            found = run.outcome.latency("ttft", [each for each in run.outcome.sequences if each.service_class == name])
             return None if found is None else int(getattr(found, quantile))
 
         return _Kind(f"ttft_{quantile}{suffix}", "ns", "lower", of, family=f"ttft{suffix}")
@@ -219,7 +231,7 @@ def service_classes(workload: Workload) -> list[str]:
 
 def _latency(latency: str, quantile: str, of_class: LengthClass | None = None) -> _Kind:
     def of(run: _Compared) -> int | None:
-        sequences = run.sequences
+        sequences = run.outcome.sequences
         if of_class is not None:
             sequences = [s for s in sequences if of_class.min_tokens <= s.prompt_tokens <= of_class.max_tokens]
         found = run.outcome.latency(latency, sequences)
@@ -230,64 +242,45 @@ def _latency(latency: str, quantile: str, of_class: LengthClass | None = None) -
 
 
 def _compared(workload: Workload, ran: Ran) -> _Compared:
-    """Only what has to do with requests of the workload."""
+    """Only what has to do with requests of the workload whose end lies in the record."""
     sequences = []
-    cut_short = set()
     for found in ran.outcome.sequences:
         place = ran.places.get(found.request)
-        if place is None:
-            continue
-        request = workload.requests[place]
-        if not request.is_censored:
+        if place is not None and not workload.requests[place].is_unfinished:
             sequences.append(found)
-        # Who was not cancelled in the run is cancelled in a simulation because nothing more of it is known.
-        if not found.is_complete and (found.reason != "cancelled" or request.cancel is not None):
-            cut_short.add(found.request)
-    return _Compared(ran, sequences, len(cut_short))
+    num_cut_short = len({found.request for found in sequences if not found.is_complete})
+    return _Compared(ran, structs.replace(ran.outcome, sequences=sequences), num_cut_short)
 
 
-def _relative_error(recorded: float | None, witnesses: Sequence[float | None]) -> float | None:
-    """The largest, of those that have a value; None if the first has none."""
-    if recorded is None or witnesses[0] is None:
-        return None
-    return max(abs(each - recorded) / recorded if recorded else 0.0 for each in witnesses if each is not None)
-
-
-def _metric(kind: _Kind, values: Sequence[float | int | None], num_witnesses: int, relative: float | None) -> Metric:
-    """`relative`: the relative error, where the metric is one that has such."""
-    recorded, baseline = values[:2]
-    witnesses = values[1 : 1 + num_witnesses]
-    bar: float | None = None
-    if recorded is not None and baseline is not None:
-        bar = max(abs(each - recorded) for each in witnesses if each is not None)
-        bar = bar if relative is None else max(relative * baseline, bar)
+def _metric(kind: _Kind, measured: Measured, bars: Sequence[float | None]) -> Metric:
+    baseline, unpaced, *alternatives = (middle(draws) for draws in measured.engines)
     return Metric(
         name=kind.name,
         unit=kind.unit,
         better=kind.better,
-        recorded=recorded,
+        recorded=measured.recorded,
         baseline=baseline,
-        baseline_unpaced=witnesses[1] if num_witnesses > 1 else None,
-        error_bar=bar,
-        alternatives=[_cell(value, baseline, bar) for value in values[1 + num_witnesses :]],
+        baseline_unpaced=unpaced,
+        error_bar=bars[0],
+        alternatives=[_cell(value, baseline, bar) for value, bar in zip(alternatives, bars[2:], strict=True)],
     )
 
 
-def _cell(value: float | int | None, baseline: float | int | None, bar: float | None) -> Cell:
+def _cell(value: Value, baseline: Value, bar: float | None) -> Cell:
     difference = None if value is None or baseline is None else value - baseline
     is_significant = difference is not None and bar is not None and abs(difference) > bar
-    return Cell(value=value, difference=difference, is_significant=is_significant)
+    return Cell(value=value, difference=difference, error_bar=bar, is_significant=is_significant)
 
 
-def _request_times(workload: Workload, run: _Compared) -> dict[int, int]:
-    """End-to-end times in ns by place, of requests whose length is known and that ran to their end: that of the last
-    of their sequences.
+def _request_times(workload: Workload, run: _Compared, known: Container[int]) -> dict[int, int]:
+    """End-to-end times in ns of those requests at `known` places that ran to their end: that of the last of their
+    sequences.
     """
     num_left = [request.arrival.n for request in workload.requests]
     times: dict[int, int] = {}
-    for found in run.sequences:
-        if found.is_complete:
-            place = run.ran.places[found.request]
+    for found in run.outcome.sequences:
+        place = run.ran.places[found.request]
+        if found.is_complete and place in known:
             num_left[place] -= 1
             times[place] = max(times.get(place, 0), found.e2e_ns)
     return {place: time_ns for place, time_ns in times.items() if not num_left[place]}

@@ -207,11 +207,6 @@ def simulated_header(run: RecordedRun, engine: Engine, name: str, cost: CostMode
     )
 
 
-def workload_of(run: RecordedRun, alternative: Alternative) -> Workload:
-    """The run's work, at the alternative's times."""
-    return run.workload.sped_up(alternative.speed_up_ppm)
-
-
 def incidents_of(run: RecordedRun, engine: Engine) -> list[Fact]:
     """What befalls the engine from outside: what befell the run, as far as it has to do with it."""
     num_replicas = engine.config.num_replicas

@@ -16,9 +16,11 @@ from eventlm.replay.workload.recorded_policies import describe
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
-#: So many alternatives stand side by side in 120 columns; others get a table of their own.
+#: So many alternatives fit side by side in 120 columns, with one draw of the lengths and with several, where each has
+#: its own error bar. The others get a table of their own.
 MAX_COLUMNS = 4
-#: A longer name is told once, and a letter stands for it in the table.
+MAX_COLUMNS_OF_DRAWS = 2
+#: A longer name is given once, and a number stands for it in the table.
 MAX_NAME_CHARS = 13
 MAX_WIDTH = 120
 NOT_SIGNIFICANT = "~"
@@ -57,6 +59,8 @@ def as_object(result: WhatIfResult) -> dict[str, Any]:
         ],
         "num_requests": sum(each.num_requests for each in comparison.classes),
         "num_censored": comparison.num_censored,
+        "num_draws": comparison.num_draws,
+        "closed_loop": result.closed_loop and result.closed_loop._asdict(),
         "length_classes": comparison.classes,
         "request_error": comparison.request_error,
         "metrics": {metric.name: _metric(metric) for metric in comparison.metrics},
@@ -103,9 +107,10 @@ def render(result: WhatIfResult) -> str:
 def _lines(result: WhatIfResult) -> Iterator[str]:
     yield from _head(result)
     count = len(result.alternatives)
-    for first in range(0, count, MAX_COLUMNS):
+    most = MAX_COLUMNS if result.comparison.num_draws == 1 else MAX_COLUMNS_OF_DRAWS
+    for first in range(0, count, most):
         yield ""
-        yield from _table(result, range(first, min(first + MAX_COLUMNS, count)))
+        yield from _table(result, range(first, min(first + most, count)))
     yield ""
     yield from _legend(result)
 
@@ -154,11 +159,13 @@ def _table(result: WhatIfResult, places: range) -> Iterator[str]:
     columns = ["", "recorded", "baseline", "error bar", *(headings[place] for place in places)]
     rows = []
     titles = _titles(result)
+    has_bars = result.comparison.num_draws > 1
     for metric in result.comparison.metrics:
         if metric.recorded is None and metric.baseline is None:
             continue
-        cells = [_cell(metric, metric.alternatives[place]) for place in places]
-        values = [_value(metric, metric.recorded), _value(metric, metric.baseline), _bar(metric)]
+        cells = [_cell(metric, metric.alternatives[place], has_bar=has_bars) for place in places]
+        bar = _bar(metric, metric.error_bar, metric.baseline)
+        values = [_value(metric, metric.recorded), _value(metric, metric.baseline), bar]
         rows.append([titles[metric.name], *values, *cells])
     won_lost = [result.comparison.won_lost[place] for place in places]
     rows.append(["requests won", "", "", "", *(f"{each.num_won:,}      " for each in won_lost)])
@@ -203,20 +210,24 @@ def _value(metric: Metric, value: float | None) -> str:
     return f"{number:,.{decimals}f}"
 
 
-def _bar(metric: Metric) -> str:
-    if metric.error_bar is None:
+def _bar(metric: Metric, bar: float | None, value: float | None) -> str:
+    """Half the width of an error bar around a value: percent of it, points of a share, or a number."""
+    if bar is None:
         return _NOTHING
     if metric.unit == "ppm":
-        return f"{metric.error_bar / 1e4:.1f}"
+        return f"{bar / 1e4:.1f}"
     if metric.unit == "count":
-        return f"{metric.error_bar:,.0f}"
-    return f"{metric.error_bar / metric.baseline:.1%}" if metric.baseline else f"{metric.error_bar:.2f}"
+        return f"{bar:,.0f}"
+    return f"{bar / value:.1%}" if value else f"{bar:.2f}"
 
 
-def _cell(metric: Metric, cell: Cell) -> str:
-    """The value, and how much more or less that is than the baseline: percent, points of a share, or a number."""
+def _cell(metric: Metric, cell: Cell, *, has_bar: bool) -> str:
+    """The value, its error bar, and how much more or less it is than the baseline: percent, points of a share, or a
+    number.
+    """
+    bar = f" ±{_bar(metric, cell.error_bar, cell.value):<6}" if has_bar else ""
     if cell.value is None or cell.difference is None:
-        return f"{_value(metric, cell.value)}      "
+        return f"{_value(metric, cell.value)}{' ' * len(bar)}      "
     if not cell.is_significant:
         change = NOT_SIGNIFICANT
     elif metric.unit == "ppm":
@@ -228,13 +239,13 @@ def _cell(metric: Metric, cell: Cell) -> str:
     else:
         share = cell.difference / metric.baseline
         change = f"{share:+.0%}" if abs(share) >= 0.01 else f"{share:+.1%}"
-    return f"{_value(metric, cell.value)} {change:>5}"
+    return f"{_value(metric, cell.value)}{bar} {change:>5}"
 
 
 def _legend(result: WhatIfResult) -> Iterator[str]:
     comparison = result.comparison
     is_paced = any(metric.baseline_unpaced is not None for metric in comparison.metrics)
-    witness = ", or if more, what it is off by without knowing when the machine was slow" if is_paced else ""
+    witness = ", or its error without knowing when the machine was slow if that is larger" if is_paced else ""
     texts = [
         f"Baseline: the recorded engine with modelled durations; the error bar is what it is off by{witness}. Changes "
         f"are from the baseline (shares: points); {NOT_SIGNIFICANT} is one that the error bar explains.",
@@ -243,8 +254,13 @@ def _legend(result: WhatIfResult) -> Iterator[str]:
     ]
     if comparison.num_censored:
         texts.append(
-            f"Not known is the length of {counted(comparison.num_censored, 'request')} (rejected, cut short or "
-            "unfinished in the run): they keep what was seen of it, neither win nor lose, and are in no latency."
+            f"The run does not show the length of {counted(comparison.num_censored, 'request')} (rejected, cut short "
+            "or unfinished): they neither win nor lose."
+        )
+    if comparison.num_draws > 1:
+        texts.append(
+            "What the run does not show was drawn from requests of the same class and prompt length, "
+            f"{comparison.num_draws} times. Values are medians of the draws, and ± includes their spread."
         )
     for text in texts:
         yield textwrap.fill(text, MAX_WIDTH)

@@ -2,11 +2,12 @@
 
     found = what_if("runs/latest", [Alternative(changes=Changes(policy={"type": "edf"}))])
 
-It goes by steps, each of which makes the next one believable. The null test repeats the run with its own durations and
-must come out as recorded. The baseline repeats it with modelled durations: what it is off by is the error bar of all
-that follows. Where these follow the run's own pace, it is repeated once more with durations that do not, and the larger
-error counts. Then each alternative runs with the model of the baseline. All of them are the core itself; no policy sees
-a length that the engine did not know.
+Each step makes the next one believable. The null test repeats the run with its own durations and must come out as
+recorded. The baseline repeats it with modelled durations, and its distance from the record is the error bar of all that
+follows. Where these durations follow the run's own pace, it is repeated once more with durations that do not, and the
+larger error counts. Then each alternative runs with the model of the baseline. Where the run does not show every
+length, the baseline and the alternatives run once for each of several draws of the lengths. All of them are the core
+itself; no policy sees a length that the engine did not know.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
@@ -24,7 +25,7 @@ from eventlm.errors import EventLMError, ExitCode, UsageError
 from eventlm.events import Gap, Header
 from eventlm.formatting import counted
 from eventlm.replay.cost.fit import FitReport, fit_cost
-from eventlm.replay.cost.model import CostModel, StepShape
+from eventlm.replay.cost.model import CostModel, LinearCost, StepShape
 from eventlm.replay.cost.shapes import RecordedShapes
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
@@ -39,11 +40,13 @@ from eventlm.replay.what_if.engine import (
     incidents_of,
     names,
     simulated_header,
-    workload_of,
 )
 from eventlm.replay.what_if.null_test import NullResult, null_test
+from eventlm.replay.workload.closed_loop import ClosedLoop, find_closed_loop
 from eventlm.replay.workload.recorded_policies import PolicySpan, what_if_note
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
+from eventlm.replay.workload.unknown import draw_unknown, num_draws
+from eventlm.replay.workload.workload import Workload
 from eventlm.types import OnProgress
 
 #: What is done, how much of it, and of how much.
@@ -60,7 +63,7 @@ class Simulated(Struct, frozen=True, kw_only=True):
     """A simulated run.
 
     num_outside: steps whose shape lies outside those of the run. run_folder: where its trace lies; "" if none was asked
-    for.
+    for. Where lengths are drawn all this is of the first draw.
     """
 
     name: str
@@ -74,7 +77,8 @@ class Simulated(Struct, frozen=True, kw_only=True):
 class WhatIfResult(Struct, frozen=True, kw_only=True):
     """Everything that was found. null: None where the null test could not be made, and then `notes` say why.
 
-    policies: those that the run had. fit: how good the cost model is; None for one that was given.
+    policies: those that the run had. fit: how good the cost model is; None for one that was given. closed_loop: the
+    one that the run's arrivals look like, if any.
     """
 
     path: str
@@ -88,6 +92,7 @@ class WhatIfResult(Struct, frozen=True, kw_only=True):
     baseline: Simulated
     alternatives: list[Simulated]
     comparison: Comparison
+    closed_loop: ClosedLoop | None
     notes: list[str]
     warnings: list[str]
 
@@ -114,8 +119,8 @@ def what_if(
     stage = _stages(on_progress)
     with LogReader(path) as log:
         header = log.header
-    same = Alternative(changes=Changes(trust_local_plugins=trust_local_plugins))
-    baseline, *engines = [build_engine(header, alternative) for alternative in (same, *alternatives)]
+    # A usage error need not wait for the run to be read.
+    engines = [build_engine(header, alternative) for alternative in alternatives]
     collector = OutcomeCollector(objectives)
     run = read_run(path, strict=strict, subscribers=[collector.see], on_progress=stage("reading"))
     if not run.workload.requests:
@@ -124,16 +129,18 @@ def what_if(
             "other runs"
         )
     null, notes = _null_test(run, path, trust_local_plugins=trust_local_plugins)
+    loop = find_closed_loop(run.workload, run.ends_ns, num_rejected=run.num_rejected)
+    same = Alternative(
+        changes=Changes(trust_local_plugins=trust_local_plugins), closed_loop=_baseline_loop(loop, alternatives)
+    )
+    notes += _load_notes(loop, alternatives, same)
     follows_run = all(alternative.follows_run for alternative in alternatives)
-    if not follows_run:
-        notes.append(
-            "the baseline is under the recorded load, the alternatives are not: compare them with each other, and ask "
-            "for the recorded policy too if you ask for others"
-        )
     cost, fit = _cost(run, cost_model, follows_run=follows_run)
-    machine = _Machine(run, cost, RecordedShapes(step.shape for step in run.steps), objectives)
+    workloads = [draw_unknown(run.workload, seed=seed) for seed in range(num_draws(run.workload))]
+    machine = _Machine(run, workloads, loop, cost, RecordedShapes(step.shape for step in run.steps), objectives)
+    baseline = build_engine(header, same)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
-    unpaced_ran = None
+    unpaced_ran: list[Ran] = []
     if cost_model is None and follows_run:
         unpaced = machine._replace(cost=fit_cost(run.steps, follows_run=False).model)
         _, unpaced_ran = unpaced.simulate("baseline", baseline, None, stage("simulating it at an even pace"))
@@ -156,9 +163,33 @@ def what_if(
         baseline=base,
         alternatives=[each for each, _ in simulated],
         comparison=compare(run.workload, recorded_ran, base_ran, [ran for _, ran in simulated], unpaced=unpaced_ran),
+        closed_loop=loop,
         notes=notes,
         warnings=run.warnings,
     )
+
+
+def _baseline_loop(loop: ClosedLoop | None, alternatives: Sequence[Alternative]) -> int:
+    """The clients of the baseline: as many as the run had, if all alternatives have so many too; 0: recorded times."""
+    is_same = loop is not None and all(alternative.closed_loop == loop.num_clients for alternative in alternatives)
+    return loop.num_clients if loop is not None and is_same else 0
+
+
+def _load_notes(loop: ClosedLoop | None, alternatives: Sequence[Alternative], baseline: Alternative) -> list[str]:
+    """What to know of the arrivals before believing in a comparison."""
+    loads = {(alternative.closed_loop, alternative.speed_up_ppm) for alternative in alternatives}
+    if loads - {(baseline.closed_loop, baseline.speed_up_ppm)}:
+        return [
+            "the baseline is under the recorded load, the alternatives are not: compare them with each other, and ask "
+            "for the recorded policy too if you ask for others"
+        ]
+    if loop is not None and not baseline.closed_loop:
+        return [
+            f"the arrivals look like a closed loop of {counted(loop.num_clients, 'client')}, each of which sends its "
+            "next request when its last one has ended; at the recorded times no engine can show another throughput: "
+            f"use --closed-loop {loop.num_clients}"
+        ]
+    return []
 
 
 def _cost(run: RecordedRun, given: CostModel | None, *, follows_run: bool) -> tuple[CostModel, FitReport | None]:
@@ -197,29 +228,36 @@ def _null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool)
 
 
 class _Machine(NamedTuple):
-    """What all simulations of a run share."""
+    """What all simulations of a run share. workloads: one for each draw of the unknown lengths."""
 
     run: RecordedRun
+    workloads: list[Workload]
+    loop: ClosedLoop | None
     cost: CostModel
     shapes: RecordedShapes
     objectives: Objectives | None
 
     def simulate(
-        self,
-        name: str,
-        engine: Engine,
-        folder: Path | str | None,
-        on_progress: Callable[[int, int], None] | None,
+        self, name: str, engine: Engine, folder: Path | str | None, on_progress: OnProgress | None
+    ) -> tuple[Simulated, list[Ran]]:
+        """Run every draw of the work through an engine. The folder gets the trace of the first."""
+        first, ran = self._simulate(name, engine, folder, 0, on_progress)
+        others = range(1, len(self.workloads))
+        return first, [ran, *(self._simulate(name, engine, None, draw, on_progress)[1] for draw in others)]
+
+    def _simulate(
+        self, name: str, engine: Engine, folder: Path | str | None, draw: int, on_progress: OnProgress | None
     ) -> tuple[Simulated, Ran]:
-        """Run the work through an engine; the folder gets its trace."""
         num_outside = 0
 
         def look(shape: StepShape) -> None:
             nonlocal num_outside
             num_outside += not self.shapes.is_inside(shape)
 
+        alternative = engine.alternative
         header = simulated_header(self.run, engine, name, self.cost)
-        workload = workload_of(self.run, engine.alternative)
+        workload = self.workloads[draw].sped_up(alternative.speed_up_ppm)
+        has_loop_of_run = self.loop is not None and self.loop.num_clients == alternative.closed_loop
         collector = OutcomeCollector(self.objectives)
         trace = SimulatedTrace(folder, header.run) if folder is not None else None
         with trace or contextlib.nullcontext():
@@ -227,23 +265,29 @@ class _Machine(NamedTuple):
                 header,
                 engine.rebuilt.new_core(),
                 workload,
-                ModelledTiming(self.cost, engine.config.num_replicas, on_shape=look),
+                ModelledTiming(_of_draw(self.cost, draw), engine.config.num_replicas, on_shape=look),
                 incidents=incidents_of(self.run, engine),
-                closed_loop=engine.alternative.closed_loop,
+                closed_loop=alternative.closed_loop,
+                pause_ns=self.loop.pause_ns if self.loop is not None and has_loop_of_run else 0,
                 checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
                 subscribers=[collector.see, *([trace.see] if trace is not None else [])],
             )
             simulator.run(on_progress=on_progress)
             if trace is not None:
                 simulator.end()
-        swaps = what_if_note(self.run.policies, is_replaced=engine.alternative.changes.policy is not None)
+        swaps = what_if_note(self.run.policies, is_replaced=alternative.changes.policy is not None)
         ran = Ran(collector.outcome(), simulator.places, len(workload.requests) - simulator.num_ended)
         simulated = Simulated(
             name=name,
-            description=engine.alternative.describe(),
+            description=alternative.describe(),
             outcome=ran.outcome,
             num_outside=num_outside,
             notes=[*engine.notes, *([swaps] if swaps else [])],
             run_folder=str(trace.run_folder) if trace is not None else "",
         )
         return simulated, ran
+
+
+def _of_draw(cost: CostModel, draw: int) -> CostModel:
+    """The model with other durations by chance, if it has such."""
+    return structs.replace(cost, seed=cost.seed + draw) if isinstance(cost, LinearCost) else cost

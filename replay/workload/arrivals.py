@@ -19,17 +19,18 @@ class GroupArrival(NamedTuple):
 class ArrivalPlan:
     """Asked for arrivals at the start and at the end of each request.
 
-    closed_loop: so many clients, each of which sends the next group in line as soon as its last one has ended; times
-    and sessions of the workload do not count then, but for the time of the first. 0: they do. Raises UsageError for a
-    negative number.
+    closed_loop: so many clients, each of which sends the next group in line `pause_ns` after its last one has ended. Of
+    the workload's times and sessions only the time of the first arrival counts then. 0: all of them count. Raises
+    UsageError for a negative number.
     """
 
-    def __init__(self, workload: Workload, *, closed_loop: int = 0) -> None:
+    def __init__(self, workload: Workload, *, closed_loop: int = 0, pause_ns: int = 0) -> None:
         if closed_loop < 0:
             raise UsageError(f"a closed loop of {closed_loop} clients makes no sense; 1 or more, or 0 for none")
         groups = workload.groups()
         self._workload = workload
         self._num_clients = closed_loop
+        self._pause_ns = pause_ns
         self.num_groups = len(groups)
         self.num_arrived = 0
         self._waiting_in_line = deque(groups if closed_loop else [])
@@ -65,7 +66,7 @@ class ArrivalPlan:
         first = self._group_of[place].start
         self._num_unended[first] -= 1
         if not self._num_unended[first] and self._waiting_in_line:
-            found.append(self._arrive(self._waiting_in_line.popleft(), now_ns))
+            found.append(self._arrive(self._waiting_in_line.popleft(), now_ns + self._pause_ns))
         return found
 
     def _arrive(self, group: range, arrival_ns: int) -> GroupArrival:

@@ -1,7 +1,7 @@
 """A recorded run taken apart: the workload that it served, what befell it from outside, and the times of its steps.
 
-Delays are told from what they followed: a cancel, a text end from the token it came after, a turn of a conversation
-from the end of the one before. What the run did not show to its end is censored: it keeps what was seen.
+Delays count from what they followed: a cancel and a text end from the token before, a turn of a conversation from the
+end of the turn before. An answer whose end the run does not show keeps how much of it was seen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from eventlm.events import (
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents
-from eventlm.replay.workload.workload import NEVER, Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import NEVER, Cancel, Fate, Patience, TextEnd, Workload, WorkloadRequest
 from eventlm.types import OnProgress
 
 #: What befalls an engine from outside and has nothing to do with a request. A what-if lets it befall the other one too.
@@ -73,7 +73,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     no_ops: facts of requests, steps and workers that had no effect; only an exact repetition has use for them.
     timers: with the times at which they were applied. start: the state of the engine where the log begins in the middle
-    of the run; None: it does not. num_unfinished: requests that it does not show to their end.
+    of the run; None: it does not. ends_ns: when each request of the workload ended or was rejected; -1: the log does
+    not show it. num_unfinished: requests that it does not show to their end.
     """
 
     header: Header
@@ -85,6 +86,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     steps: list[RecordedStep]
     num_events: int
     last_ns: int
+    ends_ns: list[int]
+    num_rejected: int
     start: StateSnapshot | None
     num_unfinished: int
     warnings: list[str]
@@ -119,6 +122,7 @@ class _Request(Struct, kw_only=True):
 
     arrival: Arrived
     samples: list[_Sample]
+    patience: Patience | None = None
     cancel: Cancel | None = None
     grammar: GrammarReady | None = None
     is_rejected: bool = False
@@ -244,7 +248,7 @@ class _Reader:
 
     def _cancelled(self, event: Cancelled) -> None:
         request = self.live.get(event.request)
-        if request is None or request.cancel is not None:
+        if request is None or request.cancel is not None or request.patience is not None:
             self.no_ops.append(event)
             return
         # A token of the same tick did not lead to it: nobody had seen that yet.
@@ -255,10 +259,11 @@ class _Reader:
         ]
         index = latest.index(max(latest))
         position = positions[index]
-        since_ns = latest[index] if position else request.arrival.ts
-        request.cancel = Cancel(
-            index=index, position=position, delay_ns=event.ts - since_ns, reason=event.reason, s=event.s
-        )
+        if position:
+            delay_ns = event.ts - latest[index]
+            request.cancel = Cancel(index=index, position=position, delay_ns=delay_ns, reason=event.reason, s=event.s)
+        else:
+            request.patience = Patience(limit_ns=event.ts - request.arrival.ts, reason=event.reason, s=event.s)
 
     def _grammar_ready(self, event: GrammarReady) -> None:
         request = self.live.get(event.request)
@@ -289,7 +294,8 @@ def read_run(
                 see(event)
 
         log.fold(take, on_progress=on_progress)
-        requests = _link(list(reader.requests.values()))
+        found = _whole_groups(list(reader.requests.values()))
+        requests = _link(found, reader.last_ns)
         names = [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
         names += [max(fate.blocks) for request in requests for fate in request.fates if fate.blocks]
         return RecordedRun(
@@ -307,21 +313,27 @@ def read_run(
             steps=reader.steps.steps,
             num_events=log.num_lines,
             last_ns=reader.last_ns,
+            ends_ns=[request.end_ns for request in found],
+            num_rejected=sum(request.is_rejected for request in found),
             start=reader.start,
             num_unfinished=len(reader.live),
             warnings=log.warnings(),
         )
 
 
-def _link(found: list[_Request]) -> list[WorkloadRequest]:
-    """The requests of the workload, each with the one whose end it came after."""
-    # A log may end in the middle of a group, and a gap begin there. The members of one are stamped in a row.
+def _whole_groups(found: list[_Request]) -> list[_Request]:
+    """Without the groups of which a member is missing: a log may end in the middle of one, and a gap begin there."""
+    # The members of a group are stamped in a row.
     num_members = Counter(request.arrival.s - request.arrival.group_index for request in found)
-    found = [
+    return [
         request
         for request in found
         if num_members[request.arrival.s - request.arrival.group_index] == request.arrival.group_size
     ]
+
+
+def _link(found: list[_Request], last_ns: int) -> list[WorkloadRequest]:
+    """The requests of the workload, each with the one whose end it came after."""
     ends = [request.end_ns for request in found]
     generated = [[block for sample in request.samples for block in sample.blocks] for request in found]
     parents = find_parents([request.arrival for request in found], ends, generated)
@@ -329,7 +341,6 @@ def _link(found: list[_Request]) -> list[WorkloadRequest]:
     for request, parent in zip(found, parents, strict=True):
         arrival = request.arrival
         fates = [_fate(request, sample) for sample in request.samples]
-        cut_short = any(fate.cut_at < NEVER or fate.reason in CUT_SHORT for fate in fates)
         requests.append(
             WorkloadRequest(
                 arrival=arrival,
@@ -337,26 +348,35 @@ def _link(found: list[_Request]) -> list[WorkloadRequest]:
                 fates=fates,
                 received_before_ns=arrival.ts - arrival.received_ns if arrival.received_ns else 0,
                 ready_before_ns=arrival.ts - arrival.ready_ns if arrival.ready_ns else 0,
+                patience=request.patience,
                 cancel=request.cancel,
                 parent=parent,
                 think_ns=arrival.ts - ends[parent] if parent >= 0 else None,
                 grammar_delay_ns=request.grammar.ts - arrival.ts if request.grammar is not None else 0,
                 grammar_error=request.grammar.error if request.grammar is not None else "",
                 grammar_s=request.grammar.s if request.grammar is not None else 0,
-                is_censored=request.is_rejected or cut_short,
+                waited_ns=_waited_ns(request, last_ns),
+                is_unfinished=not request.is_rejected and request.num_unfinished > 0,
                 s=arrival.s,
             )
         )
     return requests
 
 
+def _waited_ns(request: _Request, last_ns: int) -> int:
+    """From the arrival to the first token, the end without one, or the end of the log."""
+    first = [sample.emitted_ns[0] for sample in request.samples if sample.emitted_ns]
+    end_ns = request.end_ns if request.end_ns >= 0 else last_ns
+    return min(first, default=end_ns) - request.arrival.ts
+
+
 def _fate(request: _Request, sample: _Sample) -> Fate:
     num_seen = len(sample.emitted_ns)
     finish = sample.finish
     reason = finish.reason if finish is not None else ""
-    # A cancel says itself where it cuts; whatever else hides the true length leaves what was seen of it.
-    is_hidden = finish is None or (reason in CUT_SHORT and request.cancel is None)
-    is_hidden = is_hidden and not (request.grammar is not None and request.grammar.error)
+    has_failed_grammar = request.grammar is not None and bool(request.grammar.error)
+    has_known_end = sample.worker_end < NEVER or sample.text_end is not None or has_failed_grammar
+    is_cut = finish is None or reason in CUT_SHORT
     return Fate(
         worker_end=sample.worker_end,
         worker_reason=sample.worker_reason,
@@ -366,5 +386,5 @@ def _fate(request: _Request, sample: _Sample) -> Fate:
         blocks=sample.blocks,
         reason=reason,
         num_tokens=finish.position if finish is not None else num_seen,
-        cut_at=max(num_seen, 1) if is_hidden else NEVER,
+        seen_tokens=num_seen if is_cut and not has_known_end and request.arrival.kind == "generate" else None,
     )

@@ -10,9 +10,11 @@ import xxhash
 from eventlm.bus.run_folder import TRACE_NAME
 from eventlm.config import CoreConfig
 from eventlm.errors import UsageError
+from eventlm.formatting import counted
 from eventlm.replay.workload.file import read_workload
 from eventlm.replay.workload.recorded_policies import simulation_note
 from eventlm.replay.workload.recorded_run import read_run
+from eventlm.replay.workload.unknown import draw_unknown
 from eventlm.replay.workload.workload import Workload
 from eventlm.types import OnProgress
 
@@ -36,8 +38,16 @@ def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) ->
     if Path(path).is_file() and not _is_trace(path):
         return LoadedWorkload(read_workload(path))
     run = read_run(path, on_progress=on_progress)
-    note = simulation_note(run.policies)
-    return LoadedWorkload(run.workload, run.header.core.models[0], run.header.core, (note,) if note else ())
+    notes = [simulation_note(run.policies), _length_note(run.workload)]
+    workload = draw_unknown(run.workload, seed=0)
+    return LoadedWorkload(workload, run.header.core.models[0], run.header.core, tuple(note for note in notes if note))
+
+
+def _length_note(workload: Workload) -> str:
+    unknown = sum(request.has_unknown_length for request in workload.requests)
+    return (
+        f"the run does not show the length of {counted(unknown, 'request')}: drawn from the others" if unknown else ""
+    )
 
 
 def workload_hash(path: Path | str) -> str:

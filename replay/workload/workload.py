@@ -36,8 +36,8 @@ class Fate(Struct, frozen=True, kw_only=True):
     max_tokens. answer_delay_ns: how long its edge takes to answer `closing`; None: nobody has seen that. blocks: the
     names of the blocks that its output fills, as far as they are known. reason, num_tokens: how it ended where it was
     seen, "" if it was not.
-    cut_at: its true length is not known (it was rejected, cut short or not seen to its end): it is cancelled behind so
-    many tokens; NEVER: it is known, or a cancel of its request says the same.
+    seen_tokens: so many tokens were seen of a sequence whose length is not known because it was rejected, cut short or
+    unfinished; `eventlm.replay.workload.unknown` draws the rest. None: its length is known.
     """
 
     worker_end: int = NEVER
@@ -48,15 +48,23 @@ class Fate(Struct, frozen=True, kw_only=True):
     blocks: list[int] = []
     reason: FinishReason | str = ""
     num_tokens: int = 0
-    cut_at: int = NEVER
+    seen_tokens: int | None = None
 
 
 class Cancel(Struct, frozen=True, kw_only=True):
-    """A request is cancelled `delay_ns` behind output token `position` of its sample `index`; 0: behind its arrival."""
+    """A client leaves `delay_ns` after output token `position`, counted from 1, of its sample `index`."""
 
     index: int
     position: int
     delay_ns: int
+    reason: str = "client"
+    s: int = 0
+
+
+class Patience(Struct, frozen=True, kw_only=True):
+    """A client leaves `limit_ns` after the arrival unless the first token of any sample has come."""
+
+    limit_ns: int
     reason: str = "client"
     s: int = 0
 
@@ -68,7 +76,8 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True):
     accepted and its prompt tokenized. parent: the place, in the workload, of the request whose end it waits for, else
     -1. think_ns: how long after that end it comes; None: not before that end, and not before `arrival_ns`.
     grammar_delay_ns: from its arrival to its matcher, which is `grammar_error` if that failed.
-    is_censored: the length of one of its sequences is not known, so it is not compared with what it was.
+    waited_ns: how long its client waited for a first token in the run that it was taken from, or for its rejection.
+    is_unfinished: that run does not show its end.
     s: its seq in the run that it was taken from, else 0; `grammar_s` likewise.
     """
 
@@ -77,14 +86,21 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True):
     fates: list[Fate]
     received_before_ns: int = 0
     ready_before_ns: int = 0
+    patience: Patience | None = None
     cancel: Cancel | None = None
     parent: int = -1
     think_ns: int | None = None
     grammar_delay_ns: int = 0
     grammar_error: str = ""
     grammar_s: int = 0
-    is_censored: bool = False
+    waited_ns: int = 0
+    is_unfinished: bool = False
     s: int = 0
+
+    @property
+    def has_unknown_length(self) -> bool:
+        """Whether the length of one of its sequences is not known."""
+        return any(fate.seen_tokens is not None for fate in self.fates)
 
 
 class Workload(Struct, frozen=True, kw_only=True):

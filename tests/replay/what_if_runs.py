@@ -68,3 +68,8 @@ def events_of(folder: Path | str) -> list[Event]:
     """All events of a run."""
     with LogReader(Path(folder) / "trace.jsonl") as log:
         return [line.event() for line in log]
+
+
+def arrivals_of(folder: Path | str) -> list[Arrived]:
+    """The arrivals of a run."""
+    return [event for event in events_of(folder) if isinstance(event, Arrived)]

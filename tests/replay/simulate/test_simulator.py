@@ -34,7 +34,7 @@ from eventlm.replay.rebuild import rebuild
 from eventlm.replay.simulate.simulator import Simulator
 from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.verify.verifier import verify
-from eventlm.replay.workload.workload import Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import Cancel, Fate, Patience, TextEnd, Workload, WorkloadRequest
 
 COST = LinearCost(base_ps=2_000_000_000, prefill_ps=10_000_000, decode_ps=20_000_000, context_ps=10_000)
 MILLISECOND = 1_000_000
@@ -179,10 +179,14 @@ def test_a_cancel_follows_the_progress() -> None:
         assert of(events, Finished)[0].reason == "cancelled"
 
 
-def test_a_hidden_length_keeps_what_was_seen() -> None:
-    _, events = simulate([request(0, output=50, fates=[Fate(cut_at=7)])])
-    (found,) = of(events, Finished)
-    assert (found.reason, found.position) == ("cancelled", 7)
+def test_an_impatient_client_leaves_at_its_time_unless_it_has_a_first_token() -> None:
+    """On a machine twice as slow the first token comes too late, and the client leaves at the same time."""
+    patience = Patience(limit_ns=15 * MILLISECOND)
+    for factor, is_left in ((1, False), (2, True)):
+        cost = LinearCost(base_ps=factor * 10 * MILLISECOND * 1000)
+        _, events = simulate([request(7, output=50, patience=patience)], cost=cost)
+        assert [event.ts for event in of(events, Cancelled)] == [(7 + 15) * MILLISECOND] * is_left
+        assert [event.reason for event in of(events, Finished)] == ["cancelled" if is_left else "length"]
 
 
 def test_turns_follow_each_other() -> None:

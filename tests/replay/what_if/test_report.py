@@ -16,7 +16,7 @@ from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.report import MAX_WIDTH, render, render_json
 from eventlm.replay.what_if.what_if import WhatIfResult, what_if
 from tests.replay.made_workloads import COST
-from tests.replay.what_if_runs import made_run, policy, slower
+from tests.replay.what_if_runs import made_run, policy, requests_of, run_of, slower
 
 #: To write it anew: `python -m tests.replay.what_if.test_report`.
 GOLDEN = Path(__file__).parents[1] / "golden" / "what_if.txt"
@@ -48,9 +48,12 @@ def test_the_table(result: WhatIfResult) -> None:
     assert table(result) == GOLDEN.read_text()
 
 
-def test_four_alternatives_fit_120_columns(result: WhatIfResult) -> None:
-    lines = table(result).splitlines()
-    assert max(map(len, lines)) <= MAX_WIDTH
+def test_alternatives_fit_120_columns(result: WhatIfResult, tmp_path: Path) -> None:
+    known = what_if(run_of(tmp_path, requests_of([0, 5, 10])), ALTERNATIVES, cost_model=COST)
+    for each, num_tables in ((result, 2), (known, 1)):
+        lines = table(each).splitlines()
+        assert max(map(len, lines)) <= MAX_WIDTH
+        assert sum(line.split()[:2] == ["recorded", "baseline"] for line in lines) == num_tables
 
 
 def test_more_alternatives_get_a_table_of_their_own_and_long_names_a_number(tmp_path: Path) -> None:
@@ -58,7 +61,8 @@ def test_more_alternatives_get_a_table_of_their_own_and_long_names_a_number(tmp_
     lines = table(ask(tmp_path, alternatives)).splitlines()
     headings = [line.split() for line in lines if line.lstrip().startswith("recorded  ") and "baseline" in line]
     assert headings == [
-        ["recorded", "baseline", "error", "bar", "[1]", "[2]", "[3]", "[4]"],
+        ["recorded", "baseline", "error", "bar", "[1]", "[2]"],
+        ["recorded", "baseline", "error", "bar", "[3]", "[4]"],
         ["recorded", "baseline", "error", "bar", "[5]", "[6]"],
     ]
     assert "[4]            edf:multiplier=2.5,min_deadline_ms=100" in lines
@@ -68,6 +72,7 @@ def test_more_alternatives_get_a_table_of_their_own_and_long_names_a_number(tmp_
 class _Cell(Struct, forbid_unknown_fields=True):
     value: float | int | None
     difference: float | int | None
+    error_bar: float | None
     is_significant: bool
 
 
@@ -112,6 +117,8 @@ class _Json(Struct, forbid_unknown_fields=True):
     alternatives: list[_Simulated]
     num_requests: int
     num_censored: int
+    num_draws: int
+    closed_loop: dict[str, int] | None
     length_classes: list[_Class]
     request_error: float
     metrics: dict[str, _Metric]

@@ -14,7 +14,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Rejected
 from eventlm.replay.what_if.null_test import null_test
 from eventlm.replay.workload.recorded_run import read_run
-from eventlm.replay.workload.workload import NEVER, Cancel, Fate, TextEnd
+from eventlm.replay.workload.workload import NEVER, Cancel, Fate, Patience, TextEnd
 from tests.replay.made_workloads import MILLISECOND
 from tests.replay.traces import CALM, small_machine
 from tests.replay.what_if_runs import events_of, made_run, requests_of, run_of
@@ -42,7 +42,7 @@ def test_fates_are_those_that_were_served(tmp_path: Path) -> None:
     assert text_end is not None
     assert (text_end.position, text_end.reason, text_end.delay_ns) == (4, "stop", MILLISECOND)
     assert found[3].answer_delay_ns == 2 * MILLISECOND
-    assert not any(request.is_censored for request in run.workload.requests)
+    assert not any(request.has_unknown_length for request in run.workload.requests)
     assert [request.arrival_ns for request in run.workload.requests] == [1, *(ms * MILLISECOND for ms in (5, 10, 15))]
 
 
@@ -54,8 +54,22 @@ def test_a_cancel_is_told_by_progress(tmp_path: Path) -> None:
     found = run.workload.requests[0].cancel
     assert found is not None
     assert (found.index, found.position, found.delay_ns, found.reason) == (0, 6, MILLISECOND, "client")
-    assert run.workload.requests[0].is_censored
-    assert run.workload.requests[0].fates[0].cut_at == NEVER
+    assert run.workload.requests[0].fates[0].seen_tokens == 6
+    assert run.workload.requests[0].patience is None
+
+
+def test_a_cancel_before_the_first_token_is_patience(tmp_path: Path) -> None:
+    workload = requests_of([5], output=20)
+    patience = Patience(limit_ns=MILLISECOND)
+    path = run_of(
+        tmp_path, structs.replace(workload, requests=[structs.replace(workload.requests[0], patience=patience)])
+    )
+    run = read_run(path)
+    found = run.workload.requests[0]
+    assert found.patience is not None
+    assert (found.patience.limit_ns, found.waited_ns, found.cancel) == (MILLISECOND, MILLISECOND, None)
+    assert found.fates[0].seen_tokens == 0
+    assert null_test(run, path).difference == ""
 
 
 def test_a_cancel_in_the_tick_of_a_token_comes_in_that_tick_again(tmp_path: Path) -> None:
@@ -78,15 +92,15 @@ def requests_with(events: list[Event], kind: type[Event]) -> set[int]:
     return {event.request for event in events if isinstance(event, kind)}  # type: ignore[attr-defined]
 
 
-def test_what_was_rejected_keeps_nothing_and_is_censored(tmp_path: Path) -> None:
+def test_what_was_rejected_has_an_unknown_length(tmp_path: Path) -> None:
     path = made_run(tmp_path, 5, num_requests=60, max_queue_len=3, max_num_seqs=2)
     rejected = requests_with(events_of(path), Rejected)
     run = read_run(path)
     assert rejected
     for request in run.workload.requests:
         if request.s in rejected:
-            assert request.is_censored
-            assert [fate.cut_at for fate in request.fates] == [1] * request.arrival.n
+            assert [fate.seen_tokens for fate in request.fates] == [0] * request.arrival.n
+            assert not request.is_unfinished
 
 
 def test_a_log_that_ends_early_leaves_requests_unfinished(tmp_path: Path) -> None:
@@ -98,8 +112,8 @@ def test_a_log_that_ends_early_leaves_requests_unfinished(tmp_path: Path) -> Non
     assert run.num_unfinished == 3
     assert len(run.workload.requests) == 3
     for request in run.workload.requests:
-        assert request.is_censored
-        assert 0 < request.fates[0].cut_at <= 30
+        assert request.is_unfinished
+        assert 0 < (request.fates[0].seen_tokens or 0) <= 30
 
 
 def test_subscribers_see_every_event(tmp_path: Path) -> None:

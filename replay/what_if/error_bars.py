@@ -1,0 +1,96 @@
+"""Error bars: how far a simulated metric may be from what another engine would really have shown.
+
+A bar is the sum of two parts. The error is what the model is off by where the truth is known: the distance of the
+baseline from the record. The spread is what the draws of unknown things differ by, because the truth is like one more
+draw. Both can be small by luck, in a quantile above all. So for a latency or a rate each is at least as large, relative
+to the value, as the median over the metrics of its family and over all latencies and rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import median, stdev
+from typing import NamedTuple
+
+#: Of a metric. None: there is nothing to measure.
+Value = float | int | None
+
+#: Of nine values in ten, by the number of draws. One draw has no spread.
+STUDENT_T = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}
+
+
+class Measured(NamedTuple):
+    """A metric of the record, and of each engine by draw: the baseline, the second witness or nothing, alternatives.
+
+    family: those whose errors are looked at together; "": of its own. is_relative: its error grows with its value.
+    resolution: what it cannot be known better than, such as one of a count.
+    """
+
+    family: str
+    is_relative: bool
+    resolution: float
+    recorded: Value
+    engines: list[list[Value]]
+
+
+def middle(draws: Sequence[Value]) -> Value:
+    """The median over the draws."""
+    found = sorted(value for value in draws if value is not None)
+    return found[len(found) // 2] if found else None
+
+
+def error_bars(metrics: Sequence[Measured]) -> list[list[float | None]]:
+    """Half the widths of the bars, in the metric's own unit, by metric and engine; None: nothing to measure."""
+    errors = [_error(metric) for metric in metrics]
+    shares = _at_least_typical(
+        metrics, [_share(error, each.recorded) for error, each in zip(errors, metrics, strict=True)]
+    )
+    bars: list[list[float | None]] = [[] for _ in metrics]
+    for place in range(len(metrics[0].engines)):
+        values = [middle(metric.engines[place]) for metric in metrics]
+        spreads = [_spread(metric.engines[place]) for metric in metrics]
+        spread_shares = _at_least_typical(metrics, [_share(*each) for each in zip(spreads, values, strict=True)])
+        for number, (metric, value, error) in enumerate(zip(metrics, values, errors, strict=True)):
+            if value is None or error is None:
+                bars[number].append(None)
+                continue
+            base = middle(metric.engines[0]) or 0
+            error = max(error, shares[number] * max(value, base))
+            spread = max(spreads[number], spread_shares[number] * value)
+            bars[number].append(max(error + spread, metric.resolution))
+    return bars
+
+
+def _error(metric: Measured) -> float | None:
+    """How far the baseline or the second witness is from the record, whichever is farther."""
+    baseline, unpaced = (middle(draws) for draws in metric.engines[:2])
+    if metric.recorded is None or baseline is None:
+        return None
+    return max(abs(value - metric.recorded) for value in (baseline, unpaced) if value is not None)
+
+
+def _spread(draws: Sequence[Value]) -> float:
+    """Half the width of an interval around the draws that holds a further one nine times in ten."""
+    found = [value for value in draws if value is not None]
+    return STUDENT_T[len(found)] * stdev(found) * sqrt(1 + 1 / len(found)) if len(found) > 1 else 0.0
+
+
+def _share(part: float | None, whole: Value) -> float | None:
+    return None if part is None or whole is None else part / whole if whole else 0.0
+
+
+def _at_least_typical(metrics: Sequence[Measured], shares: Sequence[float | None]) -> list[float]:
+    """The shares of relative metrics, or the medians over their family and over all if they are larger; 0 of others."""
+    of_families: dict[str, list[float]] = {}
+    of_all: list[float] = []
+    for metric, share in zip(metrics, shares, strict=True):
+        if metric.is_relative and share is not None:
+            of_families.setdefault(metric.family, []).append(share)
+            of_all.append(share)
+    return [
+        max(share, median(of_families[metric.family]), median(of_all))
+        if metric.is_relative and share is not None
+        else 0.0
+        for metric, share in zip(metrics, shares, strict=True)
+    ]
