@@ -9,9 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,32 +21,10 @@ from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Launche
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify.verifier import VerifyResult, verify
 from eventlm.worker.fake.tokens import fake_token
-from tests.server.conftest import PATIENCE_SECONDS, Reply, exchange
+from tests.http_exchange import Reply, exchange
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 
 CLIENT_SETTINGS: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS}
-
-
-def wait_until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Poll for what another process is about to do; returns what the condition returned."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
-    with contextlib.suppress(FileNotFoundError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process and it is not a zombie."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def command(*arguments: str) -> list[str]:

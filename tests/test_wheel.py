@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from eventlm.kernels.cpu.native import BUILDS
-from tests.serving import PATIENCE_SECONDS, Server, fake_text
+from tests.processes import PATIENCE_SECONDS
+from tests.serving import Server, fake_text
 
 pytestmark = pytest.mark.long
 

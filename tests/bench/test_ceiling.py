@@ -10,7 +10,7 @@ from eventlm.bench import ceiling
 from eventlm.bench.load import Endpoint
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.errors import EventLMError
-from tests.serving import is_running
+from tests.processes import is_running
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 
 class Stream:

@@ -19,7 +19,8 @@ from eventlm.events import Arrived, Cancelled, Finished, FrontEndLost, WorkerLos
 from tests.cli.conftest import StartServer
 from tests.cli.serve.test_command_swarm import expected, random_request
 from tests.cli.streams import Stream, until_all_have
-from tests.serving import PATIENCE_SECONDS, Server, children, is_running, wait_until
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
+from tests.serving import Server
 
 NUM_REQUESTS = 30
 SLOW = "base_ns=20000000"

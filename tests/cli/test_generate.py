@@ -20,7 +20,8 @@ from eventlm.sampler_params import SamplerParams
 from tests.checkpoints import make_checkpoint
 from tests.cli.conftest import RunHere
 from tests.models.hub_server import make_cached
-from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, run_command, verified, wait_until
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
+from tests.serving import command, fake_text, run_command, verified
 
 
 def generate(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from eventlm.events import Arrived
-from tests.serving import Server, verified, wait_until
+from tests.processes import wait_until
+from tests.serving import Server, verified
 
 CODE = """
 import logging, structlog, sys

@@ -13,7 +13,8 @@ import pytest
 from eventlm.errors import ExitCode
 from tests.checkpoints import edit_json, make_checkpoint
 from tests.cli.conftest import RunHere, StartServer
-from tests.serving import PATIENCE_SECONDS, command, run_command
+from tests.processes import PATIENCE_SECONDS
+from tests.serving import command, run_command
 
 ErrorOf = Callable[..., str]
 

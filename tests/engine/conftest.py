@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.engines import running_children
+from tests.processes import running_children
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from eventlm.events.codec import decode_body
 from eventlm.replay.verify.verifier import VerifyResult, verify
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake.tokens import fake_token
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 BLOCK_SIZE = 16
 #: Steps short enough for tests and long enough to be caught in the middle.
@@ -132,17 +131,3 @@ def verified(engine: InferenceEngine) -> VerifyResult:
     result = verify(engine.run_folder / "trace.jsonl")
     assert result.divergence is None
     return result
-
-
-def is_running(pid: int) -> bool:
-    """Whether there is such a process and it is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def running_children() -> list[int]:
-    """Process ids of this process's children."""
-    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(child) for child in listed if is_running(int(child))]

@@ -15,18 +15,9 @@ from eventlm.engine.request_registry import RequestRegistry
 from eventlm.errors import EventLMError, InvariantError
 from eventlm.events import Cancelled, Finished, WorkerUp
 from eventlm.frontend.front_ends import FrontEndController
-from tests.engine.engines import (
-    SLOW,
-    Reader,
-    expected_tokens,
-    generate,
-    recorded,
-    request,
-    running,
-    verified,
-)
+from tests.engine.engines import SLOW, Reader, expected_tokens, generate, recorded, request, running, verified
 from tests.engine.test_engine_core import Rig
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 
 class Sink:

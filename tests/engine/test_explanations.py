@@ -11,8 +11,8 @@ import pytest
 
 from eventlm.engine import explanations
 from eventlm.engine.explanations import Explanations, NotExplainedError
+from tests.processes import children, is_running, wait_until
 from tests.replay.traces import record, small_machine
-from tests.serving import children, is_running, wait_until
 
 RUN = Path("no such run")
 

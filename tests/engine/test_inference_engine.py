@@ -29,14 +29,12 @@ from tests.engine.engines import (
     expected_tokens,
     fake_setup,
     generate,
-    is_running,
     recorded,
     request,
     running,
-    running_children,
     verified,
 )
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, is_running, running_children
 
 
 async def is_empty(engine: InferenceEngine) -> bool:

@@ -21,7 +21,8 @@ from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.worker.protocol import FromWorker, StartProgress, WorkerReady, WorkerSetup
-from tests.engine.engines import Reader, fake_setup, generate, recorded, request, running_children, verified
+from tests.engine.engines import Reader, fake_setup, generate, recorded, request, verified
+from tests.processes import running_children
 
 
 class ProfilingWorker(WorkerProcess):

@@ -18,7 +18,7 @@ from eventlm.events import GrammarReady, Launched, WorkerLost
 from eventlm.sampler_params import SamplerParams
 from eventlm.text.grammar import choice_grammar, json_schema_grammar, lark_grammar
 from tests.engine.engines import FAKE, Reader, generate, recorded, request, running, verified
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 EOS = 257
 SCHEMA = {

@@ -20,7 +20,7 @@ from eventlm.events import Event
 from eventlm.events.codec import encode_body
 from eventlm.replay.verify.verifier import verify
 from tests.engine.engines import expected_tokens, fake_setup, generate, recorded, request, running
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.serving import PATIENCE_SECONDS, run_command, serve
+from tests.processes import PATIENCE_SECONDS
+from tests.serving import run_command, serve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 60

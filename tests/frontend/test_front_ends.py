@@ -23,7 +23,7 @@ from eventlm.frontend.front_end import FrontEnd
 from eventlm.frontend.front_ends import FrontEndController
 from eventlm.frontend.link import FrontEndLink
 from eventlm.frontend.protocol import FrontEndSetup, StateChanged
-from tests.serving import is_running
+from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
 SETUP = FrontEndSetup(

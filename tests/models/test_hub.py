@@ -15,7 +15,7 @@ import pytest
 from eventlm.errors import ExitCode, PullError
 from eventlm.models.hub import is_repo_id, pull_repo
 from tests.models.hub_server import COMMIT, HubServer, make_cached
-from tests.serving import PATIENCE_SECONDS, children, is_running, wait_until
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 
 INDEX = b'{"metadata": {}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
 FILES = {

@@ -22,8 +22,9 @@ from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.events import Arrived, Cancelled
 from eventlm.offline.errors import InvalidInputError
-from tests.engine.engines import expected_tokens, is_running
-from tests.serving import PATIENCE_SECONDS, fake_text, verified
+from tests.engine.engines import expected_tokens
+from tests.processes import PATIENCE_SECONDS, is_running
+from tests.serving import fake_text, verified
 
 #: Short steps: what the fake worker says does not depend on how long it takes.
 FAKE = {"base_ns": 200_000, "prefill_token_ns": 0, "decode_ns": 0, "context_token_ns": 0}

@@ -10,8 +10,8 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from tests.engine.engines import is_running
-from tests.serving import PATIENCE_SECONDS, fake_text, verified, wait_until
+from tests.processes import PATIENCE_SECONDS, is_running, wait_until
+from tests.serving import fake_text, verified
 
 Message = dict[str, Any]
 

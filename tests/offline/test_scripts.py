@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from eventlm.events import End, Finished
-from tests.serving import PATIENCE_SECONDS, fake_text, is_running, verified, wait_until
+from tests.processes import PATIENCE_SECONDS, is_running, wait_until
+from tests.serving import fake_text, verified
 
 #: Steps slow enough to be caught in the middle of a call.
 HEAD = """\

@@ -7,9 +7,8 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -24,43 +23,9 @@ from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation_config import GenerationDefaults
+from tests.http_exchange import Reply, exchange
+from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
-
-#: For everything that a busy machine may delay.
-PATIENCE_SECONDS = 120.0
-
-
-class Reply:
-    """Status, headers and body of one exchange."""
-
-    def __init__(self, status: int, headers: dict[str, str], data: bytes) -> None:
-        self.status = status
-        self.headers = {name.lower(): value for name, value in headers.items()}
-        self.data = data
-
-    def json(self) -> Any:
-        return json.loads(self.data)
-
-    def events(self) -> list[Any]:
-        """The `data:` lines of a stream; `[DONE]` stays a string."""
-        lines = [line for line in self.data.decode().split("\n\n") if line]
-        assert all(line.startswith("data: ") for line in lines)
-        payloads = [line.removeprefix("data: ") for line in lines]
-        return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
-
-
-def exchange(
-    connection: http.client.HTTPConnection,
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    headers: dict[str, str] | None = None,
-) -> Reply:
-    """One request on a connection of its own."""
-    with closing(connection):
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        return Reply(response.status, dict(response.getheaders()), response.read())
 
 
 class RunningServer:
@@ -140,14 +105,6 @@ def assert_error(
 
 def assert_serves(server: RunningServer) -> None:
     assert server.chat().json()["choices"][0]["message"]["content"] == "Hello, world"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    """Poll for what another thread is about to do."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 from jsonschema import Draft202012Validator
 
-from tests.server.conftest import Reply
-from tests.serving import Server, wait_until
+from tests.http_exchange import Reply
+from tests.processes import wait_until
+from tests.serving import Server
 
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 

@@ -17,7 +17,7 @@ from eventlm.frontend.protocol import FrontEndSetup, Outputs, decode_to_front_en
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.metrics.components import FrontEndMetrics
 from eventlm.sampler_params import SamplerParams
-from tests.server.conftest import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
 
 FIGURES = [FrontEndMetrics(index=3, is_up=True, num_restarts=0)]

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.attacks import ATTACKS, CLOSED, HUNG, LEFT, Target, cancel_burst, run_attack
-from tests.server.conftest import PATIENCE_SECONDS, RunningServer, assert_serves, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.server.conftest import RunningServer, assert_serves
 
 NUM_CLIENTS = 36
 #: What a client may be told. A 500 is none of it.

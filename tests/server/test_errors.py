@@ -14,7 +14,8 @@ from eventlm.engine.request import (
     QueueFullError,
     TokenIdError,
 )
-from tests.server.conftest import INVALID, PATIENCE_SECONDS, RunningServer, assert_error, assert_serves
+from tests.processes import PATIENCE_SECONDS
+from tests.server.conftest import INVALID, RunningServer, assert_error, assert_serves
 
 
 def test_unknown_model(server: RunningServer) -> None:

@@ -18,16 +18,9 @@ from eventlm.errors import UsageError
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer, run_server
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from tests.server.conftest import (
-    INVALID,
-    PATIENCE_SECONDS,
-    Reply,
-    RunningServer,
-    assert_error,
-    assert_serves,
-    capture_logs,
-    wait_until,
-)
+from tests.http_exchange import Reply
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error, assert_serves, capture_logs
 from tests.server.engine_double import EngineDouble, spell
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import RunningServer, capture_logs, wait_until
+from tests.processes import wait_until
+from tests.server.conftest import RunningServer, capture_logs
 
 
 @pytest.mark.parametrize("stream", [False, True])

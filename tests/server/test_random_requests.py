@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.conftest import Reply
+from tests.http_exchange import Reply
+from tests.processes import PATIENCE_SECONDS
 from tests.server.described import Description, assert_idle
 from tests.server.random_requests import RandomRequest, random_request
-from tests.serving import PATIENCE_SECONDS, Server, serve
+from tests.serving import Server, serve
 
 
 @pytest.fixture(scope="module")

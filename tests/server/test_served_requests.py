@@ -20,7 +20,8 @@ from eventlm.events import Arrived, Preempted
 from eventlm.models.default import DEFAULT_MODEL
 from eventlm.models.pull import cached
 from tests.checkpoints import make_checkpoint
-from tests.serving import PATIENCE_SECONDS, Server, serve
+from tests.processes import PATIENCE_SECONDS
+from tests.serving import Server, serve
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (

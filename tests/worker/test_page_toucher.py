@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eventlm.kernels import host_memory
 from eventlm.worker.page_toucher import PageToucher
-from tests.serving import PATIENCE_SECONDS, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
 
 #: Blocks of 256 KiB in each of six parts: eight are touched at once.
 SHAPE = (3, 2, 100, 4, 16, 2048)

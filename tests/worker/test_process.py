@@ -36,7 +36,7 @@ from eventlm.worker.protocol import (
 )
 from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, READING_WEIGHTS
 from tests.checkpoints import make_checkpoint
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 from tests.worker.launches import launched, new_sequence, payload
 
 QUICK = {"base_ns": 1_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}

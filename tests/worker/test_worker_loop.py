@@ -24,7 +24,7 @@ from eventlm.worker.protocol import (
     decode_from_worker,
     encode,
 )
-from tests.serving import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS
 from tests.worker.launches import launched, new_sequence, payload
 
 SETUP = WorkerSetup(

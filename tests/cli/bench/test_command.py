@@ -16,7 +16,8 @@ from eventlm.bench.load import Load
 from eventlm.bench.records import LoadResult
 from eventlm.cli.serve.stop_signals import StopSignals
 from tests.cli.conftest import RunHere
-from tests.serving import PATIENCE_SECONDS, Server, children, command, is_running, wait_until
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
+from tests.serving import Server, command
 
 FAST = ("--no-ceiling", "--input-len", "16", "--output-len", "8")
 

@@ -15,7 +15,8 @@ import pexpect
 import pytest
 
 from tests.cli.conftest import RunHere, StartServer
-from tests.serving import PATIENCE_SECONDS, children, command, fake_text, is_running, run_command, verified, wait_until
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
+from tests.serving import command, fake_text, run_command, verified
 
 FAKE = ("--model", "fake", "--set", "seed=5", "--set", "max_tokens=9")
 ANSWER = fake_text(5, 9)

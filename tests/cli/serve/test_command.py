@@ -19,7 +19,8 @@ from eventlm.worker.fake.runner import MILLION, draw
 from tests.cli.conftest import StartServer
 from tests.cli.serve.test_command_swarm import expected, random_request
 from tests.cli.streams import Stream, going_on, until_all_have
-from tests.serving import PATIENCE_SECONDS, fake_text, is_running, verified, wait_until
+from tests.processes import PATIENCE_SECONDS, is_running, wait_until
+from tests.serving import fake_text, verified
 
 SLOW = "base_ns=20000000"
 

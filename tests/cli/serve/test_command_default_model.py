@@ -9,7 +9,8 @@ import signal
 from eventlm.events import Arrived, Finished, WorkerLost
 from tests.cli.conftest import StartServer
 from tests.cli.streams import Stream, until_all_have
-from tests.serving import is_running, verified, wait_until
+from tests.processes import is_running, wait_until
+from tests.serving import verified
 
 NUM_CLIENTS = 64
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -17,7 +17,7 @@ from eventlm.config import Config, ServerConfig
 from eventlm.worker.protocol import TORCH_BACKEND
 from tests.checkpoints import make_checkpoint
 from tests.cli.conftest import StartServer
-from tests.serving import wait_until
+from tests.processes import wait_until
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from eventlm.metrics.components import EngineMetrics
 from eventlm.metrics.families import families
 from eventlm.metrics.store import MetricsStore
 from tests.cli.conftest import StartServer
-from tests.serving import Server, verified, wait_until
+from tests.processes import wait_until
+from tests.serving import Server, verified
 
 
 def scrape(server: Server) -> dict[str, Any]:

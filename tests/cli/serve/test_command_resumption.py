@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import StartServer
-from tests.serving import PATIENCE_SECONDS, Server, fake_text, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.serving import Server, fake_text
 
 NUM_STREAMS = 60
 ANN, BOB = "ann-0123456789abcdef0123456789abcdef", "bob-0123456789abcdef0123456789abcdef"

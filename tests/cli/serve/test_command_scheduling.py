@@ -19,7 +19,8 @@ from eventlm.replay.what_if.null_test import null_test
 from eventlm.replay.workload.recorded_run import read_run
 from tests.cli.conftest import StartServer
 from tests.cli.streams import Stream, going_on
-from tests.serving import Server, Trace, verified, wait_until
+from tests.processes import wait_until
+from tests.serving import Server, Trace, verified
 
 CLASSES = """
 [classes.gold]

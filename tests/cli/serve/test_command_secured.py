@@ -14,7 +14,8 @@ import openai
 from eventlm.events import CacheFlushed, Cancelled, Paused, PolicySwapped, Resumed
 from tests.cli.conftest import StartServer
 from tests.cli.streams import Stream, until_all_have
-from tests.serving import Server, wait_until
+from tests.processes import wait_until
+from tests.serving import Server
 
 SLOW = "base_ns=20000000"
 KEYS = """

@@ -17,7 +17,8 @@ from eventlm.events import WorkerLost
 from eventlm.replay.verify.report import render
 from eventlm.replay.verify.verifier import verify
 from tests.cli.conftest import StartServer
-from tests.serving import PATIENCE_SECONDS, Server, fake_text, verified, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.serving import Server, fake_text, verified
 
 CANARY = "canary-7f3a"
 

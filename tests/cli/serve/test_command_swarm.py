@@ -12,7 +12,8 @@ import pytest
 from eventlm.events import Preempted, WorkerLost
 from eventlm.worker.fake.tokens import WORDS
 from tests.cli.conftest import StartServer
-from tests.serving import PATIENCE_SECONDS, fake_text
+from tests.processes import PATIENCE_SECONDS
+from tests.serving import fake_text
 from tests.workload import BATCHERS, POLICIES
 
 

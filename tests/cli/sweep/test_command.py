@@ -16,9 +16,9 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.events import PolicySwapped
 from eventlm.replay.sweep.cell import FinishedCell
 from tests.cli.conftest import RunHere
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 from tests.replay.traces import CALM, small_machine
 from tests.replay.workload_files import write_made_workload
-from tests.serving import PATIENCE_SECONDS, children, is_running, wait_until
 from tests.simulation import Simulation
 
 MODEL = "a100-llama3-8b"

@@ -33,7 +33,7 @@ from tests.engine.engines import (
     running,
     verified,
 )
-from tests.serving import PATIENCE_SECONDS, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from eventlm.worker.protocol import (
     WorkerReady,
     WorkerSetup,
 )
-from tests.engine.engines import FAKE, is_running
-from tests.serving import PATIENCE_SECONDS
+from tests.engine.engines import FAKE
+from tests.processes import PATIENCE_SECONDS, is_running
 from tests.worker.launches import launched, new_sequence, payload
 
 SETUP = WorkerSetup(

@@ -21,7 +21,7 @@ from eventlm.replay.execute.executable import check_executable
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.workers import WorkerProcesses, worker_setup
 from eventlm.worker.protocol import FAKE_MODEL
-from tests.engine.engines import running_children
+from tests.processes import running_children
 from tests.replay.executions import record_with_tokens
 from tests.replay.traces import CALM, read_objects, small_machine, tampered
 

@@ -15,7 +15,8 @@ from eventlm.engine.rate_limits import RateLimits
 from eventlm.errors import UsageError
 from eventlm.server.auth import api_keys
 from eventlm.server.auth.api_keys import ApiKeys
-from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs, wait_until
+from tests.processes import wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
 
 TWO_KEYS = f"""
 [[keys]]

@@ -9,8 +9,9 @@ import pytest
 
 from eventlm.engine.admin import Abort, Drain, FlushCache, Pause, ReadStatus, Resume, SwapPolicy
 from eventlm.engine.request import EngineUnavailableError
+from tests.processes import wait_until
 from tests.server.auth.test_api_keys import TWO_KEYS, bearer, write
-from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs, wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
 
 OPS = bearer("sk-ops")
 ACTIONS = [

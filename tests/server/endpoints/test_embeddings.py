@@ -14,8 +14,10 @@ import pytest
 from eventlm.engine.request import EngineUnavailableError, QueueFullError
 from eventlm.server.endpoints.embeddings import _truncated
 from eventlm.text.tokenizer import CheckpointTokenizer
+from tests.http_exchange import Reply
+from tests.processes import wait_until
 from tests.server.checkpoints import byte_level
-from tests.server.conftest import INVALID, Reply, RunningServer, assert_error, wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error
 
 CONTEXT = 256
 

@@ -10,8 +10,9 @@ import pytest
 
 from eventlm.engine.explanations import NotExplainedError, Reason
 from eventlm.metrics.rows import RequestRow
+from tests.processes import wait_until
 from tests.server.auth.test_api_keys import TWO_KEYS, bearer, write
-from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs, wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
 
 ROW = RequestRow(
     request=0,

@@ -13,7 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.conftest import INVALID, RunningServer, assert_error, wait_until
+from tests.processes import wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.engine_double import spell
 from tests.server.sent_streams import (
     PATHS,

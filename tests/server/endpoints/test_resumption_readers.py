@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from eventlm.engine.request import EngineUnavailableError
-from tests.server.conftest import INVALID, PATIENCE_SECONDS, RunningServer, assert_error, capture_logs, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
 from tests.server.engine_double import spell
 from tests.server.sent_streams import SentEvent, dechunked, joined, parse, reply_id_of, request_body, resume
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from eventlm.server.http.connection import Connection
-from tests.server.conftest import PATIENCE_SECONDS, RunningServer, assert_serves, capture_logs, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.server.conftest import RunningServer, assert_serves, capture_logs
 
 Start = Callable[..., RunningServer]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.server.conftest import INVALID, RunningServer, assert_error, assert_serves, wait_until
+from tests.processes import wait_until
+from tests.server.conftest import INVALID, RunningServer, assert_error, assert_serves
 
 BODY = b'{"model": "test", "prompt": "x"}'
 

@@ -15,7 +15,8 @@ import pytest
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.server.http.event_stream import EventStream
 from eventlm.text.detokenizer import SequenceText
-from tests.server.conftest import PATIENCE_SECONDS, RunningServer, capture_logs, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.server.conftest import RunningServer, capture_logs
 from tests.server.engine_double import spell
 
 TEXT = "".join(f"{number} wörds, " for number in range(500))

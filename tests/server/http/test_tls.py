@@ -21,7 +21,8 @@ from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.http.connection import Connection
 from eventlm.server.http.tls import Tls
-from tests.server.conftest import PATIENCE_SECONDS, RunningServer, capture_logs, wait_until
+from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.server.conftest import RunningServer, capture_logs
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 

@@ -1,0 +1,41 @@
+"""Waiting for what other processes and threads do, and looking at the processes that there are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: For everything that a busy machine may delay.
+PATIENCE_SECONDS = 120.0
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> Any:
+    """Poll until the condition is truthy; returns what it returned."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children, ended ones too until they are waited for."""
+    with contextlib.suppress(FileNotFoundError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process and it is not a zombie."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def running_children() -> list[int]:
+    """Process ids of this process's children that have not ended."""
+    return [child for child in children(os.getpid()) if is_running(child)]
