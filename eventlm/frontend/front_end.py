@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.calls import FrontEndCalls
 from eventlm.frontend.link import FrontEndLink
 from eventlm.frontend.process import FrontEndProcess
-from eventlm.frontend.protocol import Drain, FrontEndFailed, FrontEndSetup, ToFrontEnd
-from eventlm.metrics.components import FrontEndMetrics
+from eventlm.frontend.protocol import Beat, Drain, FrontEndFailed, FrontEndSetup, ToFrontEnd
+from eventlm.metrics.components import FrontEndMetrics, HttpRequests
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
@@ -67,6 +68,8 @@ class FrontEnd:
         self._task: asyncio.Task[None] | None = None
         #: Deaths in a row of processes that had not lived for long.
         self._num_failures = 0
+        #: HTTP requests of the processes before the present one, by route, method and status.
+        self._http_requests: Counter[tuple[str, str, str]] = Counter()
 
     @property
     def pid(self) -> int:
@@ -83,7 +86,12 @@ class FrontEnd:
         """Its figures, at most a beat old."""
         link = self._link
         if link is None or link.lost.done() or not link.started.done():
-            return FrontEndMetrics(index=self.index, is_up=False, num_restarts=self.num_restarts)
+            return FrontEndMetrics(
+                index=self.index,
+                is_up=False,
+                num_restarts=self.num_restarts,
+                http_requests=self._answered(),
+            )
         beat = link.beat
         return FrontEndMetrics(
             index=self.index,
@@ -92,7 +100,14 @@ class FrontEnd:
             num_requests=beat.num_requests,
             cpu_ns=beat.cpu_ns,
             resident_bytes=beat.resident_bytes,
+            http_requests=self._answered(),
         )
+
+    def _answered(self) -> HttpRequests:
+        counts = self._http_requests.copy()
+        if self._link is not None:
+            counts.update(_by_route(self._link.beat))
+        return [(*route, count) for route, count in counts.items()]
 
     async def start(self) -> None:
         """Bring the first process up. Raises EngineUnavailableError if it does not start."""
@@ -163,6 +178,7 @@ class FrontEnd:
         link, self._link = self._link, None
         if link is not None:
             link.lose("ended")
+            self._http_requests.update(_by_route(link.beat))
         if process is not None:
             await process.kill()
 
@@ -244,3 +260,7 @@ class FrontEnd:
         log.error("front end given up", front_end=self.index)
         self._on_dead()
         return False
+
+
+def _by_route(beat: Beat) -> dict[tuple[str, str, str], int]:
+    return {(handler, method, status): count for handler, method, status, count in beat.http_requests}

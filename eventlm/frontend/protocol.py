@@ -37,6 +37,7 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.errors import EventLMError, UsageError
+from eventlm.metrics.components import HttpRequests
 
 T = TypeVar("T")
 
@@ -123,11 +124,12 @@ class FrontEndFailed(Struct, frozen=True, tag="failed"):
 
 
 class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
-    """It lives, and what it uses: requests that generate, processor time, memory."""
+    """It lives, and what it uses: requests that generate, processor time, memory; and what it has answered."""
 
     num_requests: int
     cpu_ns: int
     resident_bytes: int
+    http_requests: HttpRequests = []
 
 
 class Draining(Struct, frozen=True, tag="draining"):

@@ -91,6 +91,8 @@ TOKEN_HISTOGRAMS = {
     # What was left of a deadline at the first token; negative where it was late.
     "deadline_slack": SLACK_BUCKETS_NS,
 }
+#: Of each sequence that ran to its end; the last of each request, over those of its samples that did.
+LENGTH_HISTOGRAMS = ("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens")
 #: Of each completed step.
 STEP_HISTOGRAMS = {
     "batch_size": STEP_TOKEN_BUCKETS,
@@ -106,7 +108,7 @@ def make_histograms(max_model_len: int) -> dict[str, Histogram]:
     """All of a replica's, empty. Those of lengths reach to the context."""
     lengths = one_two_five_buckets(max_model_len)
     bounds = REQUEST_HISTOGRAMS | TOKEN_HISTOGRAMS | STEP_HISTOGRAMS
-    bounds |= {"request_prompt_tokens": lengths, "request_generation_tokens": lengths}
+    bounds |= dict.fromkeys(LENGTH_HISTOGRAMS, lengths)
     return {name: Histogram.over(of_name) for name, of_name in bounds.items()}
 
 

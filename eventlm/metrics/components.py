@@ -16,6 +16,10 @@ from eventlm.metrics.aggregates import Histogram, MetricsSnapshot, seconds
 SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
 
 
+#: HTTP requests that have ended: route, method and class of status (`2xx`), and how many.
+HttpRequests = list[tuple[str, str, str, int]]
+
+
 class RecorderMetrics(Struct, frozen=True, kw_only=True):
     """What the recorder has written, and how many events it is behind: those that a full disk keeps from being
     written, and which a `gap` will stand for.
@@ -27,7 +31,10 @@ class RecorderMetrics(Struct, frozen=True, kw_only=True):
 
 
 class FrontEndMetrics(Struct, frozen=True, kw_only=True):
-    """One front-end process: requests that generate, what it has used. All 0 while there is no process."""
+    """One front end: requests that generate, and what its process uses; 0 while it has none.
+
+    http_requests: of all its processes, one after the other.
+    """
 
     index: int
     is_up: bool
@@ -35,6 +42,7 @@ class FrontEndMetrics(Struct, frozen=True, kw_only=True):
     num_requests: int = 0
     cpu_ns: int = 0
     resident_bytes: int = 0
+    http_requests: HttpRequests = []
 
 
 class EngineMetrics(Struct, frozen=True, kw_only=True):
@@ -43,6 +51,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None where nothing is recorded, front_ends empty where the engine's own process speaks HTTP.
     rate_limited: requests refused by a key's limit, which the log never saw, by service class ('' for none).
+    http_requests: where the engine's own process serves HTTP.
     """
 
     log: MetricsSnapshot
@@ -51,6 +60,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     recorder: RecorderMetrics | None = None
     front_ends: list[FrontEndMetrics] = []
     rate_limited: dict[str, int] = {}
+    http_requests: HttpRequests = []
 
 
 class TimedCore(Core):

@@ -6,6 +6,7 @@ of a request's `n` samples counts, as there. What no replica has yet stands unde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
@@ -18,6 +19,7 @@ from eventlm.types import NANOSECONDS_PER_SECOND
 
 LABELS = ("model_name", "engine")
 FRONT_END_LABELS = ("front_end",)
+HTTP_LABELS = ("handler", "method", "status")
 
 #: vLLM's words for how a request finished, by ours.
 FINISHED_REASONS = {
@@ -58,6 +60,11 @@ SECONDS = (
 COUNTS = (
     ("vllm:request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request."),
     ("vllm:request_generation_tokens", "request_generation_tokens", "Output tokens of a request."),
+    (
+        "vllm:request_max_num_generation_tokens",
+        "request_max_num_generation_tokens",
+        "Output tokens of the longest of a request's samples.",
+    ),
     ("vllm:iteration_tokens_total", "batch_num_tokens", "Tokens computed in a step."),
     ("vllm:request_num_preemptions", "request_num_preemptions", "Preemptions of a request."),
     ("eventlm:request_num_restarts", "request_num_restarts", "Prefills of a request begun anew."),
@@ -132,6 +139,7 @@ def families(metrics: EngineMetrics) -> Iterator[Metric]:
     yield from _rejections(log, metrics.rate_limited)
     yield from _engine_families(metrics)
     yield from _front_end_families(metrics.front_ends)
+    yield _http_requests(metrics)
 
 
 def _replica_families(log: MetricsSnapshot) -> Iterator[Metric]:
@@ -241,6 +249,20 @@ def _front_end_families(front_ends: list[FrontEndMetrics]) -> Iterator[Metric]:
         cpu.add_metric(labels, front_end.cpu_ns / NANOSECONDS_PER_SECOND)
         restarts.add_metric(labels, front_end.num_restarts)
     yield from (up, requests, memory, cpu, restarts)
+
+
+def _http_requests(metrics: EngineMetrics) -> Metric:
+    """As prometheus-fastapi-instrumentator, which vLLM uses, names and labels it; over all front ends."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for each in (metrics, *metrics.front_ends):
+        for handler, method, status, count in each.http_requests:
+            counts[handler, method, status] += count
+    family = CounterMetricFamily(
+        "http_requests", "Total number of requests by method, status and handler.", labels=HTTP_LABELS
+    )
+    for labels, count in sorted(counts.items()):
+        family.add_metric(labels, count)
+    return family
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram, unit: int) -> None:

@@ -36,6 +36,7 @@ class LiveRequest:
     __slots__ = (
         "arrived_ns",
         "deadline_ns",
+        "max_output_tokens",
         "n",
         "num_unfinished",
         "own_deadline_ns",
@@ -64,6 +65,8 @@ class LiveRequest:
         self.reads_cache = not arrival.skip_cache_read
         self.waits_for_grammar = arrival.waits_for_grammar
         self.num_unfinished = 0
+        #: Of its samples that ran to their end; None before one has.
+        self.max_output_tokens: int | None = None
 
 
 class LiveSequence:

@@ -370,9 +370,12 @@ class MetricsStore:
             self._prefill_done(sequence, metrics, event.ts)
         if event.reason in COMPLETED:
             observe_request(row, metrics)
+            request.max_output_tokens = max(request.max_output_tokens or 0, row.output_tokens)
         elif request.deadline_ns and sequence.first_token_ns is None:
             due_ns = request.arrived_ns + request.deadline_ns
             metrics.num_deadlines_missed += event.reason == "deadline" or due_ns <= event.ts
+        if not request.num_unfinished and request.max_output_tokens is not None:
+            metrics.histograms["request_max_num_generation_tokens"].observe(request.max_output_tokens)
         if self._sink is not None:
             self._sink.request_ended(row)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, EngineRequest, Submission
 from eventlm.errors import EventLMError
+from eventlm.metrics.components import HttpRequests
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, timed_out, unavailable
@@ -79,6 +81,7 @@ class ServerContext:
         self.engine_pid = engine_pid or os.getpid()
         self.created = created or int(time.time())
         self.draining = False
+        self._http_requests: Counter[tuple[str, str, str]] = Counter()
         self._cut = False
         self._num_running = 0
         #: The time that is left for each body that is on its way.
@@ -102,6 +105,15 @@ class ServerContext:
     def num_running(self) -> int:
         """Requests that generate at the moment."""
         return self._num_running
+
+    @property
+    def http_requests(self) -> HttpRequests:
+        """HTTP requests that have ended."""
+        return [(*labels, count) for labels, count in self._http_requests.items()]
+
+    def count_http_request(self, route: str, method: str, status: int) -> None:
+        """One has ended."""
+        self._http_requests[route, method, f"{status // 100}xx"] += 1
 
     def check_available(self) -> None:
         """Raise ApiError (503) unless requests can be taken."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+from aiohttp.hdrs import METH_ALL
 
 from eventlm.errors import InputError
 from eventlm.server.auth.api_keys import ApiKeys
@@ -32,6 +33,7 @@ HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
 #: What monitors poll: no news unless one looks for it.
 _POLLED = (HEALTH_PATH, METRICS_PATH)
+_NOT_COUNTED = (*_POLLED, "/version")
 #: What a key must allow, by the handler; None where none is asked for.
 SCOPES = web.AppKey("scopes", dict[Handler, Scope | None])
 #: The error with which a stream ended whose status had long been sent.
@@ -74,12 +76,22 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         return response
     finally:
         release_body(request)
-        _log_end(request, response, started_ns)
+        status = CANCELLED if response is None else response.status
+        _count(request, status)
+        _log_end(request, response, status, started_ns)
 
 
-def _log_end(request: web.Request, response: web.StreamResponse | None, started_ns: int) -> None:
+def _count(request: web.Request, status: int) -> None:
+    """For /metrics, with the labels of prometheus-fastapi-instrumentator and without what monitors poll, as in vLLM."""
+    resource = request.match_info.route.resource
+    route = "none" if resource is None else resource.canonical
+    if route not in _NOT_COUNTED:
+        method = request.method if request.method in METH_ALL else "other"
+        request.app[CONTEXT].count_http_request(route, method, status)
+
+
+def _log_end(request: web.Request, response: web.StreamResponse | None, status: int, started_ns: int) -> None:
     """One line for each request; without a response its client has left."""
-    status = CANCELLED if response is None else response.status
     fields: dict[str, Any] = {
         "method": request.method,
         "path": _logged_path(request),

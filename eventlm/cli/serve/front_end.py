@@ -144,7 +144,12 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
 async def _beat(front_end: FrontEnd, context: ServerContext) -> None:
     while True:
         front_end.send(
-            Beat(num_requests=context.num_running, cpu_ns=time.process_time_ns(), resident_bytes=_resident_bytes())
+            Beat(
+                num_requests=context.num_running,
+                cpu_ns=time.process_time_ns(),
+                resident_bytes=_resident_bytes(),
+                http_requests=context.http_requests,
+            )
         )
         await asyncio.sleep(BEAT_SECONDS)
 

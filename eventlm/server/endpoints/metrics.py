@@ -12,6 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from aiohttp import web
+from msgspec import structs
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
@@ -52,6 +53,8 @@ async def metrics(request: web.Request) -> web.Response:
     """In the format that the client accepts: Prometheus's text, or OpenMetrics."""
     context = request.app[CONTEXT]
     figures = await context.engine.read_metrics()
+    if not figures.front_ends:
+        figures = structs.replace(figures, http_requests=context.http_requests)
     reply = await render(lambda: figures, request.headers.get("Accept", ""), pid=context.engine_pid)
     return web.Response(body=reply.body, headers={"Content-Type": reply.content_type})
 

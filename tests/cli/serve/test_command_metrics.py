@@ -68,6 +68,13 @@ def test_metrics_agree_with_what_clients_saw(start_server: StartServer) -> None:
     assert value(found, "vllm:request_generation_tokens_sum") == output_tokens
     assert value(found, "vllm:prompt_tokens_total") - prompt_tokens == 4 + 1
     assert value(found, "vllm:generation_tokens_total") > output_tokens
+    # One for each request: half of them had two samples of one length.
+    assert value(found, "vllm:request_max_num_generation_tokens_count") == len(usages)
+    longest = sum(usage.completion_tokens // n for usage, n in usages)
+    assert value(found, "vllm:request_max_num_generation_tokens_sum") == longest
+    assert value(found, "http_requests_total", handler="/v1/completions", status="2xx") == len(usages)
+    # One client left, and one asked for too much.
+    assert value(found, "http_requests_total", handler="/v1/completions", status="4xx") == 2
     assert value(found, "vllm:e2e_request_latency_seconds_count") == 18
     assert value(found, "vllm:time_to_first_token_seconds_count") == 19
     gaps = value(found, "vllm:inter_token_latency_seconds_count")

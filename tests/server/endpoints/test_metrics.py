@@ -72,6 +72,7 @@ HISTOGRAMS = {
     "vllm:request_inference_time_seconds": LATENCY,
     "vllm:request_prompt_tokens": LENGTHS,
     "vllm:request_generation_tokens": LENGTHS,
+    "vllm:request_max_num_generation_tokens": LENGTHS,
     "vllm:iteration_tokens_total": [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
     "vllm:request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],
 }
@@ -105,6 +106,39 @@ def total(family: Any, suffix: str = "", **labels: str) -> float:
         for sample in family.samples
         if sample.name == family.name + suffix and labels.items() <= sample.labels.items()
     )
+
+
+def test_http_requests_are_counted_as_vllm_counts_them(server: RunningServer) -> None:
+    """By route and class of status; what monitors poll is left out."""
+    for _ in range(2):
+        assert server.complete(max_tokens=3).status == 200
+    assert server.complete(max_tokens=-1).status == 400
+    for method, path, status in [
+        ("GET", "/health", 200),
+        ("GET", "/version", 200),
+        ("GET", "/v1/models/test", 200),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/nowhere/at/all", 404),
+        ("PROPFIND", "/pot", 404),
+        ("DELETE", "/v1/completions", 405),
+    ]:
+        assert server.request(method, path).status == status
+    scrape(server)
+    [family] = [family for name, family in scrape(server).items() if name == "http_requests"]
+    assert family.type == "counter"
+    samples = {
+        tuple(sample.labels[name] for name in ("handler", "method", "status")): sample for sample in family.samples
+    }
+    assert {sample.name for sample in samples.values()} == {"http_requests_total"}
+    assert {labels: sample.value for labels, sample in samples.items()} == {
+        ("/v1/completions", "POST", "2xx"): 2,
+        ("/v1/completions", "POST", "4xx"): 1,
+        ("/v1/models/{model}", "GET", "2xx"): 1,
+        ("/v1/models/{model}", "GET", "4xx"): 1,
+        ("none", "GET", "4xx"): 1,
+        ("none", "other", "4xx"): 1,
+        ("none", "DELETE", "4xx"): 1,
+    }
 
 
 def test_rejections_by_their_reason(server: RunningServer) -> None:
@@ -144,7 +178,7 @@ def test_names_kinds_and_labels_are_those_of_the_dashboards(server: RunningServe
             assert sample.labels.keys() - {"le"} == labels
             assert sample.labels["model_name"] == "fake"
         assert {sample.labels["engine"] for sample in family.samples} == {"0", "1"}
-    assert all(name.startswith(("vllm:", "eventlm:", "process_")) for name in found)
+    assert all(name.startswith(("vllm:", "eventlm:", "process_", "http_")) for name in found)
 
 
 def test_counters_end_in_total_and_no_sample_comes_twice(server: RunningServer) -> None:
