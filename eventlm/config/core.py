@@ -64,7 +64,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_skips: Count = 8
     #: Evictions at admission that a sequence can suffer between two of its tokens.
     max_evictions: Count = 2
-    #: Workers lost in a row while they computed a sequence, until it ends with an error; 0: never.
+    #: Workers lost in a row while they computed a sequence, with no step completed in between, until it ends with an
+    #: error; 0: none ever does.
     max_losses: Count = 0
 
     def __post_init__(self) -> None:

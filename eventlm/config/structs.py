@@ -280,10 +280,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=MAX_NUMBER,
-            description="workers lost in a row at the same tokens of a sequence before it ends with an error, as one "
-            "that kills them does; 0: never",
+            description="workers lost in a row while they compute one request alone before it ends with an error; "
+            "fewer suffice where workers are seldom lost otherwise; at most --max-restarts; 0: it never does",
         ),
-    ] = 0
+    ] = 5
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from eventlm.core.poison_requests import find_trial, is_suspect
 from eventlm.core.replica import Replica
 from eventlm.core.residency import find_victims, measure
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
 from eventlm.core.step_planner import waiting_head
-from eventlm.core.suspects import find_trial, is_tried_alone
 from eventlm.events import Launched
 from eventlm.types import SequenceId
 
@@ -23,7 +23,7 @@ Cause = Literal[
     "batcher",  # the batcher gave its prefill no chunk
     "token_budget",  # the latest step was full with more urgent rows
     "head_of_line",  # a more urgent one does not fit and may not be passed over
-    "trial",  # a suspect is tried alone (see `eventlm.core.suspects`)
+    "trial",  # a suspect is tried alone (see `eventlm.core.poison_requests`)
     "blocks",  # the pool has too few for it
     "sequence_limit",  # max_num_seqs sequences are resident
     "worker",  # no worker is up
@@ -128,7 +128,7 @@ def _is_full(state: CoreState, launched: Launched | None) -> bool:
 
 
 def _fits(state: CoreState, replica: Replica, sequence: Sequence) -> bool:
-    return measure(state, replica, sequence).num_lacking <= 0 and not is_tried_alone(state, sequence)
+    return measure(state, replica, sequence).num_lacking <= 0 and not is_suspect(state, sequence)
 
 
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from eventlm.core.plugin import ReplicaView, RequestView
 from eventlm.core.plugin_calls import ask_margin, ask_policy, ask_router
+from eventlm.core.poison_requests import accuse
 from eventlm.core.replica import Replica
 from eventlm.core.residency import preempt
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue, finish
 from eventlm.core.state import CoreState, replica_of
 from eventlm.core.step_planner import plan_step
-from eventlm.core.suspects import accuse
 from eventlm.errors import InvariantError
 from eventlm.events import CacheFlushed, Desynced, PolicySwapped, Preempted, Routed, WorkerLost, WorkerUp
 
@@ -24,7 +24,7 @@ def worker_up(state: CoreState, fact: WorkerUp) -> None:
     if fact.epoch <= replica.epoch:
         return
     if replica.up:
-        _lose(state, replica)
+        _lose(state, replica, crashed=False)
     replica.up = True
     replica.epoch = fact.epoch
 
@@ -32,7 +32,7 @@ def worker_up(state: CoreState, fact: WorkerUp) -> None:
 def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
     """Cache and steps in flight are gone; the sequences wait for another worker with the tokens they have.
 
-    Those that have killed too many of them end (see `eventlm.core.suspects`).
+    Those that are found to kill their workers end (see `eventlm.core.poison_requests`).
     The loss of an older worker is a no-op; that of one never heard of is remembered, so that it cannot come up.
     """
     replica = replica_of(state, fact.replica)
@@ -40,11 +40,11 @@ def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
         return
     replica.epoch = fact.epoch
     if replica.up:
-        _lose(state, replica)
+        _lose(state, replica, crashed=isinstance(fact, WorkerLost) and fact.crashed)
 
 
-def _lose(state: CoreState, replica: Replica) -> None:
-    guilty = accuse(state, replica.in_flight[0]) if replica.in_flight else []
+def _lose(state: CoreState, replica: Replica, *, crashed: bool) -> None:
+    condemned = accuse(state, replica, crashed=crashed) if replica.in_flight else []
     homeless = [sequence for sequence in replica.lose_worker() if sequence.state is State.WAITING]
     for sequence in homeless:
         _clear_flight(sequence)
@@ -61,7 +61,7 @@ def _lose(state: CoreState, replica: Replica) -> None:
         sequence.replica = -1
         state.touch(sequence)
         state.unrouted[sequence.id] = sequence
-    for sequence in guilty:
+    for sequence in condemned:
         finish(state, sequence, "error", sequence.num_output_tokens)
 
 

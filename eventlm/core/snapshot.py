@@ -23,7 +23,7 @@ from eventlm.core.plugin import SequenceView
 from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.sequence import Request, Sequence, State
-from eventlm.core.state import CoreState, Plugins, Suspect, timer_share
+from eventlm.core.state import CoreState, LossCounts, Plugins, Suspect, timer_share
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import Arrived
 from eventlm.types import FinishReason, SequenceId
@@ -116,7 +116,8 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rng_digest: str
     timers: list[tuple[int, int]]
     unrouted: list[tuple[int, int]]
-    suspects: list[tuple[int, int, int, int, int]]
+    suspects: list[tuple[int, int, int, int, int, int]]
+    losses: LossCounts
     requests: list[RequestSnapshot]
     replicas: list[ReplicaSnapshot]
 
@@ -144,6 +145,7 @@ def take(state: CoreState) -> bytes:
             timers=state.timers,
             unrouted=list(state.unrouted),
             suspects=[(*name, *suspect) for name, suspect in state.suspects.items()],
+            losses=state.losses,
             requests=[
                 RequestSnapshot(request.arrival, [_row(s) for s in request.sequences if s.state is not State.FINISHED])
                 for request in state.requests.values()
@@ -217,6 +219,7 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot) -> Core
     for name in taken.unrouted:
         state.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
     state.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
+    state.losses = taken.losses
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
         _restore_replica(replica, replica_taken, live, config.block_size)
     _restore_lines(state, live.values())

@@ -32,12 +32,21 @@ class Plugins(Struct, frozen=True, kw_only=True):
 
 class Suspect(NamedTuple):
     """What is held against a sequence: workers lost in a row while they computed its tokens from `start` to before
-    `end`.
+    `end`, and how many of them in a step of its own. Both are weighted (see `eventlm.core.poison_requests`).
     """
 
     losses: int
+    losses_alone: int
     start: int
     end: int
+
+
+class LossCounts(Struct):
+    """How often steps have completed and workers been lost, lately; and losses since the last completed step."""
+
+    num_steps: int = 0
+    num_losses: int = 0
+    in_a_row: int = 0
 
 
 class CoreState:
@@ -78,6 +87,7 @@ class CoreState:
         self.num_routed = 0
         #: Live sequences that may have killed their workers, in the order in which they were first suspected.
         self.suspects: dict[SequenceId, Suspect] = {}
+        self.losses = LossCounts()
         self.num_closing = 0
         #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
         self.num_waiting = 0
@@ -167,7 +177,7 @@ class CoreState:
         return {
             "queue": to_hex(combine([*queues, unrouted, suspects, self.num_waiting, self.num_routed])),
             "sequences": to_hex(self.sequences_digest),
-            "replicas": to_hex(combine(replica.summary() for replica in self.replicas)),
+            "replicas": to_hex(combine([*(replica.summary() for replica in self.replicas), repr(self.losses)])),
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
             "timers": to_hex(self.timers_digest),
             "policy": to_hex(combine(policy)),

@@ -6,11 +6,11 @@ from itertools import count as count_up
 from operator import le
 from typing import NamedTuple
 
+from eventlm.core.poison_requests import note_step
 from eventlm.core.replica import Replica, StepInFlight
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import end, enqueue
 from eventlm.core.state import CoreState, replica_of
-from eventlm.core.suspects import clear
 from eventlm.errors import InvariantError
 from eventlm.events import Emitted, StepCompleted
 from eventlm.types import FinishReason, WorkerEnd
@@ -33,8 +33,7 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     if step is None or step.step != fact.step or step.launch_seq != fact.c:
         raise InvariantError(f"replica {fact.replica} completed step {fact.step}, but {step and step.step} was due")
     _check_rows(step, fact)
-    if state.suspects:
-        clear(state, step)
+    note_step(state, step)
     replica.in_flight.popleft()
     reasons = dict(fact.ends)
     outcome = Outcome([], [], [])

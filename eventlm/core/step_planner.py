@@ -4,7 +4,7 @@ Order: evictions for the head of the queue; decodes, most urgent first; then the
 the head of the partial prefills. A row is never taken back. Every sequence that is passed over because it does not
 fit remembers how often that happened; one that was passed over `max_skips` times blocks the line until it fits.
 
-Before all that, a suspect that has to be tried alone (see `eventlm.core.suspects`) gets the step for itself.
+Before all that, a suspect that has to be tried alone (see `eventlm.core.poison_requests`) gets the step for itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from heapq import heapify, heappop
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin import StepLoad
 from eventlm.core.plugin_calls import ask_batcher
+from eventlm.core.poison_requests import find_trial, is_suspect
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.residency import admit, evict_for, make_room, measure, note_progress
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
-from eventlm.core.suspects import find_trial, is_tried_alone
 from eventlm.core.waiting_queue import Candidate
 from eventlm.events import Launched
 from eventlm.types import ceil_div
@@ -168,9 +168,7 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             _add_chunk(state, replica, plan, heappop(partials)[1])
         elif head is None:
             return
-        elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0 and not is_tried_alone(
-            state, head.sequence
-        ):
+        elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0 and not is_suspect(state, head.sequence):
             for skipped in passed:
                 skipped.skips += 1
                 state.touch(skipped)

@@ -58,6 +58,8 @@ MakeFacts = Callable[[int], Sequence[Fact]]
 OnAdmission = Callable[[RejectReason | None, list[int]], None]
 #: Called with the seqs of requests of which a callback raised, and what it raised. They must be cancelled.
 OnBroken = Callable[[list[int], Exception], None]
+#: Called with the seq of a request of which a sequence has ended because it killed its workers.
+OnCondemned = Callable[[int], None]
 #: Ships a launch: the event, its line's body, and what travels beside it.
 Ship = Callable[[Launched, bytes, StepPayload], None]
 
@@ -83,12 +85,14 @@ class Driver:
         checkpoint_events: int = 1000,
         validate_every: int = 0,
         grammars: GrammarBuilds | None = None,
+        on_condemned: OnCondemned | None = None,
     ) -> None:
         self.core = core
         self.live = live
         self.bus = bus
         self._ship = ship
         self._on_broken = on_broken
+        self._on_condemned = on_condemned
         self._grammars = grammars
         self._recorder = recorder
         self._rows = rows
@@ -239,9 +243,16 @@ class Driver:
         if isinstance(fact, WorkerUp | WorkerLost | Desynced):
             replica = self.core.state.replicas[fact.replica]
             self.live.set_worker(fact.replica, replica.epoch if replica.up else None)
+            self._report_condemned(decisions)
         for decision in decisions:
             self._unpublished.append(decision)
             self._effect(decision)
+
+    def _report_condemned(self, decisions: list[Decision]) -> None:
+        """The loss of a worker ends only those that are found to be its reason."""
+        for decision in decisions:
+            if isinstance(decision, Finished) and self._on_condemned is not None:
+                self._on_condemned(decision.request)
 
     def _mark_ops(self) -> None:
         ops, self._ops = self._ops, []

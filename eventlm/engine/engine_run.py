@@ -18,7 +18,7 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.config.state_folder import runs_folder
 from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
-from eventlm.engine.engine_core import Driver, OnBroken, Ship
+from eventlm.engine.engine_core import Driver, OnBroken, OnCondemned, Ship
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
@@ -48,6 +48,7 @@ class RunParts(NamedTuple):
     metrics: MetricsStore
     rows: EndedRows
     scheduling_time: Histogram
+    on_condemned: OnCondemned
 
 
 class EngineRun(NamedTuple):
@@ -122,6 +123,7 @@ def _begin(
             checkpoint_events=record.checkpoint_events,
             validate_every=record.validate_every,
             grammars=parts.grammars,
+            on_condemned=parts.on_condemned,
         )
     except BaseException:
         if recorder is not None:

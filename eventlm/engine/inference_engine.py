@@ -171,7 +171,15 @@ class InferenceEngine:
             self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
             ship = self._replicas.ship
             guards = self._cancel_broken, self._guarded
-            parts = RunParts(ship, *guards, self.grammars, self._metrics, self._rows, self._scheduling_time)
+            parts = RunParts(
+                ship,
+                *guards,
+                self.grammars,
+                self._metrics,
+                self._rows,
+                self._scheduling_time,
+                self._replicas.request_condemned,
+            )
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
             self._run = EngineRun.open(run, self.setup, first, predictor, parts)

@@ -127,7 +127,8 @@ def make_setup(
         graph_buckets=default_buckets(scheduler.max_num_seqs) if devices and config.gpu.cuda_graphs else [],
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
-        max_losses=config.worker.max_losses,
+        # Later it would be no use: the replica is given up.
+        max_losses=min(config.worker.max_losses, config.worker.max_restarts),
     )
     return EngineSetup(
         config=config,

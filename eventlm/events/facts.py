@@ -94,11 +94,16 @@ class WorkerUp(Fact, frozen=True, kw_only=True, tag="worker_up"):
 
 
 class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
-    """A worker died or went silent. Its KV cache and its steps in flight are gone."""
+    """A worker died or went silent. Its KV cache and its steps in flight are gone.
+
+    crashed: its own code ended it, by an error that it reported or a signal such as SIGSEGV. Otherwise it may have
+    been killed or stopped from outside.
+    """
 
     replica: int
     epoch: int
     reason: str = ""
+    crashed: bool = False
 
 
 class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):

@@ -12,9 +12,9 @@ from eventlm.events.base import Marker
 from eventlm.types import PluginKind
 
 FORMAT_VERSION = 1
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
-BEHAVIOUR_VERSION = 5
+BEHAVIOUR_VERSION = 6
 
 Text = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 #: It names the folder that a run is recorded in.

@@ -204,11 +204,10 @@ def from_generation_error(error: GenerationError) -> ApiError:
         case "deadline":
             # A second attempt would run into the same deadline.
             return ApiError(504, message, type="server_error", code="deadline_exceeded", should_retry=False)
-        case "error" if error.detail == LOGITS_NOT_FINITE:
-            return ApiError(500, message, type="server_error", should_retry=False)
-        case "error" if error.detail:
+        case "error" if error.detail and error.detail != LOGITS_NOT_FINITE:
             return from_input_error(InputError(None, message))
         case "error":
-            return internal_error()
+            # A second attempt would fail in the same way.
+            return ApiError(500, message, type="server_error", should_retry=False)
         case _:
             return unavailable(message)

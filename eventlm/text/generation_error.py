@@ -38,6 +38,6 @@ def _message(reason: FinishReason, detail: str) -> str:
         case "error" if detail:
             return f"The model cannot follow the structure that was asked for: {detail}."
         case "error":
-            return "The server failed while it handled this request."
+            return "Each worker process that computed this request was lost, so it was given up."
         case _:
             return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from msgspec import structs
@@ -59,6 +59,13 @@ class Engine(Protocol):
     def grammars(self) -> GrammarBuilds:
         """Told which workers are up, and what they have built."""
         ...
+
+
+class Loss(NamedTuple):
+    """How a worker was lost. `crashed`: by its own code; otherwise it may have been killed or stopped from outside."""
+
+    reason: str
+    crashed: bool = False
 
 
 class ReplicaController:
@@ -118,6 +125,10 @@ class ReplicaController:
         if self._worker is not None and self._setup.epoch == launched.epoch:
             self._worker.send_step(body, payload)
 
+    def forgive(self) -> None:
+        """Count the restarts in a row from 0 again: what made them necessary has ended."""
+        self._num_failures = 0
+
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         """Have the present worker build a grammar; it answers to `Engine.grammars`."""
         if self._worker is not None:
@@ -128,8 +139,10 @@ class ReplicaController:
         # Grammars of live requests are on their way before any step is.
         self._engine.grammars.worker_up(self.index)
 
-    def _put_lost(self, reason: str) -> None:
-        self._engine.put_fact(WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=reason))
+    def _put_lost(self, loss: Loss) -> None:
+        self._engine.put_fact(
+            WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=loss.reason, crashed=loss.crashed)
+        )
         self._engine.grammars.worker_lost(self.index)
 
     async def stop(self) -> None:
@@ -179,15 +192,16 @@ class ReplicaController:
         """Listen to one worker after the other until the replica is given up."""
         try:
             while True:
-                reason = await self._listen()
-                self._put_lost(reason)
+                loss = await self._listen()
+                self._put_lost(loss)
+                reason = loss.reason
                 log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
                 await self._discard()
                 if not await self._restart():
                     break
         except Exception as error:
             reason = repr(error)
-            self._put_lost("defect")
+            self._put_lost(Loss("defect"))
             await self._discard()
             log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
         self._on_dead(reason)
@@ -208,8 +222,8 @@ class ReplicaController:
             return True
         return False
 
-    async def _listen(self) -> str:
-        """Turn messages into facts until the worker is lost; why it is."""
+    async def _listen(self) -> Loss:
+        """Turn messages into facts until the worker is lost."""
         worker = self._worker
         assert worker is not None
         while True:
@@ -217,36 +231,39 @@ class ReplicaController:
                 message = await worker.receive(self._poll_seconds)
             except TimeoutError:
                 self._num_silent_polls += 1
-                reason = self._silent()
+                loss = self._silent()
             else:
                 self._num_silent_polls = 0
-                reason = self._take(message) if message is not None else worker.ending or "unreadable message"
-            if reason:
-                return reason
+                if message is not None:
+                    loss = self._take(message)
+                else:
+                    loss = Loss(worker.ending or "unreadable message", crashed=worker.crashed)
+            if loss is not None:
+                return loss
 
-    def _take(self, message: FromWorker) -> str:
-        """One message; why the worker is lost, or nothing."""
+    def _take(self, message: FromWorker) -> Loss | None:
+        """One message; how the worker is lost by it, if it is."""
         if isinstance(message, StepResult):
             if message.epoch != self._setup.epoch:
-                return f"wrong result of step {message.step}: it is of epoch {message.epoch}"
+                return Loss(f"wrong result of step {message.step}: it is of epoch {message.epoch}", crashed=True)
             try:
                 self._engine.complete(self.index, message)
             except ResultMismatchError as error:
-                return str(error)
+                return Loss(str(error), crashed=True)
             self._num_failures = 0
         elif isinstance(message, Heartbeat):
             if message.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
-                return f"one step took longer than {self._config.step_timeout_seconds} s"
+                return Loss(f"one step took longer than {self._config.step_timeout_seconds} s")
             self._note_beat(is_idle=message.busy_ns == 0)
         elif isinstance(message, GrammarBuilt):
             self._engine.grammars.built(self.index, message)
         elif isinstance(message, WorkerDesync):
             self._engine.put_fact(Desynced(replica=self.index, epoch=self._setup.epoch, step=message.step))
-            return f"desync in step {message.step}: {message.detail}"
+            return Loss(f"desync in step {message.step}: {message.detail}")
         elif isinstance(message, WorkerFailed):
             self._log_crash(message)
-            return f"failed: {message.message}"
-        return ""
+            return Loss(f"failed: {message.message}", crashed=True)
+        return None
 
     def _note_beat(self, *, is_idle: bool) -> None:
         self._num_idle_beats += is_idle
@@ -256,8 +273,8 @@ class ReplicaController:
     def _log_crash(self, failed: WorkerFailed) -> None:
         log.error("worker failed", replica=self.index, epoch=failed.epoch, exception=failed.traceback)
 
-    def _silent(self) -> str:
-        """Whether the worker has said nothing for too long."""
+    def _silent(self) -> Loss | None:
+        """The loss of a worker that has sent nothing for too long."""
         if self._num_silent_polls * self._poll_seconds >= self._config.heartbeat_timeout_seconds:
-            return f"no heartbeat for {self._config.heartbeat_timeout_seconds} s"
-        return ""
+            return Loss(f"no heartbeat for {self._config.heartbeat_timeout_seconds} s")
+        return None

@@ -92,6 +92,12 @@ class Replicas:
         """Send a launch to its worker."""
         self._all[launched.replica].ship(launched, body, payload)
 
+    def request_condemned(self, request: int) -> None:
+        """A request has ended because it killed its workers, whose restarts must not use up anybody's budget."""
+        log.error("a request has ended because it killed every worker that computed it", request=request)
+        for replica in self._all:
+            replica.forgive()
+
     def prepare_grammar(self, replica: int, message: PrepareGrammar) -> None:
         """Have a replica's worker build a grammar."""
         self._all[replica].prepare_grammar(message)

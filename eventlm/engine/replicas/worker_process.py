@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -39,6 +40,8 @@ MAX_LINE_BYTES = 8192
 LEAVE_SECONDS = 5.0
 #: How long the last messages of a worker that has died may be on their way.
 LAST_WORDS_SECONDS = 0.1
+#: Raised in a process by its own code.
+CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 
 
 log = structlog.get_logger("eventlm.worker")
@@ -115,6 +118,11 @@ class WorkerProcess:
         """How the process died, for a person; empty while it lives."""
         code = self._process.returncode if self._process is not None else None
         return "" if code is None else death_in_words(code)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the process was ended by a signal that a process raises by what it does, such as SIGSEGV."""
+        return self._process is not None and -(self._process.returncode or 0) in CRASH_SIGNALS
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
         """The worker's next message, or None once it has died and everything it sent has been read.

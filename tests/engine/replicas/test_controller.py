@@ -67,16 +67,32 @@ async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
     verified(engine)
 
 
-async def test_a_request_that_kills_every_worker_ends_and_the_others_do_not(tmp_path: Path) -> None:
-    fake = {"poison_ppm": 20_000}
-    places = [poisoned_place(FakeParameters(**fake), seed, 0) for seed in range(8)]
-    assert [place is not None for place in places] == [False] * 4 + [True] + [False] * 3
-    async with running(record=tmp_path, replicas=2, fake=fake, worker=WorkerConfig(max_losses=3)) as engine:
-        readers = await generate(engine, *(request(20, seed=seed) for seed in range(8)))
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_request_that_kills_every_worker_ends_and_the_others_do_not(tmp_path: Path, replicas: int) -> None:
+    fake = {"poison_ppm": 10_000}
+    places = [poisoned_place(FakeParameters(**fake), seed, 0) for seed in range(200)]
+    assert [seed for seed, place in enumerate(places) if place is not None] == [4, 94]
+    async with running(record=tmp_path, replicas=replicas, fake=fake) as engine:
+        readers = await generate(engine, *(request(20, seed=seed) for seed in range(200)))
         for seed, (reader, place) in enumerate(zip(readers, places, strict=True)):
             assert reader.reasons == ["length" if place is None else "error"]
             assert reader.tokens == [expected_tokens(seed, 0, 20 if place is None else place)]
         assert engine.state == "ready"
+    verified(engine)
+
+
+async def test_restarts_for_requests_that_end_by_them_use_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "RESTART_SECONDS", 0)
+    fake = {"poison_ppm": 1_000_000}
+    async with running(record=tmp_path, fake=fake, worker=WorkerConfig(max_restarts=3)) as engine:
+        for seed in range(3):
+            [reader] = await generate(engine, request(20, seed=seed))
+            assert reader.reasons == ["error"]
+        assert engine.state == "ready"
+    num_losses = sum(isinstance(event, WorkerLost) for event in recorded(engine))
+    assert num_losses >= 9
     verified(engine)
 
 
@@ -195,7 +211,7 @@ async def test_restarts_in_a_row_are_counted_and_take_longer_each_time(monkeypat
 class ScriptedWorker:
     """In a worker's place: gets ready, is idle for some heartbeats, then dies."""
 
-    pid, ending = 1, "died (killed by SIGKILL)"
+    pid, ending, crashed = 1, "died (killed by SIGKILL)", False
     #: Of the workers that are still to come.
     num_beats: ClassVar[list[int]] = []
     busy_ns: ClassVar[int] = 0

@@ -1,0 +1,118 @@
+"""Poison requests: which sequence kills every worker that computes it, and must end so that the others can go on.
+
+1. A lost worker makes suspects of the sequences in its oldest unanswered step, for the tokens that were in flight.
+   The answer to that step may have been lost with the worker, so nothing later is suspected.
+2. A suspect is computed in a step of its own, with nothing else in flight on its replica, before anybody else runs
+   there. If the step reaches the suspected tokens, the suspect is cleared. A suspect whose worker is lost in its own
+   step goes to the end of the line of suspects, so that the others are tried first.
+3. It ends with `error` once chance is ruled out. Workers may be lost for other reasons, at a rate that the run itself
+   shows: losses that do not involve the suspect, against completed steps. The suspect is condemned when that rate
+   makes its own losses in a row less likely than 1 to `ODDS`, not counting the first, which had to hit some step.
+4. Where no step completes any more between the losses, there is no such rate. Then it is condemned after `max_losses`
+   losses in a row, all its own. If they are not all its own, the workers are at fault, and nobody is condemned.
+
+A loss counts twice if the worker crashed of itself, because nothing outside it can have been the reason.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from eventlm.core.replica import Replica, StepInFlight
+from eventlm.core.residency import measure
+from eventlm.core.sequence import Sequence
+from eventlm.core.state import CoreState, LossCounts, Suspect
+
+#: How unlikely losses by chance must be.
+ODDS = 100_000
+#: Counts are halved at so many steps, so that they say how often workers have been lost lately.
+MAX_STEPS_COUNTED = 1 << 17
+
+
+def accuse(state: CoreState, replica: Replica, *, crashed: bool) -> list[Sequence]:
+    """Count the loss of a worker with steps in flight against the rows of the oldest; returns the sequences that must
+    end, in order of their rows.
+    """
+    weight = 2 if crashed else 1
+    state.losses.num_losses += weight
+    state.losses.in_a_row += weight
+    if not state.config.max_losses:
+        return []
+    alone = len({row.sequence.id for step in replica.in_flight for row in _rows(step)}) == 1
+    condemned = []
+    for sequence, start, end in _rows(replica.in_flight[0]):
+        if sequence.ended:
+            continue
+        end = max(end, sequence.launched_tokens)
+        suspect = Suspect(weight, weight * alone, start, end)
+        before = state.suspects.get(sequence.id)
+        if before is not None and max(start, before.start) < min(end, before.end):
+            suspect = Suspect(
+                before.losses + weight,
+                before.losses_alone + weight * alone,
+                max(start, before.start),
+                min(end, before.end),
+            )
+            if alone and _is_beyond_doubt(state.losses, suspect, state.config.max_losses):
+                condemned.append(sequence)
+                # These losses are explained: they say nothing about the workers.
+                state.losses.num_losses -= suspect.losses
+                state.losses.in_a_row = 0
+        if alone:
+            state.suspects.pop(sequence.id, None)
+        state.suspects[sequence.id] = suspect
+    return condemned
+
+
+def _is_beyond_doubt(counts: LossCounts, suspect: Suspect, max_losses: int) -> bool:
+    others = max(counts.num_losses - suspect.losses, 0) + 1
+    repeated = suspect.losses_alone - 1
+    if repeated > 0 and (counts.num_steps + others) ** repeated >= ODDS * others**repeated:
+        return True
+    return min(suspect.losses, counts.in_a_row) >= max_losses
+
+
+def note_step(state: CoreState, step: StepInFlight) -> None:
+    """A step has completed. Its rows did no harm."""
+    counts = state.losses
+    counts.num_steps += 1
+    counts.in_a_row = 0
+    if counts.num_steps >= MAX_STEPS_COUNTED:
+        counts.num_steps //= 2
+        counts.num_losses //= 2
+    if state.suspects:
+        for sequence, _, end in _rows(step):
+            suspect = state.suspects.get(sequence.id)
+            if suspect is not None and end >= suspect.end:
+                del state.suspects[sequence.id]
+
+
+class _Row(NamedTuple):
+    """A row of a step in flight, and the tokens that it computes, from `start` to before `end`."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+
+def _rows(step: StepInFlight) -> list[_Row]:
+    decodes = [_Row(sequence, sequence.num_tokens - 1, sequence.num_tokens) for sequence in step.decodes]
+    return decodes + [_Row(*row[:3]) for row in step.chunks]
+
+
+def is_suspect(state: CoreState, sequence: Sequence) -> bool:
+    """Whether a sequence may only be computed in a step of its own."""
+    return sequence.id in state.suspects
+
+
+def find_trial(state: CoreState, replica: Replica) -> Sequence | None:
+    """The suspect that a replica has to try alone now: one that is resident, else the first that waits and fits."""
+    waiting = None
+    for request, index in state.suspects:
+        sequence = state.requests[request].sequences[index]
+        if sequence.resident and sequence.replica == replica.index:
+            return sequence
+        if waiting is None and sequence.ticket and sequence.home in (-1, replica.index):
+            has_slot = len(replica.running) < state.config.max_num_seqs
+            waiting = sequence if has_slot and measure(state, replica, sequence).num_lacking <= 0 else None
+    return waiting
