@@ -62,7 +62,8 @@ _REMARKS = {
     "disable_log_requests enable_log_requests no_enable_log_requests": (
         "what requests say is never logged; {log_level} says which lines are"
     ),
-    "disable_log_stats": "there is no such log; /metrics has the figures",
+    "disable_log_stats": "{log_stats_interval_s} 0 turns the lines off; /metrics has the figures too",
+    "decode_log_interval": "{log_stats_interval_s} is the interval in seconds",
     "embedding embeddings task runner": "embeddings are always there, at /v1/embeddings",
 }
 

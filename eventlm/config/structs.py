@@ -360,6 +360,14 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "text", "json"],
         Meta(description="text for people or JSON lines for programs; auto: text on a terminal only"),
     ] = "auto"
+    log_stats_interval_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="seconds of work between two lines with the load, the throughput and the use of the cache; 0: "
+            "no such lines",
+        ),
+    ] = 10
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

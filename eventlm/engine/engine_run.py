@@ -30,6 +30,7 @@ from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import RecorderMetrics, TimedCore
 from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.store import MetricsStore
+from eventlm.metrics.throughput_log import ThroughputLog
 from eventlm.worker.protocol import WorkerReady
 
 log = structlog.get_logger("eventlm.engine")
@@ -110,6 +111,8 @@ def _begin(
     bus = Bus(history=partial(_history, folder) if folder is not None else None, on_broken=_report_broken)
     bus.attach(parts.metrics.apply)
     bus.attach(PluginFailures().observe)
+    if interval_s := setup.config.log.log_stats_interval_s:
+        bus.attach(ThroughputLog(parts.metrics, interval_s=interval_s).observe)
     try:
         driver = Driver(
             header,

@@ -254,8 +254,8 @@ def _front_end_families(front_ends: list[FrontEndMetrics]) -> Iterator[Metric]:
 def _http_requests(metrics: EngineMetrics) -> Metric:
     """As prometheus-fastapi-instrumentator, which vLLM uses, names and labels it; over all front ends."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    for each in (metrics, *metrics.front_ends):
-        for handler, method, status, count in each.http_requests:
+    for answered in (metrics.http_requests, *(each.http_requests for each in metrics.front_ends)):
+        for handler, method, status, count in answered:
             counts[handler, method, status] += count
     family = CounterMetricFamily(
         "http_requests", "Total number of requests by method, status and handler.", labels=HTTP_LABELS
