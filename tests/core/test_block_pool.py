@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
-from eventlm.core.block_pool import ROOT, BlockPool, Node
+from eventlm.core.block_pool import ROOT, BlockPool, Node, PoolSnapshot
 
 
 class User:
@@ -263,3 +264,16 @@ def test_the_digest_takes_any_names_and_may_be_read_at_any_time() -> None:
             if pool is read:
                 assert pool.digest == pool.digest
     assert read.digest == unread.digest != BlockPool(16).digest
+
+
+def test_a_restored_pool_has_the_digest_of_its_past() -> None:
+    pool = BlockPool(4)
+    before = pool.digest
+    pool.allocate(1)
+    assert pool.digest != before
+    again = BlockPool(4)
+    taken = msgspec.json.decode(msgspec.json.encode(pool.snapshot()), type=PoolSnapshot)
+    again.restore(taken, [[block for block in range(4) if pool.references[block]]])
+    assert again.digest == pool.digest
+    assert again.allocate(2) == pool.allocate(2)
+    assert again.digest == pool.digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventlm.core.sequence import State
-from eventlm.events import Finished, Launched, WorkerUp
+from eventlm.events import Finished, Launched, Preempted, WorkerUp
 from tests.core.rig import Rig, arrival
 
 
@@ -140,3 +140,18 @@ def test_a_lost_worker_empties_its_cache() -> None:
     rig.lose()
     rig.feed(WorkerUp(replica=0, epoch=2))
     assert chunks_of(rig, rig.arrive(10, 2, blocks=[1, 2])) == [(0, 0, 10)]
+
+
+def test_a_worker_is_told_to_forget_those_that_are_preempted_and_those_that_are_done() -> None:
+    rig = Rig(num_blocks=8, max_model_len=32)
+    first = rig.arrive(8, 20, blocks=[1, 2])
+    second = rig.arrive(8, 20, blocks=[3, 4])
+    rig.finish_all()
+    assert len(rig.finished()) == 2
+    preempted = [(found.request, found.index) for found in rig.decisions if isinstance(found, Preempted)]
+    assert preempted
+    forgotten = [tuple(id_) for found in rig.decisions if isinstance(found, Launched) for id_ in found.forget]
+    # The last to end is told of with a launch that has not come yet.
+    ended = [(found.request, found.index) for found in rig.decisions if isinstance(found, Finished)]
+    assert {first, second} == {request for request, _ in ended}
+    assert sorted(forgotten) == sorted([*preempted, *ended[:-1]])
