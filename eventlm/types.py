@@ -49,6 +49,21 @@ class SequenceId(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
 
 
+class TimeWindow(NamedTuple):
+    """A part of a run: from `from_ns` to before `to_ns`, in ns of the run; None: to its end."""
+
+    from_ns: int
+    to_ns: int | None
+
+    def has(self, ns: int) -> bool:
+        """Whether a moment lies in it."""
+        return self.from_ns <= ns and (self.to_ns is None or ns < self.to_ns)
+
+    def overlaps(self, start_ns: int, end_ns: int) -> bool:
+        """Whether any of the time from `start_ns` to `end_ns` lies in it."""
+        return self.from_ns <= end_ns and (self.to_ns is None or start_ns < self.to_ns)
+
+
 @lru_cache(maxsize=1024, typed=True)
 def parts_per_million(value: float | str) -> int:
     """`value` as an integer number of millionths, exactly as its shortest decimal form reads.

@@ -12,7 +12,7 @@ from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.table_file import Exported, Format, TableFile, Value, require_pyarrow
-from eventlm.types import OnProgress
+from eventlm.types import OnProgress, TimeWindow
 
 #: Columns and their types. `outcome`: finished, rejected, or unfinished where the log does not show the end. `request`
 #: is the seq of the arrival. For the times see `eventlm.metrics.aggregates`.
@@ -72,7 +72,8 @@ STEP_COLUMNS: dict[str, type] = {
 class _Exporter:
     """The metrics store's sink: its rows with what else the events say."""
 
-    def __init__(self, requests: TableFile, steps: TableFile) -> None:
+    def __init__(self, requests: TableFile, steps: TableFile, window: TimeWindow | None) -> None:
+        self._window = window
         self._requests = requests
         self._steps = steps
         self._store = MetricsStore(sink=self)
@@ -103,8 +104,12 @@ class _Exporter:
 
     def _leave_out(self, request: int, outcome: str, reason: str | None) -> None:
         arrival = self._arrivals.pop(request)
-        for index in sorted(self._unended.pop(request)):
+        indices = sorted(self._unended.pop(request))
+        for index in indices if self._is_wanted(arrival) else []:
             self._requests.add(_of_arrival(arrival) | {"index": index, "outcome": outcome, "reason": reason})
+
+    def _is_wanted(self, arrival: Arrived) -> bool:
+        return self._window is None or self._window.has(arrival.ts)
 
     def request_ended(self, row: RequestRow) -> None:
         """A sequence has ended."""
@@ -112,6 +117,8 @@ class _Exporter:
         self._unended[row.request].discard(row.index)
         if not self._unended[row.request]:
             del self._unended[row.request], self._arrivals[row.request]
+        if not self._is_wanted(arrival):
+            return
         measured: dict[str, Value] = {
             "index": row.index,
             "outcome": "finished",
@@ -136,6 +143,8 @@ class _Exporter:
     def step_completed(self, row: StepRow) -> None:
         """A step has completed; its completion is the latest of its replica."""
         launched, done = self._completed.pop(row.replica)
+        if self._window is not None and not self._window.overlaps(row.started_ns, row.completed_ns):
+            return
         self._steps.add(
             {
                 "replica": row.replica,
@@ -194,14 +203,23 @@ def _tables(folder: Path, to: Format) -> Iterator[tuple[TableFile, TableFile]]:
 
 
 def export(
-    path: Path | str, folder: Path | str, *, to: Format, strict: bool = False, on_progress: OnProgress | None = None
+    path: Path | str,
+    folder: Path | str,
+    *,
+    to: Format,
+    window: TimeWindow | None = None,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> tuple[list[Exported], list[str]]:
-    """Write requests and steps of a trace to a folder; the files, and the trace's warnings. Files that are there are
-    replaced once the new ones are whole. Raises UsageError if they cannot be written, else as LogReader does."""
+    """Write requests and steps of a trace, or of a window of it, to a folder; the files, and the trace's warnings.
+
+    Files that are there are replaced once the new ones are whole. Raises UsageError if they cannot be written, else as
+    LogReader does.
+    """
     if to == "parquet":
         require_pyarrow()
     with LogReader(path, strict=strict) as reader, _tables(Path(folder), to) as (requests, steps):
-        exporter = _Exporter(requests, steps)
+        exporter = _Exporter(requests, steps, window)
         reader.fold(exporter.see, on_progress=on_progress)
         exporter.finish()
         return [requests.finish(), steps.finish()], reader.warnings()

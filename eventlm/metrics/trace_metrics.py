@@ -13,7 +13,8 @@ from eventlm.events import Event, Header
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.rows import COMPLETED, Gauges, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.types import OnProgress
+from eventlm.metrics.window_sums import WindowSums
+from eventlm.types import OnProgress, TimeWindow
 
 QUANTILES = (50, 90, 95, 99)
 #: Taken of sequences that ran to their end.
@@ -63,7 +64,7 @@ class Series(Struct, kw_only=True):
 
 
 class TraceStats(Struct, frozen=True, kw_only=True):
-    """What a trace adds up to. Times in ns.
+    """What a trace, or a window of it, adds up to. Times in ns; `begin_ns` is where in the run it begins.
 
     num_unfinished: sequences that had not ended where the log does; num_unfinished_with_token: those of them that had
     their first token. values: those of each metric and how often each occurred; `distributions` sums them up. classes:
@@ -72,6 +73,8 @@ class TraceStats(Struct, frozen=True, kw_only=True):
 
     path: str
     header: Header
+    window: TimeWindow | None
+    begin_ns: int
     num_bytes: int
     warnings: list[str]
     snapshot: MetricsSnapshot
@@ -103,7 +106,10 @@ class ClassValues(Struct, frozen=True, kw_only=True):
 class _Keeper:
     """A sink that keeps what the report needs of each row."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: TimeWindow | None) -> None:
+        self._window = window
+        #: Of the window, once the header is known.
+        self.sums: WindowSums | None = None
         self.values: dict[str, Counter[int]] = {name: Counter() for name in (*REQUEST_METRICS, *STEP_METRICS)}
         self.finish_reasons: Counter[str] = Counter()
         self.series: list[Series] = []
@@ -111,8 +117,16 @@ class _Keeper:
 
     def request_ended(self, row: RequestRow) -> None:
         """Count and measure a sequence that has ended."""
+        if not self.is_wanted(row):
+            return
+        if self.sums is not None:
+            self.sums.request_ended(row)
         self.finish_reasons[row.reason] += 1
         self.measure(row)
+
+    def is_wanted(self, row: RequestRow) -> bool:
+        """Whether its request arrived in the window, if there is one."""
+        return self._window is None or self._window.has(row.arrived_ns)
 
     def measure(self, row: RequestRow) -> None:
         """Keep the values of a sequence. Of one that was cut short, or is unfinished, only the first token counts."""
@@ -125,7 +139,11 @@ class _Keeper:
                     of_class[name][value] += 1
 
     def step_completed(self, row: StepRow) -> None:
-        """Its own figures, and the times between its sequences' tokens."""
+        """Measure a step, and the times between its sequences' tokens."""
+        if self._window is not None and not self._window.overlaps(row.started_ns, row.completed_ns):
+            return
+        if self.sums is not None:
+            self.sums.step_completed(row)
         for name in STEP_METRICS[:4]:
             value = getattr(row, name)
             if value is not None:
@@ -148,23 +166,39 @@ class _Keeper:
 
 
 class StatsCollector:
-    """`see` every event of a run in order, the header first; then `stats`."""
+    """`see` every event of a run in order, the header first; then `stats`. With a window, they are of that part."""
 
-    def __init__(self) -> None:
-        self._keeper = _Keeper()
+    def __init__(self, window: TimeWindow | None = None) -> None:
+        self._window = window
+        self._keeper = _Keeper(window)
         self._store = MetricsStore(sink=self._keeper)
         self._header: Header | None = None
         self._now_ns = 0
+        #: At the beginning of the window, and at its end.
+        self._before: MetricsSnapshot | None = None
+        self._after: MetricsSnapshot | None = None
 
     def see(self, event: Event) -> None:
         """Take in the next event."""
         if self._header is None and isinstance(event, Header):
             self._header, self._now_ns = event, event.ts
             self._keeper.series = [Series() for _ in range(event.core.num_replicas)]
+            if self._window is not None:
+                self._keeper.sums = WindowSums(event)
         if event.ts != self._now_ns:
             self._keeper.sample(self._now_ns, self._store.gauges)
             self._now_ns = event.ts
+        if self._window is not None:
+            self._see_window(self._window, event)
         self._store.apply(event)
+
+    def _see_window(self, window: TimeWindow, event: Event) -> None:
+        if self._keeper.sums is not None and window.has(event.ts):
+            if self._before is None and not isinstance(event, Header):
+                self._before = self._store.snapshot()
+            self._keeper.sums.see(event)
+        elif self._before is not None and self._after is None:
+            self._after = self._store.snapshot()
 
     def stats(self, *, path: str, num_bytes: int, warnings: list[str]) -> TraceStats:
         """What they add up to, once, after the last of them. Raises ValueError if nothing was seen."""
@@ -172,13 +206,17 @@ class StatsCollector:
         if self._header is None:
             raise ValueError("there was no header")
         keeper.sample(self._now_ns, self._store.gauges)
-        snapshot = self._store.snapshot()
-        unfinished = self._store.unfinished()
+        snapshot, begin_ns = self._store.snapshot(), self._header.ts
+        if self._window is not None:
+            snapshot, begin_ns = self._windowed(self._window, snapshot, self._header)
+        unfinished = [row for row in self._store.unfinished() if keeper.is_wanted(row)]
         for row in unfinished:
             keeper.measure(row)
         return TraceStats(
             path=path,
             header=self._header,
+            window=self._window,
+            begin_ns=begin_ns,
             num_bytes=num_bytes,
             warnings=warnings,
             snapshot=snapshot,
@@ -191,10 +229,25 @@ class StatsCollector:
             classes=dict(sorted(keeper.classes.items())),
         )
 
+    def _windowed(self, window: TimeWindow, whole: MetricsSnapshot, header: Header) -> tuple[MetricsSnapshot, int]:
+        """The snapshot of the window, and where it begins within the log."""
+        assert self._keeper.sums is not None
+        end_ns = header.ts + whole.duration_ns
+        begin_ns = min(max(window.from_ns, header.ts), end_ns)
+        end_ns = end_ns if window.to_ns is None else max(min(window.to_ns, end_ns), begin_ns)
+        before, after = self._before or whole, self._after or whole
+        return self._keeper.sums.snapshot(before, after, end_ns - begin_ns), begin_ns
 
-def trace_stats(path: Path | str, *, strict: bool = False, on_progress: OnProgress | None = None) -> TraceStats:
-    """Read a whole trace. Raises as LogReader does."""
-    collector = StatsCollector()
+
+def trace_stats(
+    path: Path | str,
+    *,
+    window: TimeWindow | None = None,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+) -> TraceStats:
+    """Read a whole trace, and measure it or a window of it. Raises as LogReader does."""
+    collector = StatsCollector(window)
     with LogReader(path, strict=strict) as reader:
         reader.fold(collector.see, on_progress=on_progress)
         return collector.stats(path=reader.path, num_bytes=reader.position, warnings=reader.warnings())

@@ -12,7 +12,7 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogReader
 from eventlm.metrics.rows import UNFINISHED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.types import OnProgress
+from eventlm.types import OnProgress, TimeWindow
 
 #: What requests are ranked by, and the field of a request's row.
 Measure = Literal["e2e", "ttft", "queue", "tpot"]
@@ -28,7 +28,8 @@ class Ranking(Struct, frozen=True, kw_only=True):
     """The slowest sequences, the slowest first.
 
     rows: those with `reason` "unfinished" had not ended where the log does. num_ranked: all sequences with a value of
-    the measure. num_ended, num_live: sequences that have ended, and those that have not.
+    the measure. num_ended, num_live: sequences that have ended, and those that have not; all of the window, if there
+    is one.
     """
 
     path: str
@@ -59,19 +60,25 @@ def measured_ns(row: RequestRow, by: Measure) -> int | None:
 class _Slowest:
     """A metrics sink that keeps the `count` slowest rows, and counts the tokens of sequences that have not ended."""
 
-    def __init__(self, by: Measure, count: int) -> None:
+    def __init__(self, by: Measure, count: int, window: TimeWindow | None) -> None:
         self.num_ranked = 0
         self.num_ended = 0
         self.num_tokens: Counter[tuple[int, int]] = Counter()
         self._by = by
         self._count = count
+        self._window = window
         self._heap: list[tuple[int, int, int, RequestRow]] = []
 
     def request_ended(self, row: RequestRow) -> None:
         """Rank a sequence that has ended."""
-        self.num_ended += 1
         self.num_tokens.pop((row.request, row.index), None)
-        self.add(row)
+        if self.is_wanted(row):
+            self.num_ended += 1
+            self.add(row)
+
+    def is_wanted(self, row: RequestRow) -> bool:
+        """Whether its request arrived in the window, if there is one."""
+        return self._window is None or self._window.has(row.arrived_ns)
 
     def step_completed(self, row: StepRow) -> None:
         """Count its tokens."""
@@ -97,15 +104,17 @@ def rank(
     count: int,
     *,
     by: Measure = "e2e",
+    window: TimeWindow | None = None,
     strict: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Ranking:
-    """The slowest sequences of a trace. Raises as LogReader does."""
-    slowest = _Slowest(by, count)
+    """The slowest sequences of a trace, or of those that arrived in a window of it. Raises as LogReader does."""
+    slowest = _Slowest(by, count, window)
     store = MetricsStore(sink=slowest)
     with LogReader(path, strict=strict) as reader:
         reader.fold(store.apply, on_progress=on_progress)
-        for row in store.unfinished(slowest.num_tokens):
+        unfinished = [row for row in store.unfinished(slowest.num_tokens) if slowest.is_wanted(row)]
+        for row in unfinished:
             slowest.add(row)
         return Ranking(
             path=reader.path,
@@ -113,6 +122,6 @@ def rank(
             rows=slowest.rows(),
             num_ranked=slowest.num_ranked,
             num_ended=slowest.num_ended,
-            num_live=store.num_live,
+            num_live=len(unfinished),
             warnings=reader.warnings(),
         )

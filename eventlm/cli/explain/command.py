@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
 from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
 from eventlm.cli.trace_path import HELP, LATEST, trace_file
 from eventlm.cli.warnings import warn
 from eventlm.errors import ExitCode, UsageError
 from eventlm.formatting import counted
 from eventlm.table import table
-from eventlm.types import NANOSECONDS_PER_MILLISECOND
+from eventlm.types import NANOSECONDS_PER_MILLISECOND, TimeWindow
 
 if TYPE_CHECKING:
     from eventlm.metrics.rows import RequestRow
@@ -49,12 +50,14 @@ def configure(parser: Parser) -> None:
         "decoding, who preempted it. The core that served it runs again and is asked at every moment of the log; each "
         "interval has one cause, and they add up to the request's time."
     )
-    parser.epilog = """\
+    parser.epilog = (
+        """\
 examples:
   eventlm explain --slowest 10             the slowest of the newest run
   eventlm explain 1043                     a request, by its number there
   eventlm explain runs/latest 1043.1       the second of its samples
   eventlm explain --slowest 20 --by ttft --plot slow.png
+  eventlm explain --slowest 10 --from 14:05 --to 14:06
   eventlm explain 1043 --json | jq '.explanations[0].parts'
 
 A trace does not hold the ids that clients see: the server's log line of a
@@ -69,10 +72,16 @@ which may be before that launch, leaves out time behind a preemption
 (`preempted`, `recomputing`), and ends when the worker has computed the last
 chunk if it goes on with the next step.
 
+"""
+        + WINDOW_HELP
+        + """
+
 The core goes through the file in which the request arrived from its start, at
 some 10 MB of trace a second; files are as long as --record-segment says.
 
-""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
+"""
+        + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
+    )
     parser.add_argument(
         "words",
         metavar="[TRACE] REQUEST",
@@ -91,6 +100,7 @@ some 10 MB of trace a second; files are as long as --record-segment says.
         help="rank by end-to-end time (e2e, the default), time to the first token, time in the queue before the first "
         "step, or time per output token",
     )
+    add_window_flags(parser)
     parser.add_argument("--plot", metavar="FILE.png", help="draw a bar for each, coloured by cause")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all intervals in nanoseconds")
     add_trust_flag(parser)
@@ -112,11 +122,14 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.explain.rank import rank
 
     path = trace_file(question.trace)
+    window = parse_window(arguments, path)
     ranking = None
     if question.request is None:
         with file_progress("reading", path) as on_progress:
             by: Measure = arguments.by or MEASURES[0]
-            ranking = rank(path, arguments.slowest, by=by, strict=arguments.strict, on_progress=on_progress)
+            ranking = rank(
+                path, arguments.slowest, by=by, window=window, strict=arguments.strict, on_progress=on_progress
+            )
     wanted = [question.request] if ranking is None else [(row.request, row.index) for row in ranking.rows]
     with file_progress("explaining", path) as on_progress:
         explained = explain(
@@ -132,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(_json(explained, ranking))
     else:
-        print("\n".join(_stories(explained) if ranking is None else _ranks(explained, ranking)))
+        print("\n".join(_stories(explained) if ranking is None else _ranks(explained, ranking, window)))
     warn(explained.warnings)
     if arguments.plot is not None:
         from eventlm.cli.explain.plot import plot
@@ -149,8 +162,9 @@ def _question(arguments: argparse.Namespace) -> Question:
         if len(words) > 1 or (words and _NUMBER.fullmatch(words[0]) and not Path(words[0]).exists()):
             raise UsageError("--slowest takes no REQUEST: `eventlm explain [TRACE] --slowest N`")
         return Question(words[0] if words else LATEST, None)
-    if arguments.by is not None:
-        raise UsageError("--by needs --slowest N")
+    for flag, value in (("--by", arguments.by), ("--from", arguments.from_time), ("--to", arguments.to_time)):
+        if value is not None:
+            raise UsageError(f"{flag} needs --slowest N")
     if not words or len(words) > 2:
         raise UsageError("name one request, `eventlm explain [TRACE] REQUEST`, or rank some with --slowest 10")
     trace = words[0] if len(words) == 2 else LATEST
@@ -181,9 +195,10 @@ def _stories(explained: Explained) -> Iterator[str]:
         yield from table(["part", "ms", "share"], list(part_rows(explanation)))
 
 
-def _ranks(explained: Explained, ranking: Ranking) -> Iterator[str]:
+def _ranks(explained: Explained, ranking: Ranking, window: TimeWindow | None) -> Iterator[str]:
     if not ranking.num_ended and not ranking.num_live:
-        yield f"no request arrived in {explained.path}; `eventlm trace ls` lists other runs"
+        where = explained.path if window is None else f"the window; {explained.path} may have others"
+        yield f"no request arrived in {where}; `eventlm trace ls` lists other runs"
         return
     left = f", {counted(ranking.num_live, 'sequence')} of the trace unfinished" if ranking.num_live else ""
     if not ranking.rows:

@@ -58,7 +58,7 @@ examples:
   eventlm trace stats --plot DIR      its latencies and steps, with pictures
   eventlm trace grep --request 17     its lines about one request
   eventlm trace diff A B              where two runs decided otherwise
-  eventlm trace export --to csv -o D  requests and steps as tables
+  eventlm trace export -o D  requests and steps as tables
   eventlm trace import --from azure F -o W.jsonl
                                       a public trace as a workload
   eventlm trace check runs/latest     every line against the hash chain

@@ -6,35 +6,50 @@ import argparse
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
 from eventlm.cli.trace_path import trace_file
 from eventlm.formatting import counted
 
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.epilog = """\
+    parser.epilog = (
+        """\
 examples:
-  eventlm trace export --to csv -o tables            the newest run
-  eventlm trace export runs/latest --to parquet -o tables
+  eventlm trace export -o tables                      the run as CSV
+  eventlm trace export runs/latest --format parquet -o tables
+  eventlm trace export --from 14:05 --to 14:06 -o tables
   python -c 'import pandas as p; print(p.read_csv("tables/steps.csv").mean())'
 
 Writes requests.* (a row for each sequence; `request` is the event of its
-arrival) and steps.*. Times are integer nanoseconds since the run started; what did not come
-so far is empty. Parquet needs pyarrow: pip install 'eventlm[parquet]'."""
-    parser.add_argument("--to", choices=["csv", "parquet"], required=True, help="the kind of files")
+arrival) and steps.*. Times are integer nanoseconds since the run started; what
+a sequence did not reach is empty. Parquet needs pyarrow:
+pip install 'eventlm[parquet]'.
+
+"""
+        + WINDOW_HELP
+    )
+    parser.add_argument("--format", choices=["csv", "parquet"], default="csv", help="the kind of files (default: csv)")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to write them to")
+    add_window_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say what was written."""
+    """Write the tables and print their paths."""
     from eventlm.cli.warnings import warn
     from eventlm.replay.export import export
 
     path = trace_file(arguments.path)
+    window = parse_window(arguments, path)
     with file_progress("exporting", path) as on_progress:
         files, warnings = export(
-            path, arguments.output, to=arguments.to, strict=arguments.strict, on_progress=on_progress
+            path,
+            arguments.output,
+            to=arguments.format,
+            window=window,
+            strict=arguments.strict,
+            on_progress=on_progress,
         )
     for file in files:
         print(f"{file.path}: {counted(file.num_rows, 'row')}")

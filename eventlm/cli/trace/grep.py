@@ -7,9 +7,9 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from eventlm.cli.durations import nanoseconds
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.time_window import add_window_flags, parse_window
 from eventlm.cli.trace_path import trace_file
 from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
@@ -37,20 +37,26 @@ the time or the request is skipped, and its hashes are not checked."""
     parser.add_argument(
         "--kind", action="append", default=[], metavar="TAG,...", help="kinds of events, such as launch,done"
     )
-    parser.add_argument("--from", dest="from_time", metavar="TIME", help="from this time of the run on, such as 1.5s")
-    parser.add_argument("--to", dest="to_time", metavar="TIME", help="up to this time of the run")
+    add_window_flags(parser)
     parser.add_argument("--cause", type=int, metavar="S", help="what this event led to")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the matching lines."""
+    from msgspec import structs
+
     from eventlm.bus.log_reader import LogReader
     from eventlm.bus.trace_grep import grep
     from eventlm.cli.warnings import warn
 
     query = _query(arguments)
     path = trace_file(arguments.path)
+    window = parse_window(arguments, path)
+    if window is not None:
+        # To before its end, and a query takes in its last moment.
+        to_ns = None if window.to_ns is None else window.to_ns - 1
+        query = structs.replace(query, from_ns=window.from_ns, to_ns=to_ns)
     with LogReader(path, strict=arguments.strict) as reader:
         with file_progress("searching", path) as on_progress:
             for line in grep(reader, query, on_progress=on_progress):
@@ -72,18 +78,12 @@ def _query(arguments: argparse.Namespace) -> Query:
                 f"--request {arguments.request}: not a request such as 17, nor a sample of it such as 17.0"
             )
         request, index = int(match[1]), int(match[2]) if match[2] else None
-    from_ns = nanoseconds(arguments.from_time, flag="--from") if arguments.from_time is not None else 0
-    to_ns = nanoseconds(arguments.to_time, flag="--to") if arguments.to_time is not None else None
-    if to_ns is not None and to_ns < from_ns:
-        raise UsageError(f"--to {arguments.to_time} lies before --from {arguments.from_time}")
     if arguments.cause is not None and arguments.cause < 0:
         raise UsageError(f"--cause {arguments.cause}: events count from 0")
     return Query(
         request=request,
         index=index,
         tags=_tags(arguments.kind),
-        from_ns=from_ns,
-        to_ns=to_ns,
         cause=arguments.cause,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -118,7 +119,7 @@ def _gauge(axes: Axes, stats: TraceStats, gauge: Callable[[Gauges], int], label:
 def _batch_sizes(axes: Axes, stats: TraceStats, *, in_clock_time: bool) -> None:
     # A shorter pause could not be seen, and many of them would fill the area under the line.
     min_idle_ns = stats.snapshot.duration_ns // MAX_POINTS
-    lines = [_batch_line(series, stats.header.ts, min_idle_ns) for series in stats.series]
+    lines = [_batch_line(series, stats.begin_ns, min_idle_ns) for series in stats.series]
     _over_time(axes, stats, lines, "sequences in a step (0: idle)", in_clock_time=in_clock_time)
 
 
@@ -148,14 +149,13 @@ def _kv_usage(axes: Axes, stats: TraceStats, *, in_clock_time: bool) -> None:
 
 
 def _over_time(axes: Axes, stats: TraceStats, lines: list[_Line], label: str, *, in_clock_time: bool) -> None:
-    begin_ns, end_ns = stats.header.ts, stats.header.ts + stats.snapshot.duration_ns
+    begin_ns, end_ns = stats.begin_ns, stats.begin_ns + stats.snapshot.duration_ns
     unix_start_ns = int(stats.header.unix_start_ns) if in_clock_time else 0
     to_x = _clock_time(unix_start_ns) if unix_start_ns > 0 else _seconds
     for index, line in enumerate(lines):
         if not line.times_ns:
             continue
-        whole = _Line([*line.times_ns, end_ns], [*line.values, line.values[-1]])
-        times_ns, values = _largest_of_intervals(whole, begin_ns, end_ns)
+        times_ns, values = _largest_of_intervals(_between(line, begin_ns, end_ns), begin_ns, end_ns)
         axes.plot(to_x(times_ns), values, drawstyle="steps-post", linewidth=1.2, alpha=0.85, label=f"replica {index}")
     if len(lines) > 1:
         # Above the axes, where no line runs.
@@ -194,6 +194,15 @@ def _clock_time(unix_start_ns: int) -> Callable[[list[int]], Any]:
         return numpy.array([unix_start_ns + ns for ns in times_ns], dtype="datetime64[ns]")
 
     return to_x
+
+
+def _between(line: _Line, begin_ns: int, end_ns: int) -> _Line:
+    """The part between two times, from the value that holds at the first to the one that holds at the second."""
+    first = max(bisect_right(line.times_ns, begin_ns) - 1, 0)
+    last = max(bisect_right(line.times_ns, end_ns), first + 1)
+    times_ns = [max(line.times_ns[first], begin_ns), *line.times_ns[first + 1 : last], end_ns]
+    values = line.values[first:last]
+    return _Line(times_ns, [*values, values[-1]])
 
 
 def _largest_of_intervals(line: _Line, begin_ns: int, end_ns: int) -> _Line:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import file_progress
+from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window, window_in_words
 from eventlm.cli.trace_path import trace_file
 from eventlm.formatting import counted
 from eventlm.table import table
@@ -28,10 +29,12 @@ _ROW_NAMES = {
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.epilog = """\
+    parser.epilog = (
+        """\
 examples:
   eventlm trace stats runs/latest                    the tables
   eventlm trace stats runs/latest --plot DIR         and pictures of them
+  eventlm trace stats --from 14:05 --to 14:06        what happened at 14:05
   eventlm trace stats runs/latest --json | jq .distributions.prefill_e2e_time
 
 Times are the engine's, in milliseconds, from the reception of a request, over the sequences that ran to their end.
@@ -43,8 +46,14 @@ Tokens and steps count here once they are done: prompt tokens of each sequence (
 computed or cached, and completed steps. `eventlm trace info` counts what arrived and was launched: the prompt of each
 request once, and launched steps.
 
+"""
+        + WINDOW_HELP
+        + """
+
 The pictures (--plot) show time of day in UTC, as the server's log does. A replica without a step in flight is drawn
 with a batch of 0."""
+    )
+    add_window_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
     parser.set_defaults(run=run)
@@ -56,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.metrics.trace_metrics import trace_stats
 
     path = trace_file(arguments.path)
+    window = parse_window(arguments, path)
     with file_progress("reading", path) as on_progress:
-        stats = trace_stats(path, strict=arguments.strict, on_progress=on_progress)
+        stats = trace_stats(path, window=window, strict=arguments.strict, on_progress=on_progress)
     if arguments.json:
         import msgspec
 
@@ -78,6 +88,7 @@ def _as_object(stats: TraceStats) -> dict[str, Any]:
     return {
         "path": stats.path,
         "run": stats.header.run,
+        "window": None if stats.window is None else stats.window._asdict(),
         "num_bytes": stats.num_bytes,
         "warnings": stats.warnings,
         "finish_reasons": stats.finish_reasons,
@@ -126,6 +137,8 @@ def _summary(stats: TraceStats) -> Iterator[str]:
         ("tokens", f"{prompts}, {tokens:,} output{per_second}"),
         ("log", f"{counted(snapshot.num_events, 'event')}, {counted(stats.num_bytes, 'byte')}"),
     ]
+    if stats.window is not None:
+        rows.insert(1, ("window", window_in_words(stats.window, int(stats.header.unix_start_ns))))
     if snapshot.num_unseen or snapshot.num_cut:
         rows.append(
             (

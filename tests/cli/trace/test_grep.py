@@ -26,7 +26,7 @@ def test_lines_are_those_of_the_file(capsys: pytest.CaptureFixture[str]) -> None
     ]
     events = [json.loads(line) for line in lines]
     middle = events[len(events) // 2]["ts"]
-    window = grep(capsys, "--from", f"{middle}ns", "--to", f"{middle / 1e6}ms")
+    window = grep(capsys, "--from", f"{middle}ns", "--to", f"{middle + 1}ns")
     assert window == [line for line, event in zip(lines, events, strict=True) if event["ts"] == middle]
     [first] = [event["s"] for event in events if event["t"] == "arrive"][:1]
     story = [json.loads(line) for line in grep(capsys, "--request", f"{first}.0")]
@@ -41,8 +41,8 @@ def test_lines_are_those_of_the_file(capsys: pytest.CaptureFixture[str]) -> None
         (["--request", "0"], "has no request 0: event 0 is `header`"),
         (["--kind", "lanch"], "no such kind of event; did you mean launch?"),
         (["--kind", ","], "--kind ',' names no kind of event; known: arrive, "),
-        (["--from", "2"], "--from 2: not a time; give a number with a unit"),
-        (["--from", "2s", "--to", "1s"], "--to 1s lies before --from 2s"),
+        (["--from", "soon"], "--from soon: not a time"),
+        (["--from", "2s", "--to", "1s"], "--to 1s is not after --from 2s"),
         (["--cause", "-1"], "events count from 0"),
     ],
 )

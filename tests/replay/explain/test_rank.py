@@ -12,6 +12,7 @@ from msgspec import structs
 from eventlm.metrics.rows import UNFINISHED, RequestRow
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.rank import FIELDS, Measure, measured_ns, rank
+from eventlm.types import TimeWindow
 from tests.replay.explained_logs import read
 from tests.replay.golden import FOLDER, GOLDEN
 from tests.replay.traces import tampered
@@ -80,3 +81,14 @@ def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told) > 2
     assert told == sorted(told)
     assert {total for _, total in told} == {path.stat().st_size}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_window_ranks_those_that_arrived_in_it(name: str) -> None:
+    path = FOLDER / f"{name}.jsonl"
+    whole = rank(path, 1000)
+    arrivals = sorted(row.arrived_ns for row in whole.rows)
+    window = TimeWindow(arrivals[len(arrivals) // 3], arrivals[-1])
+    found = rank(path, 1000, window=window)
+    assert found.rows == [row for row in whole.rows if window.has(row.arrived_ns)]
+    assert found.num_ended == found.num_ranked == len(found.rows) < whole.num_ended

@@ -1,0 +1,92 @@
+"""The sums of the metrics store over a part of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import structs
+
+from eventlm.events import Admitted, Arrived, Event, Header, Rejected
+from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.metrics.live import observe_request, observe_step
+from eventlm.metrics.rows import COMPLETED, RequestRow, StepRow
+from eventlm.metrics.service_classes import ClassSums
+
+#: Counters of a replica that a window takes as they happen, and what it takes as it is at its end.
+_COUNTED_AS_IT_HAPPENS = (
+    "prompt_tokens", "cached_tokens", "queried_tokens", "hit_tokens", "num_deadlines_met", "num_deadlines_missed",
+    "num_workers_lost",
+)  # fmt: skip
+_GAUGES = ("num_running", "num_waiting", "num_waiting_for_grammar", "num_held_blocks", "is_up")
+
+
+class WindowSums:
+    """A snapshot's sums over a window: of the requests that arrived in it and the steps that overlap it.
+
+    What belongs to neither (preemptions, lost workers, cache hits, operations) counts when it happens.
+    """
+
+    def __init__(self, header: Header) -> None:
+        core = header.core
+        self._replicas = [
+            ReplicaMetrics(histograms=make_histograms(core.max_model_len)) for _ in range(core.num_replicas)
+        ]
+        self._classes = ClassSums()
+        self._num_requests = 0
+        self._num_events = 0
+        #: The class of each request that is neither admitted nor rejected.
+        self._arriving: dict[int, str] = {}
+
+    def see(self, event: Event) -> None:
+        """Take in an event of the window."""
+        self._num_events += 1
+        match event:
+            case Arrived():
+                self._num_requests += 1
+                self._classes.arrived(event)
+                self._arriving[event.s] = event.service_class
+            case Admitted():
+                self._arriving.pop(event.request, None)
+            case Rejected() if event.request in self._arriving:
+                reasons = self._replicas[0].reject_reasons
+                reasons[event.reason] = reasons.get(event.reason, 0) + 1
+                self._classes.rejected(self._arriving.pop(event.request), event.reason)
+
+    def request_ended(self, row: RequestRow) -> None:
+        """Take in a sequence whose request arrived in the window."""
+        metrics = self._replicas[row.replica]
+        metrics.finish_reasons[row.reason] = metrics.finish_reasons.get(row.reason, 0) + 1
+        self._classes.ended(row)
+        if row.reason in COMPLETED:
+            observe_request(row, metrics)
+        if row.prefill_e2e_time is not None:
+            metrics.histograms["prefill_e2e_time"].observe(row.prefill_e2e_time)
+
+    def step_completed(self, row: StepRow) -> None:
+        """Take in a step that overlaps the window."""
+        metrics = self._replicas[row.replica]
+        observe_step(row, metrics)
+        metrics.generation_tokens += len(row.tokens)
+
+    def snapshot(self, before: MetricsSnapshot, after: MetricsSnapshot, duration_ns: int) -> MetricsSnapshot:
+        """The sums, with the differences of what was counted as it happened between two snapshots of the store."""
+        for metrics, old, new in zip(self._replicas, before.replicas, after.replicas, strict=True):
+            for name in _COUNTED_AS_IT_HAPPENS:
+                setattr(metrics, name, getattr(new, name) - getattr(old, name))
+            for name in ("preempt_reasons", "op_ns"):
+                counts = Counter(getattr(new, name))
+                counts.subtract(getattr(old, name))
+                setattr(metrics, name, {key: value for key, value in counts.items() if value})
+            for name in _GAUGES:
+                setattr(metrics, name, getattr(new, name))
+        return structs.replace(
+            after,
+            num_events=self._num_events,
+            duration_ns=duration_ns,
+            num_requests=self._num_requests,
+            num_unseen=after.num_unseen - before.num_unseen,
+            num_cut=after.num_cut - before.num_cut,
+            num_plugin_failures=after.num_plugin_failures - before.num_plugin_failures,
+            replicas=self._replicas,
+            classes=self._classes.snapshot(),
+        )
