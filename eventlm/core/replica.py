@@ -61,6 +61,15 @@ class Replica:
         #: Tokens that the residents had when they were admitted.
         self.admitted_tokens = 0
 
+    @property
+    def worker(self) -> int | None:
+        """Epoch of the worker that is up, None if there is none.
+
+        What came from, or goes to, a worker of any other epoch means nothing: that worker is gone, with its cache and
+        all that it had in flight.
+        """
+        return self.epoch if self.up else None
+
     def has_room(self, config: CoreConfig) -> bool:
         """Whether another step may be in flight here."""
         if len(self.in_flight) >= config.max_steps_in_flight:

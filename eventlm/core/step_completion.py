@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 def complete_step(state: CoreState, fact: StepCompleted) -> None:
     """Apply a completion. One of an older worker, or of one that is lost, is a no-op."""
     replica = replica_of(state, fact.replica)
-    if not replica.up or fact.epoch != replica.epoch:
+    if fact.epoch != replica.worker:
         return
     step = replica.in_flight[0] if replica.in_flight else None
     if step is None or step.step != fact.step or step.launch_seq != fact.c:

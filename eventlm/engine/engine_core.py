@@ -150,8 +150,8 @@ class Driver:
 
         Raises ResultMismatchError if it is no answer to what was launched; then the worker must count as lost.
         """
-        worker = self.core.state.replicas[replica]
-        if not worker.up or result.epoch < worker.epoch:
+        worker = self.core.state.replicas[replica].worker
+        if worker is None or result.epoch < worker:
             return
         self.live.answer(replica, result)
 
@@ -241,8 +241,7 @@ class Driver:
             self.live.cancel(fact.request, fact.reason)
         decisions = self.core.apply(fact)
         if isinstance(fact, WorkerUp | WorkerLost | Desynced):
-            replica = self.core.state.replicas[fact.replica]
-            self.live.set_worker(fact.replica, replica.epoch if replica.up else None)
+            self.live.set_worker(fact.replica, self.core.state.replicas[fact.replica].worker)
             self._report_condemned(decisions)
         for decision in decisions:
             self._unpublished.append(decision)

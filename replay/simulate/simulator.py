@@ -95,8 +95,8 @@ class Simulator:
         self._answers: dict[int, tuple[Answer, StepTimes]] = {}
         #: Positions that the tokens of the completion being applied reach, by row.
         self._watched: list[tuple[int, Watched]] = []
-        #: Of each replica, whether its worker is up, and that worker's epoch.
-        self._workers = [(False, 0)] * header.core.num_replicas
+        #: The epoch of each replica's worker, None where there is none.
+        self._workers: list[int | None] = [None] * header.core.num_replicas
         #: The place in the workload of each request that has arrived, by its seq.
         self.places: dict[int, int] = {}
         #: How many sequences of each live request have not ended.
@@ -273,15 +273,14 @@ class Simulator:
         )
 
     def _change_worker(self, index: int, ts: int) -> None:
-        """What a worker that is gone was to answer will not come. Word of an older one changes nothing."""
-        replica = self.core.state.replicas[index]
-        worker = (replica.up, replica.epoch)
+        """The answers of a worker that is gone will not come."""
+        worker = self.core.state.replicas[index].worker
         if worker == self._workers[index]:
             return
         self._workers[index] = worker
         for s, (answer, _) in list(self._answers.items()):
             launched = answer.launched
-            if launched.replica == index and (launched.epoch != replica.epoch or not replica.up):
+            if launched.replica == index and launched.epoch != worker:
                 self._live.give_up(answer)
                 del self._answers[s]
         self._timing.worker_up(index, ts)

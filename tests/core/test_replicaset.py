@@ -252,3 +252,23 @@ def test_one_that_gives_way_goes_on_at_a_replica_whose_turn_was_over() -> None:
     assert [(launched.replica, rows(launched)) for launched in rig.of(Launched)] == [(1, [behind])] * 2
     rig.finish_all()
     assert [reason for *_, reason, _ in rig.finished()] == ["length", "length"]
+
+
+def test_a_replica_names_the_worker_that_counts() -> None:
+    rig = Rig(up=False)
+    replica = rig.state.replicas[0]
+    workers = []
+    for fact in (
+        WorkerUp(replica=0, epoch=2),
+        WorkerLost(replica=0, epoch=1),
+        WorkerUp(replica=0, epoch=1),
+        Desynced(replica=0, epoch=2, step=0),
+        WorkerUp(replica=0, epoch=3),
+        WorkerLost(replica=0, epoch=5),
+        WorkerUp(replica=0, epoch=4),
+        WorkerUp(replica=0, epoch=6),
+    ):
+        rig.feed(fact)
+        workers.append(replica.worker)
+    # The loss of a worker that never came up is remembered.
+    assert workers == [2, 2, 2, None, 3, None, None, 6]
