@@ -47,7 +47,7 @@ def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     models.mkdir(parents=True, exist_ok=True)
     (home / "models").symlink_to(models)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EVENTLM_STATE", str(tmp_path_factory.mktemp("state") / "runs"))
+        patch.setenv("EVENTLM_STATE", str(tmp_path_factory.mktemp("state")))
         patch.setenv("EVENTLM_HOME", str(home))
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield

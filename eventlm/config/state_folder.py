@@ -1,22 +1,23 @@
-"""Where eventlm keeps what it makes for a user and should survive a reboot: histories, traces."""
+"""Where eventlm keeps what should survive a reboot: recorded runs and the history of chats."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-#: Where runs are recorded to, instead of the state folder.
-RUNS_VARIABLE = "EVENTLM_STATE"
+#: Names the state folder.
+STATE_VARIABLE = "EVENTLM_STATE"
 
 
 def runs_folder() -> Path:
-    """`$EVENTLM_STATE`, else `runs` in the state folder: where servers record to by themselves."""
-    chosen = os.environ.get(RUNS_VARIABLE)
-    return Path(chosen) if chosen else state_folder() / "runs"
+    """`runs` in the state folder: where servers record unless told otherwise."""
+    return state_folder() / "runs"
 
 
 def state_folder() -> Path:
-    """`$XDG_STATE_HOME/eventlm`, else `~/.local/state/eventlm`; absolute, need not exist."""
+    """`$EVENTLM_STATE`, else `$XDG_STATE_HOME/eventlm`, else `~/.local/state/eventlm`. It need not exist."""
+    if chosen := os.environ.get(STATE_VARIABLE):
+        return Path(chosen)
     xdg = Path(os.environ.get("XDG_STATE_HOME", ""))
     # The XDG specification has relative paths ignored.
     return (xdg if xdg.is_absolute() else Path.home() / ".local" / "state") / "eventlm"

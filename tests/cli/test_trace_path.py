@@ -25,7 +25,7 @@ def begin(folder: Path, run: str) -> LogWriter:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
+    return tmp_path / "state" / "runs"
 
 
 def test_a_run_that_is_still_being_written_goes_before_newer_ones(

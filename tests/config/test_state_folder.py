@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.config.state_folder import RUNS_VARIABLE, runs_folder, state_folder
+from eventlm.config.state_folder import STATE_VARIABLE, runs_folder, state_folder
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,13 @@ def test_state_is_kept_where_xdg_says(monkeypatch: pytest.MonkeyPatch, xdg: str 
         monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     else:
         monkeypatch.setenv("XDG_STATE_HOME", xdg)
+    monkeypatch.delenv(STATE_VARIABLE)
     found = Path("/home/somebody/.local/state/eventlm" if expected == "HOME" else expected)
     assert state_folder() == found
-    monkeypatch.delenv(RUNS_VARIABLE)
     assert runs_folder() == found / "runs"
 
 
-def test_runs_are_kept_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RUNS_VARIABLE, "/data/runs")
-    assert runs_folder() == Path("/data/runs")
+def test_the_variable_moves_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
+    monkeypatch.setenv(STATE_VARIABLE, "/data")
+    assert (state_folder(), runs_folder()) == (Path("/data"), Path("/data/runs"))

@@ -161,7 +161,7 @@ async def test_a_state_folder_that_takes_no_trace_does_not_keep_the_engine_from_
     with pytest.raises(LogWriteError, match="cannot replace"):
         async with running(record=tmp_path):
             pass
-    monkeypatch.setenv("EVENTLM_STATE", str(tmp_path))
+    monkeypatch.setattr("eventlm.engine.engine_run.runs_folder", lambda: tmp_path)
     async with running(record=tmp_path) as engine:
         [reader] = await generate(engine, request(3))
         assert reader.tokens == [expected_tokens(5, 0, 3)]

@@ -50,8 +50,8 @@ examples:
   eventlm chat --url http://127.0.0.1:8000
   printf '%s\\n' "Name a colour." "Another one." | eventlm chat
 
-What was typed is kept in {HISTORY_NAME} in the state folder ($XDG_STATE_HOME/eventlm, else
-~/.local/state/eventlm), readable to you alone; --no-history keeps nothing."""
+What was typed is kept in {HISTORY_NAME} in the state folder ($EVENTLM_STATE, else
+$XDG_STATE_HOME/eventlm, else ~/.local/state/eventlm), readable to you alone; --no-history keeps nothing."""
     add_model_argument(parser)
     group = parser.add_argument_group("chat")
     group.add_argument("--url", metavar="URL", help="talk to this server; MODEL then names one of its models")

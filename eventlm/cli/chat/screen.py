@@ -1,12 +1,14 @@
-"""What a chat shows: answers as they come, notes beside them. Plain text where nobody watches."""
+"""What a chat shows: answers as they come, and notes between them. Plain text unless a person watches."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
 from eventlm.cli.chat.input import no_echo
+from eventlm.cli.chat.word_wrap import WordWrap
 from eventlm.formatting import counted
 
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
@@ -15,26 +17,31 @@ _CONTROLS = {code: "�" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0)] if
 
 
 class Screen:
-    """Standard output and error. On a terminal notes are shown, dimly; else only what was asked for is printed."""
+    """Standard output and error. A terminal also shows notes, dimmed, and wraps text at words."""
 
     def __init__(self, *, interactive: bool) -> None:
         self.interactive = interactive
         self._styled = interactive and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self._at_line_start = True
+        self._wrap = WordWrap(lambda: shutil.get_terminal_size().columns)
+        #: Of the word that is held back.
+        self._wrap_style = ""
 
     def busy(self) -> AbstractContextManager[None]:
-        """Within `with` nobody is asked for a line: what is typed is not shown, and goes to the next prompt."""
+        """A context without a prompt: what is typed in it is not shown, and goes to the next prompt."""
         return no_echo() if self.interactive else nullcontext()
 
     def text(self, text: str) -> None:
         """A piece of an answer."""
-        if text:
-            self._write(text.translate(_CONTROLS) if self.interactive else text)
+        if self.interactive:
+            self._write_wrapped("", text)
+        else:
+            self._write(text)
 
     def thought(self, text: str) -> None:
         """A piece of what a model thinks before it answers."""
-        if text and self.interactive:
-            self._write(self._style(_DIM, text.translate(_CONTROLS)))
+        if self.interactive:
+            self._write_wrapped(_DIM, text)
 
     def line(self, text: str = "") -> None:
         """A line that was asked for."""
@@ -45,26 +52,34 @@ class Screen:
         """A line for a person who watches."""
         if self.interactive:
             self.end_line()
-            self._write(self._style(_DIM, text.translate(_CONTROLS)) + "\n")
+            self._write(self._wrap.feed(text.translate(_CONTROLS)) + self._wrap.flush(), _DIM)
+            self.end_line()
 
     def error(self, text: str) -> None:
         """A line about what went wrong."""
         self.end_line()
         line = "eventlm: error: " + " ".join(text.splitlines())
-        print(self._style(_RED, line.translate(_CONTROLS)) if self._styled else line, file=sys.stderr, flush=True)
+        if self._styled:
+            line = f"{_RED}{line.translate(_CONTROLS)}{_RESET}"
+        print(line, file=sys.stderr, flush=True)
 
     def end_line(self) -> None:
         """Begin a new line unless at the start of one."""
+        self._write(self._wrap.flush(), self._wrap_style)
         if not self._at_line_start:
-            self._write("\n")
+            self._write(self._wrap.feed("\n") if self.interactive else "\n")
 
-    def _style(self, style: str, text: str) -> str:
-        return f"{style}{text}{_RESET}" if self._styled else text
+    def _write_wrapped(self, style: str, text: str) -> None:
+        if text and style != self._wrap_style:
+            self._write(self._wrap.flush(), self._wrap_style)
+            self._wrap_style = style
+        self._write(self._wrap.feed(text.translate(_CONTROLS)), style)
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        self._at_line_start = text.removesuffix(_RESET).endswith("\n")
+    def _write(self, text: str, style: str = "") -> None:
+        if text:
+            sys.stdout.write(f"{style}{text}{_RESET}" if style and self._styled else text)
+            sys.stdout.flush()
+            self._at_line_start = text.endswith("\n")
 
 
 def answer_summary(

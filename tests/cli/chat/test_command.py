@@ -162,7 +162,7 @@ class Terminal:
     def __init__(self, folder: Path, *arguments: str) -> None:
         # Nobody answers here where the cursor is.
         plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
-        environment = os.environ | plain | {"XDG_STATE_HOME": str(folder / "state")}
+        environment = os.environ | plain | {"EVENTLM_STATE": str(folder / "state")}
         program, *rest = command("chat", *arguments)
         self.process: pexpect.spawn[str] = pexpect.spawn(
             program, rest, cwd=str(folder), env=environment, timeout=PATIENCE_SECONDS, encoding="utf-8"
@@ -222,7 +222,7 @@ def test_a_person_at_a_terminal(tmp_path: Path, open_terminals: list[Terminal]) 
     terminal.type_at_prompt("\x03")
     assert terminal.leave() == 0
 
-    history = tmp_path / "state" / "eventlm" / "chat_history"
+    history = tmp_path / "state" / "chat_history"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
     assert "Hello" in history.read_text()

@@ -31,6 +31,27 @@ def test_notes_are_for_persons_and_begin_a_line(
     assert capsys.readouterr().out == "plain\n"
 
 
+def test_a_terminal_gets_whole_words_in_the_style_of_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "12")
+    for interactive, shown in (
+        (True, "\x1b[2mlet me\x1b[0m\x1b[2m see\x1b[0m\nThe capital\nof France\n"),
+        (False, "The capital of France\n"),
+    ):
+        screen = Screen(interactive=interactive)
+        for piece in ("let", " me see"):
+            screen.thought(piece)
+        screen.thought("")
+        screen.text("" if not interactive else "\n")
+        for piece in ("The cap", "ital of", " Fra", "nce"):
+            screen.text(piece)
+        screen.end_line()
+        assert capsys.readouterr().out == shown
+
+
 def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     Screen(interactive=False).error("one\ntwo")
     assert capsys.readouterr() == ("", "eventlm: error: one two\n")

@@ -98,7 +98,7 @@ def test_the_newest_run_is_the_default(
     monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "state"))
     assert "no run is recorded in" in refused(capsys, "2")
     path = record(tmp_path / "runs", small_machine({"type": "fcfs"}), num_requests=4)
-    monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "runs"))
+    monkeypatch.setenv("EVENTLM_STATE", str(tmp_path))
     request = next(event.s for event in read(path).events if isinstance(event, Arrived))
     assert main(["explain", str(request)]) == main(["explain", "latest", str(request)]) == 0
     captured = capsys.readouterr()

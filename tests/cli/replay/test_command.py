@@ -70,8 +70,9 @@ def test_left_out_it_is_the_newest_run_of_the_state_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "state"))
     assert main(["replay"]) == 2
-    assert f"no run is recorded in {tmp_path}/state; give the path of a trace" in capsys.readouterr().err
-    monkeypatch.setenv("EVENTLM_STATE", str(trace.parents[1]))
+    assert f"no run is recorded in {tmp_path}/state/runs; give the path of a trace" in capsys.readouterr().err
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "runs").symlink_to(trace.parents[1])
     assert main(["replay"]) == 0
     assert main(["trace", "check", "latest"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith(f"{trace}: ok, ")

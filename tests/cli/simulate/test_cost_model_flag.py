@@ -18,10 +18,11 @@ TRACE = Path(__file__).parents[2] / "replay" / "golden" / "fcfs_one_replica.json
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of recorded runs with one in it."""
     monkeypatch.setenv("EVENTLM_STATE", str(tmp_path))
-    (tmp_path / "run-1").mkdir()
-    shutil.copy(TRACE, tmp_path / "run-1" / "trace.jsonl")
-    (tmp_path / "latest").symlink_to("run-1")
-    return tmp_path
+    folder = tmp_path / "runs"
+    (folder / "run-1").mkdir(parents=True)
+    shutil.copy(TRACE, folder / "run-1" / "trace.jsonl")
+    (folder / "latest").symlink_to("run-1")
+    return folder
 
 
 def test_a_name_and_a_run(runs: Path) -> None:

@@ -19,7 +19,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).mkdir(parents=True)
         (folder / name / "trace.jsonl").write_bytes((FOLDER / f"{golden}.jsonl").read_bytes())
     write_run(folder, "three", 0, end=False)
-    monkeypatch.setenv("EVENTLM_STATE", str(folder))
+    monkeypatch.setenv("EVENTLM_STATE", str(tmp_path))
     return folder
 
 
@@ -55,6 +55,6 @@ def test_json_has_paths_and_problems(runs: Path, capsys: pytest.CaptureFixture[s
 def test_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENTLM_STATE", str(tmp_path / "none"))
     assert main(["trace", "ls"]) == 0
-    assert f"no run is recorded in {tmp_path}/none" in capsys.readouterr().err
+    assert f"no run is recorded in {tmp_path}/none/runs" in capsys.readouterr().err
     assert main(["trace", "ls", str(tmp_path / "none")]) == 2
     assert "cannot list the runs of" in capsys.readouterr().err
