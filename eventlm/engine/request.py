@@ -14,7 +14,7 @@ from typing import Union
 from msgspec import Struct
 
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits, RateLimitState
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError, InputError, UsageError
 from eventlm.metrics.rows import RequestRow
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind
@@ -30,6 +30,19 @@ class GroupSizeError(QueueFullError):
 
 class ContextLengthError(EventLMError):
     """A prompt and its max_tokens exceed the context."""
+
+
+class RequestFieldError(InputError):
+    """A field of a request is outside its limits, which `limits` states: the field must be ..."""
+
+    def __init__(self, param: str, limits: str) -> None:
+        self._message = f"Invalid value for '{param}': it must be {limits}."
+        super().__init__(param, self._message)
+        #: All that another process needs to raise it again.
+        self.args = (param, limits)
+
+    def __str__(self) -> str:
+        return self._message
 
 
 class TokenIdError(UsageError):

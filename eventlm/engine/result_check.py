@@ -10,6 +10,7 @@ from itertools import chain
 from operator import le
 
 from eventlm.engine.request import EngineRequest
+from eventlm.engine.request_check import TOKEN_ID_LIMIT
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.sampler_params import TokenLogprobs
@@ -17,8 +18,6 @@ from eventlm.worker.protocol import RowExtras, StepResult
 
 #: Times and durations in a result are below this many nanoseconds, about 146 years.
 TIME_LIMIT_NS = 1 << 62
-#: Token ids are below this where the size of the vocabulary is unknown.
-TOKEN_ID_LIMIT = 1 << 31
 #: The most kinds of operation that a step can have, and the longest name of one.
 MAX_OPS, MAX_OP_NAME = 256, 128
 _FLOAT32_BYTES = 4

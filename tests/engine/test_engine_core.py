@@ -38,6 +38,7 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.events.codec import decode_body, encode_body
+from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 from tests.engine.engines import fake_setup, request
 
@@ -45,12 +46,16 @@ COEFFICIENTS = [1, 1, 1, 1, 1]
 
 
 class Rig:
-    """A driver with one replica. `order` is what happened, in order: ship, write, publish, see."""
+    """A driver with one replica and a fake worker of epoch 1. `order` is what happened, in order: ship, write, publish,
+    see.
+    """
 
     def __init__(self, folder: Path | None = None, *, setup: EngineSetup | None = None, **settings: Any) -> None:
-        setup = setup or fake_setup()
+        self.setup = setup = setup or fake_setup()
         self.order: list[tuple[str, Any]] = []
         self.launches: list[Launched] = []
+        self.payloads: list[StepPayload] = []
+        self.runner = FakeRunner({}, epoch=1, block_size=setup.core.block_size, num_blocks=setup.core.num_blocks)
         self.admissions: list[tuple[Any, list[int]]] = []
         self.outputs: list[Any] = []
         self.writer = LogWriter(folder, "run") if folder is not None else None
@@ -81,6 +86,7 @@ class Rig:
         assert decode_body(body) == launched
         self.order.append(("ship", launched.s))
         self.launches.append(launched)
+        self.payloads.append(payload)
 
     def _break(self, requests: list[int], error: Exception) -> None:
         self.broken.append((requests, error))
@@ -99,8 +105,26 @@ class Rig:
     def complete(self, tokens: list[list[int]]) -> None:
         """The oldest launch that was not answered."""
         launched = self.launches.pop(0)
+        self.payloads.pop(0)
         result = StepResult(epoch=launched.epoch, step=launched.step, start_ns=0, end_ns=0, tokens=tokens)
         self.driver.complete(0, result, start_ns=0, end_ns=0)
+
+    def result(self) -> StepResult:
+        """The fake worker's answer to the oldest launch that was not answered."""
+        launched = self.launches.pop(0)
+        step = self.runner.execute(launched, self.payloads.pop(0))
+        return StepResult(
+            epoch=launched.epoch,
+            step=launched.step,
+            start_ns=5,
+            end_ns=6,
+            tokens=step.tokens,
+            ends=step.ends,
+            extras=step.extras,
+        )
+
+    def answer(self, result: StepResult) -> None:
+        self.driver.complete(0, result, start_ns=result.start_ns, end_ns=result.end_ns)
 
     def events(self) -> list[Event]:
         assert self.writer is not None

@@ -6,15 +6,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from eventlm.config import CacheConfig
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import TokenIdError
-from eventlm.engine.request_check import check_request
+from eventlm.engine.request import (
+    ContextLengthError,
+    EngineRequest,
+    QueueFullError,
+    RequestFieldError,
+    TokenIdError,
+)
+from eventlm.engine.request_check import (
+    REQUEST_LIMITS,
+    SAMPLER_FLOAT_LIMITS,
+    SAMPLER_LIMITS,
+    check_group,
+    check_request,
+)
 from eventlm.errors import UsageError
-from eventlm.events import Arrived, Finished
-from tests.engine.engines import fake_setup, generate, recorded, request
+from eventlm.events import Arrived, Cancelled, Event, Finished, WorkerUp
+from eventlm.events.codec import decode_body, encode_body
+from eventlm.frontend.protocol import error_of, refusal
+from eventlm.metrics.store import MetricsStore
+from eventlm.sampler_params import SamplerParams
+from tests.engine.engines import fake_setup, generate, recorded, request, running, verified
+from tests.engine.test_engine_core import Rig
+from tests.workload import POLICIES
 
 
 @pytest.mark.parametrize(
@@ -39,15 +59,181 @@ def test_ids_that_the_model_does_not_have(params: dict[str, Any], name: str) -> 
 def test_a_prompt_of_ids_that_the_model_does_not_have(prompt: list[int], wrong: int) -> None:
     with pytest.raises(TokenIdError, match=f"the prompt has the token id {wrong},"):
         check_request(request(prompt=prompt), max_model_len=64, vocab_size=9)
-    with pytest.raises(TokenIdError, match="0 and above"):
+    with pytest.raises(TokenIdError, match="from 0 to 2147483647"):
         check_request(request(prompt=[-1]), max_model_len=64, vocab_size=0)
 
 
 @pytest.mark.parametrize("name", ["cache_salt", "adapter"])
 def test_text_that_cannot_be_hashed(name: str) -> None:
     wrong = request(**{name: "a\ud800"})
-    with pytest.raises(UsageError, match=f"{name} is not valid text: it has a lone surrogate at 1"):
+    with pytest.raises(RequestFieldError, match="a lone surrogate at 1") as caught:
         check_request(wrong, max_model_len=64, vocab_size=9)
+    assert caught.value.param == name
+
+
+OUTSIDE: list[tuple[str, Any]] = [
+    *(("n", value) for value in (0, -1, 16_385, True, 1.0, None)),
+    *(("seed", value) for value in (-1, 2**64, 2**70, 1.5)),
+    *(("priority", value) for value in (-(2**31) - 1, 2**31, 2**70, None)),
+    *((name, value) for name in ("deadline_ns", "slo_ttft_ns", "slo_tpot_ns") for value in (-1, 10**15 + 1, 2**64)),
+    *((name, value) for name in ("session", "parent") for value in (-1, 2**53, 2**64)),
+    *((name, value) for name in ("received_ns", "ready_ns") for value in (-1, 2**62, 2**64)),
+    *(("front_end", value) for value in (-1, 2**31)),
+    *((name, "x" * 257) for name in ("model", "adapter", "service_class")),
+    *((name, "a\udc00") for name in ("model", "service_class")),
+    ("kind", "chat"),
+    ("waits_for_grammar", True),
+]
+OUTSIDE_PARAMS: list[tuple[str, Any]] = [
+    *(("max_tokens", value) for value in (-1, 0, 2**31, 2**64)),
+    *((name, value) for name in ("top_k", "min_tokens") for value in (-1, 2**31, 2**64)),
+    *((name, value) for name in ("logprobs", "prompt_logprobs") for value in (-2, 2**31, True)),
+    *(("temperature", value) for value in (-0.1, 2.1, float("nan"), float("inf"), None, True)),
+    *(("top_p", value) for value in (0.0, 1.1, float("nan"))),
+    *(("min_p", value) for value in (-0.1, 1.1)),
+    *(("repetition_penalty", value) for value in (0.0, 1001.0)),
+    *((name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1)),
+    *(("logit_bias", ((1, value),)) for value in (-101.0, float("nan"))),
+    ("pooling", "first"),
+    ("grammar", "\ud800"),
+    ("bad_words", ((1,), ())),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), OUTSIDE + OUTSIDE_PARAMS)
+def test_a_field_outside_its_limits_is_named(field: str, value: Any) -> None:
+    wrong = request(3)
+    if field in SamplerParams.__struct_fields__ and field != "seed":
+        wrong = structs.replace(wrong, params=structs.replace(wrong.params, **{field: value}))
+    else:
+        wrong = structs.replace(wrong, **{field: value})
+    with pytest.raises(RequestFieldError) as caught:
+        check_request(wrong, max_model_len=64, vocab_size=0)
+    assert caught.value.param == field
+    assert str(caught.value).startswith(f"Invalid value for '{field}': it must be ")
+    assert str(error_of(refusal(1, caught.value))) == str(caught.value)
+
+
+def test_limits_themselves_are_allowed() -> None:
+    for name, limits in REQUEST_LIMITS.items():
+        for value in limits:
+            check_request(structs.replace(request(3), **{name: value}), max_model_len=64, vocab_size=9)
+    for name, limits in (SAMPLER_LIMITS | SAMPLER_FLOAT_LIMITS).items():
+        for value in limits:
+            if name != "max_tokens":
+                params = structs.replace(request(3).params, **{name: value})
+                check_request(structs.replace(request(3), params=params), max_model_len=64, vocab_size=9)
+
+
+def test_every_number_of_a_request_has_limits() -> None:
+    limited = {*REQUEST_LIMITS, *SAMPLER_LIMITS, *SAMPLER_FLOAT_LIMITS}
+    for kind in (EngineRequest, SamplerParams):
+        hints = {name: str(hint) for name, hint in kind.__annotations__.items()}
+        numbers = {name for name, hint in hints.items() if hint.split(" |")[0] in ("int", "float")}
+        assert numbers - limited == set()
+
+
+EDGES = [sign * 2**power + off for sign in (1, -1) for power in (31, 53, 62, 63, 64, 70) for off in (-1, 0, 1)]
+INTEGERS = st.one_of(st.integers(-3, 40), st.sampled_from(EDGES))
+FLOATS = st.one_of(st.floats(), st.floats(0, 2))
+TEXTS = st.one_of(st.just(""), st.text(max_size=4), st.just("a\ud800"), st.just("x" * 300))
+IDS = st.lists(INTEGERS, max_size=4).map(tuple)
+PARAMS: dict[str, st.SearchStrategy[Any]] = {
+    "temperature": FLOATS,
+    "top_k": INTEGERS,
+    "top_p": FLOATS,
+    "min_p": FLOATS,
+    "repetition_penalty": FLOATS,
+    "presence_penalty": FLOATS,
+    "frequency_penalty": FLOATS,
+    "logit_bias": st.lists(st.tuples(INTEGERS, FLOATS), max_size=2).map(tuple),
+    "allowed_token_ids": IDS,
+    "bad_words": st.lists(IDS, max_size=2).map(tuple),
+    "seed": INTEGERS,
+    "min_tokens": INTEGERS,
+    "max_tokens": INTEGERS,
+    "eos_token_ids": IDS,
+    "stop_token_ids": IDS,
+    "logprobs": st.none() | INTEGERS,
+    "prompt_logprobs": st.none() | INTEGERS,
+}
+#: By fields, whatever their types allow.
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "model": TEXTS,
+    "prompt_token_ids": st.lists(INTEGERS, max_size=40),
+    "kind": st.sampled_from(["generate", "score", "pool"]),
+    "n": INTEGERS,
+    "seed": st.none() | INTEGERS,
+    "skip_cache_read": st.booleans(),
+    "cache_salt": TEXTS,
+    "adapter": TEXTS,
+    "priority": INTEGERS,
+    "deadline_ns": INTEGERS,
+    "slo_ttft_ns": INTEGERS,
+    "slo_tpot_ns": INTEGERS,
+    "service_class": TEXTS,
+    "session": INTEGERS,
+    "parent": INTEGERS,
+    "drop_if_late": st.booleans(),
+    "waits_for_grammar": st.booleans(),
+    "has_text_ends": st.booleans(),
+    "offline": st.booleans(),
+    "received_ns": INTEGERS,
+    "ready_ns": INTEGERS,
+    "front_end": INTEGERS,
+}
+
+
+def some_of(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Up to three fields and what they become; of more, one is nearly always refused."""
+    names = st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in chosen}))
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_of(FIELDS), some_of(PARAMS), st.sampled_from(POLICIES))
+def test_whatever_is_asked_for_is_refused_or_served(
+    changes: dict[str, Any], param_changes: dict[str, Any], policy: str
+) -> None:
+    """The driver goes on, its events can be written and read, and every observer takes them."""
+    asked = request(3)
+    asked = structs.replace(asked, params=structs.replace(asked.params, **param_changes), **changes)
+    rig = Rig(setup=fake_setup(policy={"type": policy}, max_queue_len=64, max_num_seqs=32))
+    try:
+        check_group([asked], rig.setup.core, vocab_size=0)
+    except (UsageError, ContextLengthError, QueueFullError):
+        return
+    assert asked.n < 200
+    events: list[Event] = []
+    store = MetricsStore()
+    store.apply(rig.driver._header)
+    for observer in (events.append, store.apply):
+        rig.driver.bus.attach(observer)
+    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(asked)
+    for now_ns in range(10, 1000, 10):
+        rig.driver.drain(now_ns)
+        if not rig.launches:
+            break
+        rig.answer(rig.result())
+    for seq in list(rig.driver.core.state.requests):
+        rig.driver.put_fact(Cancelled(request=seq))
+    rig.driver.drain(2000)
+    assert rig.broken == []
+    assert not rig.driver.core.state.requests
+    assert store.next_s == rig.driver.core.next_seq
+    for event in events:
+        assert decode_body(encode_body(event)) == event
+
+
+async def test_the_engine_refuses_what_it_cannot_record_and_serves_on(tmp_path: Path) -> None:
+    async with running(record=tmp_path) as engine:
+        for wrong in ({"seed": 2**64}, {"priority": 2**70}, {"deadline_ns": -1}, {"session": 2**64}):
+            with pytest.raises(RequestFieldError):
+                await engine.submit([request(3, **{"seed": 1, **wrong})])
+        [reader] = await generate(engine, request(3, seed=2**64 - 1))
+        assert reader.reasons == ["length"]
+    verified(engine)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

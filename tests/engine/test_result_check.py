@@ -20,7 +20,7 @@ from eventlm.events.codec import decode_body, encode_body
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import FromWorker, RowExtras, StepResult, decode_from_worker, encode
-from tests.engine.engines import SLOW, expected_tokens, fake_setup, generate, recorded, request, running, verified
+from tests.engine.engines import SLOW, expected_tokens, generate, recorded, request, running, verified
 from tests.engine.test_engine_core import Rig
 
 Change = Callable[[StepResult], StepResult]
@@ -39,36 +39,16 @@ def requests() -> list[EngineRequest]:
 
 
 class Workbench(Rig):
-    """A driver whose first launches have a row of every kind, and a fake worker that computes them."""
+    """A driver whose first launch has a row of every kind."""
 
     def __init__(self) -> None:
-        super().__init__(setup=fake_setup())
-        self.payloads: list[Any] = []
-        self.runner = FakeRunner({}, epoch=1, block_size=16, num_blocks=64)
+        super().__init__()
         self.driver.put_fact(WorkerUp(replica=0, epoch=1))
         self.submit(*requests())
         self.driver.drain(10)
 
-    def _ship(self, launched: Any, body: bytes, payload: Any) -> None:
-        super()._ship(launched, body, payload)
-        self.payloads.append(payload)
-
-    def result(self) -> StepResult:
-        """The right answer to the oldest launch that has had none."""
-        launched = self.launches.pop(0)
-        step = self.runner.execute(launched, self.payloads.pop(0))
-        return StepResult(
-            epoch=launched.epoch,
-            step=launched.step,
-            start_ns=5,
-            end_ns=6,
-            tokens=step.tokens,
-            ends=step.ends,
-            extras=step.extras,
-        )
-
     def answer(self, result: StepResult) -> None:
-        self.driver.complete(0, result, start_ns=result.start_ns, end_ns=result.end_ns)
+        super().answer(result)
         self.driver.drain(20)
 
 

@@ -12,6 +12,7 @@ from eventlm.engine.request import (
     EngineUnavailableError,
     GroupSizeError,
     QueueFullError,
+    RequestFieldError,
     TokenIdError,
 )
 from tests.processes import PATIENCE_SECONDS
@@ -70,6 +71,8 @@ def test_engine_errors(server: RunningServer) -> None:
     assert "retry-after" not in reply.headers
     server.engine.submit_error = TokenIdError("the prompt has the token id 9")
     assert_error(server.complete(), 400, INVALID, "prompt", "invalid_value", message="token id 9")
+    server.engine.submit_error = RequestFieldError("session", "an integer from 0 to 9")
+    assert_error(server.complete(), 400, INVALID, "session", "invalid_value", message="from 0 to 9")
     server.engine.submit_error = ContextLengthError("1 over 2")
     assert_error(server.chat(), 400, INVALID, "messages", "context_length_exceeded")
     assert_error(server.complete(), 400, INVALID, "prompt", "context_length_exceeded")
