@@ -12,20 +12,20 @@ PreemptReason = Literal["memory", "admission", "lost"]
 
 
 class Admitted(Decision, frozen=True, kw_only=True, tag="admit"):
-    """The request has its place in the queue. (Its admission to a replica is part of a launch.)"""
+    """The request enters the queue. (Its admission to a replica is part of a launch.)"""
 
     request: int
 
 
 class Rejected(Decision, frozen=True, kw_only=True, tag="reject"):
-    """The request was turned away; nothing of it remains."""
+    """The request is turned away, and the core keeps nothing of it."""
 
     request: int
     reason: RejectReason
 
 
 class Routed(Decision, frozen=True, kw_only=True, tag="route"):
-    """A sequence (or with index -1 all of a request's that had no replica) belongs to a replica now."""
+    """A sequence is assigned to a replica; with index -1, all of the request's sequences that had none."""
 
     request: int
     index: int = -1
@@ -33,7 +33,7 @@ class Routed(Decision, frozen=True, kw_only=True, tag="route"):
 
 
 class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
-    """One step of one replica: everything its worker needs but the token ids, which travel beside it.
+    """One step of one replica: everything that its worker needs, except the token ids, which travel beside it.
 
     decodes: (request, index, confirmed tokens of the sequence, steps of it already in flight), most urgent first.
     chunks: (request, index, position of the first token, tokens, 1 if the row samples), behind the decodes.
@@ -57,7 +57,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
 
 
 class Preempted(Decision, frozen=True, kw_only=True, tag="preempt"):
-    """A running sequence lost its blocks and waits again; its emitted tokens stay. `by` is who needed the room."""
+    """A running sequence loses its blocks and waits again. Its emitted tokens stay."""
 
     request: int
     index: int
@@ -67,7 +67,7 @@ class Preempted(Decision, frozen=True, kw_only=True, tag="preempt"):
 
 
 class Emitted(Decision, frozen=True, kw_only=True, tag="emit"):
-    """The tokens of a completed step may be shown. Each row's are as the completion says, but for `dropped`.
+    """The tokens of a completed step may be shown: those that the completion reports, except `dropped`.
 
     dropped: (row, tokens) of rows whose sequence had ended, was closing, or had no room for all of them.
     """
@@ -79,7 +79,7 @@ class Emitted(Decision, frozen=True, kw_only=True, tag="emit"):
 
 
 class Closing(Decision, frozen=True, kw_only=True, tag="closing"):
-    """First phase of a finish: an end was seen at `position`; the edge owes its `text_end`."""
+    """First phase of a finish: an end was found at `position`, and a `text_end` fact is due."""
 
     request: int
     index: int
@@ -88,7 +88,7 @@ class Closing(Decision, frozen=True, kw_only=True, tag="closing"):
 
 
 class Finished(Decision, frozen=True, kw_only=True, tag="finish"):
-    """A sequence ended, with `position` output tokens."""
+    """A sequence ends, with `position` output tokens."""
 
     request: int
     index: int
@@ -98,13 +98,13 @@ class Finished(Decision, frozen=True, kw_only=True, tag="finish"):
 
 
 class TimerSet(Decision, frozen=True, kw_only=True, tag="set_timer"):
-    """The core wants a `timer` fact once the clock has passed `due_ns`."""
+    """A `timer` fact is due once the clock has passed `due_ns`."""
 
     request: int
     due_ns: int
 
 
 class PluginFailed(Decision, frozen=True, kw_only=True, tag="plugin_failed"):
-    """A plug-in raised or answered nonsense. Instead: order of arrival, no eviction, whole chunk, shared queue."""
+    """A plug-in raised or returned nonsense. Instead: order of arrival, no eviction, whole chunk, shared queue."""
 
     error: str

@@ -1,4 +1,4 @@
-"""Facts: what the outside world told the engine. Lengths, block integers and reasons; never a token, never a text."""
+"""Facts: what reached the engine from outside. Lengths, block integers and reasons; never a token or a text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Arrived(Fact, frozen=True, kw_only=True, tag="arrive"):
 
 
 class Cancelled(Fact, frozen=True, kw_only=True, tag="cancel"):
-    """The client left, or somebody asked for the end of a request."""
+    """The client disconnected, or an operator or the server ended the request."""
 
     request: int
     reason: str = "client"
@@ -75,9 +75,9 @@ class StepCompleted(Fact, frozen=True, kw_only=True, tag="done"):
 
 
 class TextEnded(Fact, frozen=True, kw_only=True, tag="text_end"):
-    """The edge has looked at a sequence's text. `position` counts the output tokens that belong to it.
+    """The text of a sequence was searched for ends. `position` counts the output tokens that belong to it.
 
-    An empty `reason` is the answer to `closing` of an edge that found no end of its own.
+    After `closing`, an empty `reason` says that the search found no earlier end.
     """
 
     request: int
@@ -87,14 +87,14 @@ class TextEnded(Fact, frozen=True, kw_only=True, tag="text_end"):
 
 
 class WorkerUp(Fact, frozen=True, kw_only=True, tag="worker_up"):
-    """A worker is ready. Its epoch is larger than that of every worker this replica had before."""
+    """A worker is ready. Its epoch is larger than those of all earlier workers of the replica."""
 
     replica: int
     epoch: int
 
 
 class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
-    """A worker died or went silent. Its KV cache and its steps in flight are gone.
+    """A worker died or stopped responding. Its KV cache and its steps in flight are lost.
 
     crashed: its own code ended it, by an error that it reported or a signal such as SIGSEGV. Otherwise it may have
     been killed or stopped from outside.
@@ -107,7 +107,7 @@ class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
 
 
 class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):
-    """A worker's own length of a sequence differs from the launch's; it computes no more. Treated as lost."""
+    """A worker's own length of a sequence differs from the launch's. It computes no more and is treated as lost."""
 
     replica: int
     epoch: int
@@ -115,43 +115,43 @@ class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):
 
 
 class TimerDue(Fact, frozen=True, kw_only=True, tag="timer"):
-    """The clock has passed `due_ns`. All timers of the core up to it fire."""
+    """The clock has passed `due_ns`. All timers up to that time fire."""
 
     due_ns: int
 
 
 class PredictorSwapped(Fact, frozen=True, kw_only=True, tag="predictor"):
-    """New coefficients of the step-time model, in picoseconds a unit (see `eventlm.core.predictor`)."""
+    """New coefficients of the step-time model, in picoseconds for each unit (see `eventlm.core.predictor`)."""
 
     coefficients: list[int]
 
 
 class PolicySwapped(Fact, frozen=True, kw_only=True, tag="policy"):
-    """Another of the policies installed at start takes over."""
+    """Another of the policies that were installed at the start takes over."""
 
     name: str
 
 
 class CacheFlushed(Fact, frozen=True, kw_only=True, tag="flush_cache"):
-    """What no sequence holds leaves every prefix cache. What is held stays, and can still be hit."""
+    """Every prefix cache drops the blocks that no sequence holds. Held blocks stay and can still be hit."""
 
 
 class FrontEndLost(Fact, frozen=True, kw_only=True, tag="front_end_lost"):
-    """A front-end process died; its requests have no reader any more."""
+    """A front-end process died. Its requests are cancelled."""
 
     front_end: int
 
 
 class GrammarReady(Fact, frozen=True, kw_only=True, tag="grammar"):
-    """The matcher of a request is built, or failed to build with `error`."""
+    """The grammar matcher of a request was built, or could not be built (`error`)."""
 
     request: int
     error: str = ""
 
 
 class Paused(Fact, frozen=True, kw_only=True, tag="pause"):
-    """No more launches until resumed. Steps in flight complete."""
+    """Nothing more is launched until `resume`. Steps in flight complete."""
 
 
 class Resumed(Fact, frozen=True, kw_only=True, tag="resume"):
-    """Launches may go on."""
+    """Launches continue after a `pause`."""

@@ -22,7 +22,7 @@ RunName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\x7f]{1,255}\Z")]
 
 
 class PluginRecord(Struct, frozen=True, kw_only=True):
-    """A plug-in as it ran: its spec (`type` and parameters), its version and a hash of what its source does."""
+    """A plug-in of the run: its spec (`type` and parameters), its version and a hash of its source code."""
 
     kind: PluginKind
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -33,7 +33,7 @@ class PluginRecord(Struct, frozen=True, kw_only=True):
 
 
 class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header"):
-    """First line of a trace: what is needed to build the same core, and what is needed to understand the run.
+    """First line of a trace: everything needed to build the same core, and to understand the run.
 
     Its defaults are written out, unlike those of other events: a version left out because it is today's default
     would read as tomorrow's.
@@ -75,7 +75,7 @@ class Checkpoint(Marker, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 class Snapshot(Marker, frozen=True, kw_only=True, tag="snapshot"):
-    """The core's whole state after the event before this one (see `eventlm.core.snapshot`), as it stands in the line.
+    """The core's whole state after the event before this one (see `eventlm.core.snapshot`).
 
     It follows the header of every segment of a run but the first, so that the segment verifies alone.
     """
@@ -107,6 +107,6 @@ class StepOps(Marker, frozen=True, kw_only=True, tag="ops"):
 
 
 class End(Marker, frozen=True, kw_only=True, tag="end"):
-    """A clean stop."""
+    """The run ended in order."""
 
     reason: str = "stop"
