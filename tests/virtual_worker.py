@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable
+from typing import Protocol
 
+from eventlm.engine.engine_core import Driver
 from eventlm.events import Desynced, Launched, WorkerLost, WorkerUp
 from eventlm.worker.fake.runner import FakeDeath, FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult
-from tests.workload import MILLISECOND
+from tests.workload import MILLISECOND, Machine
 
-if TYPE_CHECKING:
-    from tests.simulation import Simulation
+
+class World(Protocol):
+    """What a worker sees of the simulation that it is part of. Times are in nanoseconds."""
+
+    rng: random.Random
+    machine: Machine
+    now_ns: int
+    driver: Driver
+
+    def at(self, time_ns: int, action: Callable[[], None]) -> None:
+        """Do something at a time."""
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do something later."""
 
 
 class VirtualWorker:
     """A replica's worker process in virtual time: a fake runner that does one step after the other."""
 
-    def __init__(self, simulation: Simulation, replica: int) -> None:
+    def __init__(self, simulation: World, replica: int) -> None:
         self.simulation = simulation
         self.replica = replica
         self.epoch = 0
