@@ -87,7 +87,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         dict[str, Any],
         Meta(
             extra={"metavar": "KEY=VALUE,..."},
-            description="parameters of the fake worker, with `--model fake` only",
+            description="parameters of `--model fake`: nanoseconds of a step (base_ns, prefill_token_ns, decode_ns, "
+            "context_token_ns), chances in parts per million (end_ppm, late_ppm, die_ppm, poison_ppm, piece_ppm, "
+            "nan_ppm), and late_factor",
         ),
     ] = {}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import NoReturn
 
 import pytest
 
 from eventlm.config.options import did_you_mean, options
+from eventlm.worker.fake.tokens import FakeParameters
 
 POLICIES = ["fcfs", "edf"]
 
@@ -37,3 +39,8 @@ def test_a_word_that_is_far_too_long_is_compared_with_none(monkeypatch: pytest.M
 @pytest.mark.parametrize("word", ["--tensor-parallel-size", "--n-gpu-layers", "--seed", "--ssl-keyfile", "-m"])
 def test_what_is_only_a_little_like_a_flag_is_no_slip_of_it(word: str) -> None:
     assert did_you_mean(word, [*(option.flag for option in options().values()), "-h", "--no-prefix-cache"]) == ""
+
+
+def test_the_help_lists_all_parameters_of_the_fake_model() -> None:
+    named = re.findall(r"\b[a-z_]+_(?:ns|ppm|factor)\b", options()["fake"].description)
+    assert sorted(named) == sorted(FakeParameters.__struct_fields__)

@@ -53,7 +53,8 @@ def configure(parser: Parser) -> None:
     group.add_argument(
         "--cost-model",
         metavar="FILE",
-        help="times of steps from a TOML file, by the name of a model, or fitted to another trace",
+        help="times of steps from a TOML file, a built-in model (`eventlm simulate --help` lists them), or fitted to "
+        "another trace",
     )
     group.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
     group.add_argument("--output", metavar="DIR", help="write the trace of each alternative to this folder")

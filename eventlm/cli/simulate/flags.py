@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 WORKLOAD_HELP = "a workload file, a recorded trace or the folder of a run"
 COST_MODEL_HELP = (
-    "what a step costs: a built-in model such as h200-llama3-8b, a TOML file, or a recorded run to fit one to"
+    "what a step costs: a TOML file, a recorded run to fit a model to, or one of a100-llama3-8b, a100x4-llama3-70b, "
+    "h200-llama3-8b, h200x4-llama3-70b"
 )
 #: Options of the configuration that mean something without a worker, a server and a recorder.
 ENGINE_OPTIONS = (

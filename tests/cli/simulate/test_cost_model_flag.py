@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.simulate.flags import COST_MODEL_HELP
 from eventlm.errors import UsageError
-from eventlm.replay.cost.files import load_cost_model
+from eventlm.replay.cost.files import built_in_cost_models, load_cost_model
 
 TRACE = Path(__file__).parents[2] / "replay" / "golden" / "fcfs_one_replica.jsonl"
 
@@ -40,3 +42,7 @@ def test_a_folder_of_runs_is_not_one(runs: Path) -> None:
 def test_what_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no cost model .*built in: .*h200-llama3-8b"):
         read_cost_model(str(tmp_path / "nothing"))
+
+
+def test_the_help_lists_the_built_in_models() -> None:
+    assert re.findall(r"\b[ah]\d+[\w-]*", COST_MODEL_HELP) == built_in_cost_models()
