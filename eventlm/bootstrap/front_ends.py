@@ -13,7 +13,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.front_ends import FrontEndController
 from eventlm.frontend.protocol import FrontEndSetup
-from eventlm.server.context import LAST_WORDS_SECONDS
+from eventlm.server.context import FINAL_WRITES_SECONDS
 from eventlm.server.http_server import bind_sockets, completed, url_of
 from eventlm.types import ceil_div
 
@@ -57,7 +57,7 @@ class FrontEndServer:
             heartbeat_timeout_seconds=config.worker.heartbeat_timeout_seconds,
         )
         url = url_of(config.server, *sockets[0][0].getsockname()[:2])
-        drain_seconds = config.server.drain_seconds + LAST_WORDS_SECONDS + _LEAVE_SECONDS
+        drain_seconds = config.server.drain_seconds + FINAL_WRITES_SECONDS + _LEAVE_SECONDS
         try:
             on_listening(url)
             if await completed(_together(controller.start(), self._engine.start()), stop):

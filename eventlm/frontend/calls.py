@@ -1,4 +1,4 @@
-"""What front ends may ask of the engine: one line for each question, and for each word that has no answer."""
+"""What front ends can call on the engine: a handler for each operation and each notification."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from msgspec import structs
 from eventlm.engine.request import OnOutput, ResumedReply
 from eventlm.frontend.protocol import (
     Administer,
-    AskExplanation,
-    AskStatus,
     CancelReply,
     CancelRequest,
     EndText,
+    GetExplanation,
+    GetMetrics,
+    GetStatus,
     Leave,
-    Question,
-    ReadMetrics,
+    Notification,
+    Operation,
     Resume,
     Submit,
     Submitted,
-    Word,
 )
 from eventlm.metrics.components import EngineMetrics, FrontEndMetrics
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
 
-#: Gets the number of the front end that asks, the question, and where outputs go if it has any.
+#: Takes the number of the calling front end, the operation, and the callback for its outputs, if it has any.
 Handler = Callable[[int, Any, OnOutput], Awaitable[Any]]
 
 
 class FrontEndCalls:
-    """Answers questions. `figures` are those of all front ends."""
+    """Handles the calls of all front ends. `figures` returns their metrics."""
 
     def __init__(self, engine: InferenceEngine, figures: Callable[[], list[FrontEndMetrics]]) -> None:
         self._engine = engine
@@ -42,24 +42,24 @@ class FrontEndCalls:
             Submit: self._submit,
             Resume: self._resume,
             CancelReply: lambda _, asked, __: engine.cancel_reply(asked.reply_id, asked.owner),
-            AskStatus: lambda _, asked, __: engine.status(asked.reply_id, asked.owner),
-            AskExplanation: lambda _, asked, __: engine.explain(asked.reply_id, asked.owner),
-            ReadMetrics: self._read_metrics,
+            GetStatus: lambda _, asked, __: engine.status(asked.reply_id, asked.owner),
+            GetExplanation: lambda _, asked, __: engine.explain(asked.reply_id, asked.owner),
+            GetMetrics: self._read_metrics,
             Administer: lambda _, asked, __: engine.administer(asked.action),
         }
-        self._listeners: dict[type[Any], Callable[[Any], None]] = {
-            CancelRequest: lambda word: engine.cancel(word.request, word.reason),
-            EndText: lambda word: engine.end_text(word.request, word.index, word.position, word.reason),
-            Leave: lambda word: engine.leave(word.reply_id, word.reader),
+        self._notified: dict[type[Any], Callable[[Any], None]] = {
+            CancelRequest: lambda sent: engine.cancel(sent.request, sent.reason),
+            EndText: lambda sent: engine.end_text(sent.request, sent.index, sent.position, sent.reason),
+            Leave: lambda sent: engine.leave(sent.reply_id, sent.reader),
         }
 
-    async def answer(self, front_end: int, question: Question, on_output: OnOutput) -> Any:
-        """What msgpack can carry. Raises what the engine raises."""
-        return await self._handlers[type(question)](front_end, question, on_output)
+    async def answer(self, front_end: int, operation: Operation, on_output: OnOutput) -> Any:
+        """Carry out an operation and return a result that msgpack can encode. Raises what the engine raises."""
+        return await self._handlers[type(operation)](front_end, operation, on_output)
 
-    def hear(self, word: Word) -> None:
-        """Take what has no answer. What it is about may have ended."""
-        self._listeners[type(word)](word)
+    def notify(self, notification: Notification) -> None:
+        """Handle a notification. The request it concerns may have ended already."""
+        self._notified[type(notification)](notification)
 
     async def _submit(self, front_end: int, asked: Submit, on_output: OnOutput) -> Submitted:
         group = [structs.replace(request, front_end=front_end) for request in asked.group]
@@ -69,5 +69,5 @@ class FrontEndCalls:
     async def _resume(self, front_end: int, asked: Resume, on_output: OnOutput) -> ResumedReply:
         return await self._engine.resume(asked.reply_id, asked.owner, on_output, asked.limits)
 
-    async def _read_metrics(self, front_end: int, asked: ReadMetrics, on_output: OnOutput) -> EngineMetrics:
+    async def _read_metrics(self, front_end: int, asked: GetMetrics, on_output: OnOutput) -> EngineMetrics:
         return structs.replace(await self._engine.read_metrics(), front_ends=self._figures())

@@ -1,4 +1,4 @@
-"""Messages over a stream socket: the length of each in four bytes, big-endian, and then its bytes."""
+"""Length-prefixed messages over a stream socket: four bytes, big-endian, then the message."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ _LENGTH_BYTES = 4
 
 
 class FrameConnection(asyncio.Protocol):
-    """One end of a connection. `on_frame` gets each message, `on_lost` is called once when the other end has gone.
+    """One end of a connection. `on_frame` takes each message; `on_lost` is called once when the other end closes.
 
-    Nothing comes after `on_lost`, nor after `abort`. What is sent and not read at the other end is kept in memory:
-    whoever sends looks at `backlog_bytes`.
+    Neither is called after `on_lost` or `abort`. Unread messages stay in memory, so senders must watch `backlog_bytes`.
     """
 
     def __init__(self, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
@@ -29,36 +28,36 @@ class FrameConnection(asyncio.Protocol):
     async def open(
         cls, end: socket.socket, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]
     ) -> FrameConnection:
-        """A connection over one end of a socket pair, which is closed with it."""
+        """Connect over one end of a socket pair. Closing the connection closes it."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_unix_connection(lambda: cls(on_frame, on_lost), sock=end)
         return connection
 
     @property
     def backlog_bytes(self) -> int:
-        """What is sent and has not left this process."""
+        """Bytes sent that have not left this process."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send(self, body: bytes) -> None:
-        """Send a message. One that is too late to arrive is dropped: the loss of the connection is told elsewhere."""
+        """Send a message. It is dropped if the connection is lost, which is reported elsewhere."""
         if self._transport is not None and self._is_open:
             self._transport.writelines((len(body).to_bytes(_LENGTH_BYTES), body))
 
     async def close(self) -> None:
-        """Close behind what is already sent, and wait for that; `on_lost` is not called."""
+        """Close after everything sent has left, and wait for that. Does not call `on_lost`."""
         self._is_open = False
         if self._transport is not None:
             self._transport.close()
             await self._closed
 
     def abort(self) -> None:
-        """Close at once; `on_lost` is not called."""
+        """Close at once. Does not call `on_lost`."""
         self._is_open = False
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of it.
+        # uvloop's transports are not its subclasses.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

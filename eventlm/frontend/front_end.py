@@ -1,4 +1,4 @@
-"""One front end: a process, and after its death another."""
+"""One front end: keeps one process running, and restarts it after its death."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from eventlm.metrics.components import FrontEndMetrics, HttpRequests
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
 
-#: Longest start: a tokenizer is loaded, on a machine that may be busy.
+#: Time limit for a start, which loads a tokenizer on a machine that may be busy.
 START_SECONDS = 120.0
-#: How often a front end says that it lives.
+#: Interval of heartbeats.
 BEAT_SECONDS = 1.0
-#: Pause before a restart, doubled with each death of one that had not lived for long, so many times at most.
+#: Pause before a restart. Each early death doubles it, up to MAX_DOUBLINGS times; a process that has lived for
+#: STEADY_SECONDS resets it.
 RESTART_SECONDS, MAX_DOUBLINGS = 0.1, 6
 STEADY_SECONDS = 10.0
-#: Starts that fail, in a row, before a front end is given up.
+#: Failed starts in a row before a front end is given up.
 MAX_FAILED_STARTS = 5
-#: How long a process that has closed its connection may take to end by itself.
+#: How long a process may take to exit after it has closed its connection.
 LEAVE_SECONDS = 5.0
-#: A process that dies closes its connection a moment before its death is known.
-LAST_WORDS_SECONDS = 0.1
+#: How long to wait for the exit status of a process whose connection was closed.
+EXIT_STATUS_SECONDS = 0.1
 
 log = structlog.get_logger("eventlm.front_end")
 
 
 class FrontEnd:
-    """Number `index`, from 1. `start`, then `stop`. Owns the sockets that its processes inherit."""
+    """Number `index`, from 1. `start`, then `stop`. Owns the listening sockets that its processes inherit."""
 
     def __init__(
         self,
@@ -66,24 +67,24 @@ class FrontEnd:
         self._process: FrontEndProcess | None = None
         self._link: FrontEndLink | None = None
         self._task: asyncio.Task[None] | None = None
-        #: Deaths in a row of processes that had not lived for long.
+        #: Early deaths in a row.
         self._num_failures = 0
         #: HTTP requests of the processes before the present one, by route, method and status.
         self._http_requests: Counter[tuple[str, str, str]] = Counter()
 
     @property
     def pid(self) -> int:
-        """Process id of the present process; 0 if there is none."""
+        """Process id of the current process; 0 if there is none."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def link(self) -> FrontEndLink | None:
-        """The connection to the present process."""
+        """The connection to the current process."""
         return self._link
 
     @property
     def metrics(self) -> FrontEndMetrics:
-        """Its figures, at most a beat old."""
+        """Its metrics, at most one heartbeat old."""
         link = self._link
         if link is None or link.lost.done() or not link.started.done():
             return FrontEndMetrics(
@@ -110,22 +111,22 @@ class FrontEnd:
         return [(*route, count) for route, count in counts.items()]
 
     async def start(self) -> None:
-        """Bring the first process up. Raises EngineUnavailableError if it does not start."""
+        """Start the first process. Raises EngineUnavailableError if it does not start."""
         await self._spawn()
         self._task = asyncio.create_task(self._supervise(), name=f"front end {self.index}")
 
     def send(self, message: ToFrontEnd) -> None:
-        """Send a message to the present process, if there is one."""
+        """Send a message to the current process, if there is one."""
         if self._link is not None:
             self._link.send(message)
 
     async def ended(self) -> None:
-        """Wait until there is no process any more and will be none."""
+        """Wait until the process has ended for good."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
     async def stop(self) -> None:
-        """End the process and the supervision, whatever is under way. Harmless when called twice."""
+        """End the process and its supervision. Harmless when called twice."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -133,7 +134,7 @@ class FrontEnd:
         self._close_sockets()
 
     def _present_setup(self) -> FrontEndSetup:
-        """What `StateChanged` has told those that are there."""
+        """The setup with the engine's current state."""
         engine = self._engine
         return structs.replace(
             self._setup, state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len
@@ -154,14 +155,12 @@ class FrontEnd:
             raise
         message = link.started.result() if link.started.done() else None
         if message is None:
-            ending = f"said nothing in {START_SECONDS:.0f} s"
+            ending = f"sent nothing for {START_SECONDS:.0f} s"
             if link.lost.done():
                 await asyncio.wait({process.death}, timeout=LEAVE_SECONDS)
                 ending = process.ending or link.lost.result()
             await self._discard()
-            raise EngineUnavailableError(
-                f"front end {self.index} {ending} while it started; see above for its last words"
-            )
+            raise EngineUnavailableError(f"front end {self.index} {ending} while it started; see its output above")
         if isinstance(message, FrontEndFailed):
             await self._discard()
             raise EngineUnavailableError(f"front end {self.index} did not start: {message.message}")
@@ -169,7 +168,7 @@ class FrontEnd:
             link.send(Drain())
 
     def _close_sockets(self) -> None:
-        """Nobody will accept from them any more: the kernel is to send connections elsewhere."""
+        """Close the listening sockets, so that the kernel sends connections to the other front ends."""
         for bound in self._sockets:
             bound.close()
 
@@ -183,7 +182,7 @@ class FrontEnd:
             await process.kill()
 
     async def _supervise(self) -> None:
-        """Watch one process after the other until the front end is given up or told to drain."""
+        """Watch each process in turn until the front end is given up or drains."""
         try:
             while await self._serve_once():
                 pass
@@ -193,7 +192,7 @@ class FrontEnd:
         self._close_sockets()
 
     async def _give_up(self) -> None:
-        """Leave neither a process nor requests."""
+        """End the process and its requests."""
         await self._discard()
         self._on_dead()
         try:
@@ -202,7 +201,7 @@ class FrontEnd:
             log.exception("the requests of a front end could not be ended", front_end=self.index)
 
     async def _serve_once(self) -> bool:
-        """Watch the present process to its end and start the next; False if there is none."""
+        """Watch the current process to its end and start the next; False if there will be none."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         reason = await self._watch()
@@ -213,8 +212,8 @@ class FrontEnd:
         return await self._restart()
 
     async def _watch(self) -> str:
-        """Why the present process is lost, as soon as it is. Silence is counted in waits, not read from a clock:
-        whatever kept this process from listening is not the front end's silence.
+        """Wait until the current process is lost, and return why. Silence is counted in waits, not by a clock: time
+        in which this process itself could not listen must not count.
         """
         link = self._link
         assert link is not None
@@ -228,7 +227,7 @@ class FrontEnd:
         return link.lost.result()
 
     async def _lose(self, reason: str) -> None:
-        """The process is gone or useless: its requests end, and nothing is left of it."""
+        """The process is gone or unusable: end its requests and clean up."""
         process = self._process
         assert process is not None
         if self.is_draining:
@@ -237,13 +236,13 @@ class FrontEnd:
                 await self._discard()
                 return
         self._engine.lose_front_end(self.index)
-        await asyncio.wait({process.death}, timeout=LAST_WORDS_SECONDS)
+        await asyncio.wait({process.death}, timeout=EXIT_STATUS_SECONDS)
         reason = process.ending or reason
         await self._discard()
         log.warning("front end lost", front_end=self.index, pid=process.pid, reason=reason)
 
     async def _restart(self) -> bool:
-        """Start the next process, with patience; False if it is no use, or too late."""
+        """Start the next process, with retries; False if all fail or a drain began."""
         for _ in range(MAX_FAILED_STARTS):
             await asyncio.sleep(RESTART_SECONDS * 2 ** min(self._num_failures, MAX_DOUBLINGS))
             if self.is_draining:

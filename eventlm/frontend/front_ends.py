@@ -1,11 +1,11 @@
-"""All front ends of an engine: processes that speak HTTP, make tokens of text and text of tokens, and nothing else.
+"""All front ends of an engine: processes that serve HTTP, tokenize and detokenize.
 
-The engine's process binds the address, once for each front end with SO_REUSEPORT, and each inherits its own socket. So
-the kernel shares connections out evenly (from one queue whoever is awake first takes a burst as a whole, before any of
-its load shows), while errors of binding stay in one place, port 0 means one port, and connections that have not been
-accepted survive a front end's death: the engine's process holds the queue until the next one takes it over.
+The engine's process binds the address once for each front end, with SO_REUSEPORT, and each front end inherits its own
+socket. The kernel then spreads connections evenly; from one shared queue, the first process awake would take a whole
+burst. Bind errors stay in one place, port 0 means one port, and connections that were not accepted yet survive a front
+end's death, because the engine's process keeps the queue for the next one.
 
-Admission, limits and the log stay the engine's: a front end asks, by `eventlm.frontend.protocol`.
+Admission, limits and the log stay in the engine; front ends call it (`eventlm.frontend.protocol`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eventlm.metrics.components import FrontEndMetrics
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
 
-#: How long front ends may take to say for how many requests they wait.
+#: How long front ends may take to report how many requests they still have.
 COUNT_SECONDS = 1.0
 
 log = structlog.get_logger("eventlm.front_end")
@@ -44,7 +44,7 @@ class FrontEndController:
         module: str,
         heartbeat_timeout_seconds: float,
     ) -> None:
-        #: Set when the last front end was given up.
+        #: Set when the last front end has been given up.
         self.all_dead = asyncio.Event()
         self._engine = engine
         self._num_dead = 0
@@ -69,12 +69,12 @@ class FrontEndController:
 
     @property
     def metrics(self) -> list[FrontEndMetrics]:
-        """Figures of each."""
+        """The metrics of each."""
         return [front_end.metrics for front_end in self._front_ends]
 
     async def start(self) -> None:
         """Start all. Raises EngineUnavailableError if one does not start."""
-        self._engine.on_state = self._tell_state
+        self._engine.on_state = self._send_state
         try:
             await asyncio.gather(*(front_end.start() for front_end in self._front_ends))
         except BaseException:
@@ -82,7 +82,7 @@ class FrontEndController:
             raise
 
     async def begin_drain(self) -> int:
-        """Tell all to refuse new requests and to leave when theirs are over; for how many requests they wait."""
+        """Let all refuse new requests and exit after their last one. Returns how many requests are left."""
         for front_end in self._front_ends:
             front_end.is_draining = True
             front_end.send(Drain())
@@ -92,21 +92,21 @@ class FrontEndController:
         return sum(count.result() for count in counts if count.done())
 
     async def drain(self, cut: asyncio.Event, *, timeout_seconds: float) -> None:
-        """Wait until all have left; `cut` makes that short. Whoever has not left in time is killed."""
+        """Wait until all have exited; `cut` ends their requests at once. Those that take too long are killed."""
         ends = [asyncio.create_task(front_end.ended()) for front_end in self._front_ends]
         cutting = asyncio.create_task(self._cut(cut))
         try:
             await asyncio.wait(ends, timeout=timeout_seconds)
             for front_end, end in zip(self._front_ends, ends, strict=True):
                 if not end.done():
-                    log.warning("front end does not leave and is killed", front_end=front_end.index, pid=front_end.pid)
+                    log.warning("front end does not exit and is killed", front_end=front_end.index, pid=front_end.pid)
         finally:
             for each in (cutting, *ends):
                 each.cancel()
             await self.stop()
 
     async def stop(self) -> None:
-        """End all that is left. Harmless when called twice."""
+        """End all front ends. Harmless when called twice."""
         self._engine.on_state = None
         await asyncio.gather(*(front_end.stop() for front_end in self._front_ends))
 
@@ -116,11 +116,11 @@ class FrontEndController:
             front_end.send(Cut())
 
     def reload(self) -> None:
-        """Let all read again what may have changed on the disk."""
+        """Let all reload files that may have changed."""
         for front_end in self._front_ends:
             front_end.send(Reload())
 
-    def _tell_state(self) -> None:
+    def _send_state(self) -> None:
         engine = self._engine
         changed = StateChanged(state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len)
         for front_end in self._front_ends:
@@ -128,7 +128,7 @@ class FrontEndController:
                 front_end.send(changed)
             except Exception:
                 log.exception(
-                    "a front end does not know the engine's state: this is a defect, please report it",
+                    "the engine's state could not be sent to a front end: this is a defect, please report it",
                     front_end=front_end.index,
                 )
 

@@ -1,4 +1,4 @@
-"""The engine's end of the connection to one front-end process: calls are answered, outputs leave tick by tick."""
+"""The engine's end of the connection to one front-end process: answers calls and sends outputs, tick by tick."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from eventlm.frontend.protocol import (
     StreamOutput,
     Submit,
     ToFrontEnd,
-    answer,
+    call_error,
+    call_result,
     decode_from_front_end,
     encode,
-    refusal,
 )
 
-#: What a front end may leave unread. Beyond it the front end counts as lost: it would only grow the engine's memory.
+#: How much a front end may leave unread. Beyond this it counts as lost, because the backlog is in the engine's memory.
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 
 log = structlog.get_logger("eventlm.front_end")
 
 
 class FrontEndLink:
-    """Lives as long as one front-end process, or shorter. `lost` is done, with a reason, when it is of no more use.
+    """A connection to one front-end process. `lost` completes, with the reason, when the connection is unusable.
 
-    max_replay_bytes: what the outputs of a reply that is read again may be on top of `max_backlog_bytes`.
+    max_replay_bytes: allowance for the outputs of one resumed reply, on top of `max_backlog_bytes`.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class FrontEndLink:
         self.started: asyncio.Future[FrontEndReady | FrontEndFailed] = loop.create_future()
         self.draining: asyncio.Future[int] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
-        #: The last one, and how many there have been.
+        #: The last heartbeat, and how many there have been.
         self.beat = Beat(num_requests=0, cpu_ns=0, resident_bytes=0)
         self.num_beats = 0
         self._calls = calls
         self._max_backlog_bytes = max_backlog_bytes
         self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
-        #: Replies that it reads, of those that can be read again.
+        #: The resumable replies that this front end reads.
         self._reading: set[Leave] = set()
-        #: Outputs of this tick.
+        #: Outputs collected in this tick.
         self._outputs: list[tuple[int, int, StreamOutput]] = []
-        #: By the numbers of their calls.
+        #: Running calls by their numbers.
         self._answering: dict[int, asyncio.Task[None]] = {}
 
     async def open(self, end: socket.socket) -> None:
-        """Begin, over the engine's end of a socket pair."""
+        """Connect over the engine's end of a socket pair."""
         self._connection = await FrameConnection.open(end, self._receive, partial(self.lose, "closed its connection"))
 
     def send(self, message: ToFrontEnd) -> None:
-        """Send a message; the front end is lost if too much is unread."""
+        """Send a message. The front end is lost if it leaves too much unread."""
         if self._connection is None or self.lost.done():
             return
         self._connection.send(encode(message))
@@ -88,14 +88,14 @@ class FrontEndLink:
             self.lose(f"left more than {most_bytes:,} bytes unread")
 
     def lose(self, reason: str) -> None:
-        """Nothing is sent or taken any more, and what is undecided is cancelled."""
+        """Stop sending and receiving, and cancel the running calls."""
         if self.lost.done():
             return
         self.lost.set_result(reason)
         for task in self._answering.values():
             task.cancel()
         for leave in self._reading:
-            self._calls.hear(leave)
+            self._calls.notify(leave)
         self._outputs.clear()
         if self._connection is not None:
             self._connection.abort()
@@ -117,7 +117,7 @@ class FrontEndLink:
             case CancelRequest() | EndText() | Leave():
                 if isinstance(message, Leave):
                     self._reading.discard(message)
-                self._calls.hear(message)
+                self._calls.notify(message)
             case Beat():
                 self.beat = message
                 self.num_beats += 1
@@ -131,40 +131,40 @@ class FrontEndLink:
     async def _answer(self, call: Call) -> None:
         try:
             self._check_room(call)
-            result = await self._calls.answer(self.index, call.question, partial(self._put, call.id))
+            result = await self._calls.answer(self.index, call.operation, partial(self._put, call.id))
         except EventLMError as error:
-            self.send(refusal(call.id, error))
+            self.send(call_error(call.id, error))
             return
         except Exception:
             log.exception("a call failed: this is a defect, please report it", front_end=self.index)
-            self.send(refusal(call.id, EngineUnavailableError("the engine could not answer; see the server's log")))
+            self.send(call_error(call.id, EngineUnavailableError("the engine could not answer; see the server's log")))
             return
         if isinstance(result, ResumedReply):
             self._reading.add(Leave(result.submission.reply_id, result.reader))
-        elif isinstance(call.question, Submit):
-            submission = call.question.submission
+        elif isinstance(call.operation, Submit):
+            submission = call.operation.submission
             if submission is not None and submission.is_resumable:
                 self._reading.add(Leave(submission.reply_id, 0))
-        self.send(answer(call.id, result))
+        self.send(call_result(call.id, result))
         if isinstance(result, ResumedReply):
-            # Its outputs are there already. At once, so that they count before the next is asked for.
+            # Its outputs are here already. Send them now, so that they count before the next resumption is checked.
             self._flush()
 
     def _check_room(self, call: Call) -> None:
-        """One reply at a time may bring more than the bound: whoever asks for many harms no other stream."""
-        if not isinstance(call.question, Resume) or self._connection is None:
+        """Let one resumed reply at a time exceed the bound: a client that resumes many harms no other stream."""
+        if not isinstance(call.operation, Resume) or self._connection is None:
             return
         if self._connection.backlog_bytes > self._max_backlog_bytes:
             raise EngineUnavailableError("too much is on its way to be sent; try again")
 
     def _put(self, call: int, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
-        """Outputs of one tick come in one go; they leave as one message behind it."""
+        """Collect an output. All outputs of one tick leave in one message after it."""
         if self.lost.done():
             return
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
-        said: StreamOutput = Lost(str(output)) if isinstance(output, EventLMError) else output
-        self._outputs.append((call, place, said))
+        sent: StreamOutput = Lost(str(output)) if isinstance(output, EventLMError) else output
+        self._outputs.append((call, place, sent))
 
     def _flush(self) -> None:
         outputs, self._outputs = self._outputs, []

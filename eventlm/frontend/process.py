@@ -1,4 +1,4 @@
-"""One front-end process as the engine sees it: spawned fresh, connected by a socket pair, killed."""
+"""One front-end process from the engine's side: spawned, connected by a socket pair, killed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ STDERR = 2
 
 
 class FrontEndProcess:
-    """A process started with the interpreter's own spawn. It inherits its end of the pair, and sockets that listen.
+    """A fresh Python process that inherits one end of a socket pair and the listening sockets.
 
-    The pair has no name, so that nobody else can connect to it, and its end of file tells each side of the other's
-    death.
+    The pair has no name, so no other process can connect to it. End of file on it means that the other side died.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, end: socket.socket) -> None:
@@ -37,16 +36,16 @@ class FrontEndProcess:
         except OSError as error:
             raise EngineUnavailableError(f"cannot start a front end: {error}") from error
         listening = [each.fileno() for each in sockets]
-        # -P: no code from the folder that the engine happens to run in.
+        # -P: import nothing from the current folder.
         command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), ",".join(map(str, listening))]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                # What a library prints is no output of this program.
+                # Output that a library prints must not mix with this program's.
                 stdout=STDERR,
                 pass_fds=(theirs.fileno(), *listening),
-                # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine decides what becomes of front ends.
+                # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine alone decides when front ends end.
                 start_new_session=True,
             )
         except BaseException as error:
@@ -65,17 +64,17 @@ class FrontEndProcess:
 
     @property
     def left_in_order(self) -> bool:
-        """Whether it has ended, and nothing was wrong."""
+        """Whether it has exited with status 0."""
         return self._process.returncode == 0
 
     @property
     def ending(self) -> str:
-        """How it died, for a person; empty while it lives."""
+        """How it ended, in words; empty while it runs."""
         code = self._process.returncode
         return "" if code is None else death_in_words(code)
 
     async def kill(self) -> None:
-        """End it now. Harmless when it has died."""
+        """Kill it. Harmless when it has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""What travels between the engine's process and a front end, as msgpack over a socket pair. No pickle, no code.
+"""Messages between the engine's process and a front end: msgpack over a socket pair. No pickle, no code.
 
-The engine talks first (`FrontEndSetup`), the front end answers `FrontEndReady` or `FrontEndFailed` and then sends a
-`Beat` a second. What a front end asks of the engine is a `Call` of one of the structs in `Question`; it gets an
-`Answer` or a `Refusal`, and where the question has outputs (of the requests that it submits, of a reply that it
-resumes) those come under the call's number, all of one tick in one message. A `Word` has no answer.
+The engine sends `FrontEndSetup` first. The front end answers `FrontEndReady` or `FrontEndFailed`, then sends a `Beat`
+every second. A front end calls the engine with a `Call` that holds one `Operation`, and gets a `CallResult` or a
+`CallError`. If the operation has outputs (those of submitted requests, or of a resumed reply), they follow under the
+call's number; all outputs of one tick travel in one message. A `Notification` has no answer.
 
-To let front ends ask something new: a struct in `Question` or `Word`, a line in `eventlm.frontend.calls`, and
-a method of `eventlm.frontend.remote_engine.RemoteEngine`.
+To add an operation: a struct in `Operation` or `Notification`, a handler in `eventlm.frontend.calls`, and a method of
+`eventlm.frontend.remote_engine.RemoteEngine`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 
 class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
-    """What a front end must know before it can start.
+    """What a front end needs to start.
 
-    index: from 1. model: a checkpoint folder, or `fake`. origin_ns: where the run's clock stands at 0, on this host's
-    monotonic one. created: unix time that /v1/models tells.
+    index: counts from 1. model: a checkpoint folder, or `fake`. origin_ns: the host's monotonic time at which the run's
+    clock is 0. created: unix time that /v1/models reports.
     """
 
     index: int
@@ -63,7 +63,7 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
-    """The engine's state, whether it is paused, and its longest context, which its workers may have cut."""
+    """The engine's state, whether it is paused, and its context length, which its workers may have reduced."""
 
     state: str
     paused: bool
@@ -71,7 +71,7 @@ class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):
-    """The engine died under a request."""
+    """The engine died while it served a request."""
 
     message: str
 
@@ -82,19 +82,19 @@ StreamOutput = Union[  # noqa: UP007
 
 
 class Outputs(Struct, frozen=True, tag="outputs"):
-    """Outputs in their order: the call's number, the place of the request in its group, and what is said of it."""
+    """Outputs in order: the call's number, the request's index in its group, and the output."""
 
     items: list[tuple[int, int, StreamOutput]]
 
 
-class Answer(Struct, frozen=True, tag="answer"):
+class CallResult(Struct, frozen=True, tag="answer"):
     """What call `id` returned."""
 
     id: int
     result: Raw
 
 
-class Refusal(Struct, frozen=True, tag="refusal"):
+class CallError(Struct, frozen=True, tag="call_error"):
     """What call `id` raised: one of `ERRORS`, with its arguments."""
 
     id: int
@@ -103,19 +103,19 @@ class Refusal(Struct, frozen=True, tag="refusal"):
 
 
 class Reload(Struct, frozen=True, tag="reload"):
-    """Read again what may have changed on the disk."""
+    """Reload files that may have changed."""
 
 
 class Drain(Struct, frozen=True, tag="drain"):
-    """Refuse new requests, let those that run end, and leave."""
+    """Refuse new requests, finish the running ones, and exit."""
 
 
 class Cut(Struct, frozen=True, tag="cut"):
-    """End what still runs."""
+    """End the running requests now."""
 
 
 class FrontEndReady(Struct, frozen=True, tag="ready"):
-    """It takes connections."""
+    """It accepts connections."""
 
 
 class FrontEndFailed(Struct, frozen=True, tag="failed"):
@@ -125,7 +125,7 @@ class FrontEndFailed(Struct, frozen=True, tag="failed"):
 
 
 class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
-    """It lives, and what it uses: requests that generate, processor time, memory; and what it has answered."""
+    """A heartbeat: the number of generating requests, CPU time, memory, and counts of responses."""
 
     num_requests: int
     cpu_ns: int
@@ -134,27 +134,27 @@ class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class Draining(Struct, frozen=True, tag="draining"):
-    """It has begun to drain and waits for so many requests."""
+    """It has begun to drain, with this many requests left."""
 
     num_requests: int
 
 
 class Submit(Struct, frozen=True, tag="submit"):
-    """`Engine.submit`. The answer is a `Submitted`; the outputs of the requests come."""
+    """`Engine.submit`. Returns a `Submitted`; the requests' outputs follow."""
 
     group: list[EngineRequest]
     submission: Submission | None = None
 
 
 class Submitted(Struct, frozen=True):
-    """The seqs of the requests that were submitted, and what their owner has left of its limits."""
+    """The seqs of the submitted requests, and what is left of their owner's limits."""
 
     requests: list[int]
     rate_limits: RateLimitState | None
 
 
 class Resume(Struct, frozen=True, tag="resume"):
-    """`Engine.resume`. The answer is a `ResumedReply`; its outputs come."""
+    """`Engine.resume`. Returns a `ResumedReply`; its outputs follow."""
 
     reply_id: str
     owner: str
@@ -162,48 +162,48 @@ class Resume(Struct, frozen=True, tag="resume"):
 
 
 class CancelReply(Struct, frozen=True, tag="cancel_reply"):
-    """`Engine.cancel_reply`. The answer is whether anything was under way."""
+    """`Engine.cancel_reply`. Returns whether anything was running."""
 
     reply_id: str
     owner: str
 
 
-class AskStatus(Struct, frozen=True, tag="status"):
-    """`Engine.status`. The answer is a `ReplyStatus`."""
+class GetStatus(Struct, frozen=True, tag="status"):
+    """`Engine.status`. Returns a `ReplyStatus`."""
 
     reply_id: str
     owner: str | None
 
 
-class AskExplanation(Struct, frozen=True, tag="explain"):
-    """`Engine.explain`. The answer is an `ExplainAnswer`."""
+class GetExplanation(Struct, frozen=True, tag="explain"):
+    """`Engine.explain`. Returns an `ExplainAnswer`."""
 
     reply_id: str
     owner: str
 
 
-class ReadMetrics(Struct, frozen=True, tag="metrics"):
-    """`Engine.read_metrics`. The answer is an `EngineMetrics`."""
+class GetMetrics(Struct, frozen=True, tag="metrics"):
+    """`Engine.read_metrics`. Returns an `EngineMetrics`."""
 
 
 class Administer(Struct, frozen=True, tag="administer"):
-    """`Engine.administer`. The answer is an `EngineStatus`."""
+    """`Engine.administer`. Returns an `EngineStatus`."""
 
     action: AdminAction
 
 
-Question = Union[Submit, Resume, CancelReply, AskStatus, AskExplanation, ReadMetrics, Administer]  # noqa: UP007
+Operation = Union[Submit, Resume, CancelReply, GetStatus, GetExplanation, GetMetrics, Administer]  # noqa: UP007
 
 
 class Call(Struct, frozen=True, tag="call"):
-    """Something asked of the engine; `id` counts up."""
+    """A call on the engine; `id` counts up."""
 
     id: int
-    question: Question
+    operation: Operation
 
 
 class Abandon(Struct, frozen=True, tag="abandon"):
-    """Nobody waits for the answer of call `id` any more, and it need not come."""
+    """The caller of `id` no longer waits; no answer is needed."""
 
     id: int
 
@@ -231,9 +231,9 @@ class Leave(Struct, frozen=True, tag="leave"):
     reader: int
 
 
-Word = Union[CancelRequest, EndText, Leave]  # noqa: UP007
+Notification = Union[CancelRequest, EndText, Leave]  # noqa: UP007
 
-ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, Answer, Refusal, Reload, Drain, Cut]  # noqa: UP007
+ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, CallResult, CallError, Reload, Drain, Cut]  # noqa: UP007
 FromFrontEnd = Union[  # noqa: UP007
     FrontEndReady, FrontEndFailed, Beat, Draining, Call, Abandon, CancelRequest, EndText, Leave
 ]
@@ -244,33 +244,33 @@ _from_front_end = msgspec.msgpack.Decoder(FromFrontEnd)
 
 
 def encode(message: Struct) -> bytes:
-    """A message's bytes."""
+    """Encode a message."""
     return _encoder.encode(message)
 
 
 def decode_to_front_end(data: bytes) -> ToFrontEnd:
-    """A message of the engine."""
+    """Decode a message from the engine."""
     message: ToFrontEnd = _to_front_end.decode(data)
     return message
 
 
 def decode_from_front_end(data: bytes) -> FromFrontEnd:
-    """A message of a front end."""
+    """Decode a message from a front end."""
     message: FromFrontEnd = _from_front_end.decode(data)
     return message
 
 
-def answer(call: int, result: Any) -> Answer:
-    """An answer that carries `result`."""
-    return Answer(call, Raw(_encoder.encode(result)))
+def call_result(call: int, result: Any) -> CallResult:
+    """A `CallResult` that carries `result`."""
+    return CallResult(call, Raw(_encoder.encode(result)))
 
 
 def decode_result(result: Raw, result_type: type[T]) -> T:
-    """What an answer carries."""
+    """Decode the result of a call."""
     return msgspec.msgpack.decode(result, type=result_type)
 
 
-#: Errors that are raised again at the other side, which needs no more of them than their arguments.
+#: Errors that are raised again on the other side, built from their arguments alone.
 ERRORS: dict[str, type[EventLMError]] = {
     kind.__name__: kind
     for kind in (
@@ -292,12 +292,12 @@ ERRORS: dict[str, type[EventLMError]] = {
 }
 
 
-def refusal(call: int, error: EventLMError) -> Refusal:
-    """An error as it travels: as the nearest of its classes that the other side knows."""
+def call_error(call: int, error: EventLMError) -> CallError:
+    """Encode an error as its nearest base class that the other side knows."""
     kind = next(name for name in (base.__name__ for base in type(error).__mro__) if name in ERRORS)
-    return Refusal(call, kind, list(error.args))
+    return CallError(call, kind, list(error.args))
 
 
-def error_of(refusal: Refusal) -> EventLMError:
-    """The error of a refusal."""
-    return ERRORS[refusal.kind](*refusal.arguments)
+def error_from(call_error: CallError) -> EventLMError:
+    """The error that a `CallError` stands for."""
+    return ERRORS[call_error.kind](*call_error.arguments)

@@ -1,4 +1,4 @@
-"""The engine as a front end in another process sees it: the same face, by messages. Without I/O of its own."""
+"""The engine's interface in a front-end process: each method is a message. Does no I/O itself."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from eventlm.engine.response_status import ReplyStatus
 from eventlm.frontend.protocol import (
     Abandon,
     Administer,
-    Answer,
-    AskExplanation,
-    AskStatus,
     Call,
+    CallError,
+    CallResult,
     CancelReply,
     CancelRequest,
     EndText,
     FromFrontEnd,
     FrontEndSetup,
+    GetExplanation,
+    GetMetrics,
+    GetStatus,
     Leave,
     Lost,
+    Operation,
     Outputs,
-    Question,
-    ReadMetrics,
-    Refusal,
     Resume,
     StateChanged,
     Submit,
     Submitted,
     decode_result,
-    error_of,
+    error_from,
 )
 from eventlm.metrics.components import EngineMetrics
 
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class _Stream:
-    """Where a call's outputs go. `num_left` are the sequences of each of its requests that are not over."""
+    """Where a call's outputs go. `num_left`: the unfinished sequences of each of its requests."""
 
     __slots__ = ("num_left", "on_output")
 
@@ -66,8 +66,8 @@ class _Stream:
 
 
 class _Call(NamedTuple):
-    """A call that is not answered: `take` makes its result of the answer, as soon as that is here, and `abandon` undoes
-    what it has done if nobody waits any more.
+    """A call that waits for its answer. `take` decodes the result when it arrives; `abandon` undoes its effect if the
+    caller has gone.
     """
 
     result: asyncio.Future[Any]
@@ -76,7 +76,7 @@ class _Call(NamedTuple):
 
 
 class RemoteEngine:
-    """See `eventlm.server.engine_protocol.Engine`. `send` sends to the engine; `take` gets what comes from it."""
+    """See `eventlm.server.engine_protocol.Engine`. `send` sends to the engine; `take` receives its messages."""
 
     def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None]) -> None:
         self.state = cast(EngineState, setup.state)
@@ -89,18 +89,18 @@ class RemoteEngine:
         self._calls: dict[int, _Call] = {}
         self._num_calls = 0
         self._streams: dict[int, _Stream] = {}
-        #: Those of replies that are read again, by the reply's id and the reader's number.
+        #: The streams of resumed replies, by reply id and reader number.
         self._reading: dict[tuple[str, int], _Stream] = {}
-        #: Why the engine's process cannot be asked any more.
+        #: Why the engine's process is unreachable.
         self._loss: EngineUnavailableError | None = None
 
     def now_ns(self) -> int:
-        """The run's clock: both processes read this host's monotonic one."""
+        """The run's clock. Both processes read the host's monotonic clock."""
         return time.monotonic_ns() - self._origin_ns
 
     async def read_metrics(self) -> EngineMetrics:
-        """All figures of the engine, and of every front end. Raises EngineUnavailableError."""
-        return await self._call(ReadMetrics(), partial(decode_result, result_type=EngineMetrics))
+        """The metrics of the engine and of every front end. Raises EngineUnavailableError."""
+        return await self._call(GetMetrics(), partial(decode_result, result_type=EngineMetrics))
 
     async def submit(
         self,
@@ -109,7 +109,7 @@ class RemoteEngine:
         submission: Submission | None = None,
         on_output: OnOutput | None = None,
     ) -> list[RequestHandle]:
-        """As the engine's own. What can be found wrong with a request alone is found here."""
+        """As `InferenceEngine.submit`. Checks that need only the request itself are made here."""
         for request in group:
             check_request(request, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
         handles = [
@@ -137,7 +137,7 @@ class RemoteEngine:
     async def resume(
         self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
     ) -> ResumedReply:
-        """As the engine's own."""
+        """As the method of `InferenceEngine`."""
 
         def take(result: Raw) -> ResumedReply:
             reply = decode_result(result, ResumedReply)
@@ -147,67 +147,67 @@ class RemoteEngine:
         def abandon(reply: ResumedReply) -> None:
             self.leave(reply.submission.reply_id, reply.reader)
 
-        # How much of the reply is over is not known before: until it is left.
+        # How much of the reply is over is unknown until the reader leaves.
         stream = _Stream(on_output, [])
         return await self._call(Resume(reply_id, owner, limits), take, stream=stream, abandon=abandon)
 
     def leave(self, reply_id: str, reader: int) -> None:
-        """As the engine's own."""
+        """As the method of `InferenceEngine`."""
         stream = self._reading.pop((reply_id, reader), None)
         if stream is not None:
             self._streams = {number: each for number, each in self._streams.items() if each is not stream}
         self._send(Leave(reply_id, reader))
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
-        """As the engine's own."""
+        """As the method of `InferenceEngine`."""
         return await self._call(CancelReply(reply_id, owner), partial(decode_result, result_type=bool))
 
     async def administer(self, action: AdminAction) -> EngineStatus:
-        """As the engine's own."""
+        """As the method of `InferenceEngine`."""
         return await self._call(Administer(action), partial(decode_result, result_type=EngineStatus))
 
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
-        """As the engine's own."""
-        return await self._call(AskStatus(reply_id, owner), partial(decode_result, result_type=ReplyStatus))
+        """As the method of `InferenceEngine`."""
+        return await self._call(GetStatus(reply_id, owner), partial(decode_result, result_type=ReplyStatus))
 
     async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
-        """As the engine's own."""
+        """As the method of `InferenceEngine`."""
         number = self._num_calls + 1
         try:
-            return await self._call(AskExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
+            return await self._call(GetExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
         except asyncio.CancelledError:
-            # It may take long, and others wait for theirs.
+            # An explanation may take long, and other calls wait for theirs.
             if self._calls.pop(number, None) is not None:
                 self._send(Abandon(number))
             raise
 
-    def take(self, message: Outputs | Answer | Refusal | StateChanged) -> None:
-        """A message of the engine."""
+    def take(self, message: Outputs | CallResult | CallError | StateChanged) -> None:
+        """Handle a message from the engine."""
         match message:
             case Outputs():
                 self._take_outputs(message)
-            case Answer() | Refusal() if message.id not in self._calls:
-                # It was abandoned at the moment in which this left.
+            case CallResult() | CallError() if message.id not in self._calls:
+                # The call was abandoned while this was on its way.
                 pass
-            case Answer():
+            case CallResult():
                 call = self._calls.pop(message.id)
                 result = call.take(message.result)
                 if not call.result.done():
                     call.result.set_result(result)
                 elif call.abandon is not None:
                     call.abandon(result)
-            case Refusal():
+            case CallError():
                 call = self._calls.pop(message.id)
                 self._streams.pop(message.id, None)
                 if not call.result.done():
-                    call.result.set_exception(error_of(message))
+                    call.result.set_exception(error_from(message))
             case StateChanged():
                 self.state = cast(EngineState, message.state)
                 self.paused = message.paused
                 self.max_model_len = message.max_model_len
 
     def fail(self, reason: str) -> None:
-        """The engine's process has gone: everybody who waits is told."""
+        """The engine's process has gone: fail everything that waits."""
         self.state = "dead"
         error = self._loss = EngineUnavailableError(reason)
         calls, self._calls = self._calls, {}
@@ -248,13 +248,13 @@ class RemoteEngine:
 
     async def _call(
         self,
-        question: Question,
+        operation: Operation,
         take: Callable[[Raw], T],
         *,
         stream: _Stream | None = None,
         abandon: Callable[[T], None] | None = None,
     ) -> T:
-        """Ask, and wait for the answer. Raises what the engine raises."""
+        """Send a call and wait for its result. Raises what the engine raises."""
         if self._loss is not None:
             raise self._loss
         self._num_calls += 1
@@ -262,5 +262,5 @@ class RemoteEngine:
         self._calls[self._num_calls] = _Call(result, take, abandon)
         if stream is not None:
             self._streams[self._num_calls] = stream
-        self._send(Call(self._num_calls, question))
+        self._send(Call(self._num_calls, operation))
         return await result

@@ -35,8 +35,8 @@ from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 
 _log = structlog.get_logger("eventlm.server")
 
-#: How long the remaining handlers have for their last words once their requests were cancelled.
-LAST_WORDS_SECONDS = 5.0
+#: How long handlers may take for their final writes after their requests were cancelled.
+FINAL_WRITES_SECONDS = 5.0
 
 
 class ServerContext:
@@ -220,7 +220,7 @@ class ServerContext:
             if not awaited.expired():
                 awaited.reschedule(asyncio.get_running_loop().time())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), LAST_WORDS_SECONDS)
+            await asyncio.wait_for(self._idle.wait(), FINAL_WRITES_SECONDS)
 
 
 CONTEXT = web.AppKey("context", ServerContext)

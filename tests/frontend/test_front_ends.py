@@ -121,7 +121,7 @@ async def test_who_does_not_leave_is_killed(make_run: Any) -> None:
         with structlog.testing.capture_logs() as logs:
             await run.controller.drain(asyncio.Event(), timeout_seconds=0.05)
         assert not is_running(pid)
-        assert [(log["event"], log["pid"]) for log in logs] == [("front end does not leave and is killed", pid)]
+        assert [(log["event"], log["pid"]) for log in logs] == [("front end does not exit and is killed", pid)]
     # What nobody awaits any more is told to the loop when it is collected.
     gc.collect()
     assert complaints == []
@@ -214,7 +214,7 @@ async def test_a_silent_one_is_killed_and_comes_back(make_run: Any) -> None:
     ("behaviour", "message"),
     [
         ("fails", "front end 1 did not start: there is no tokenizer.json"),
-        ("dies", r"front end 1 died \(exit code 7\) while it started; see above for its last words"),
+        ("dies", r"front end 1 died \(exit code 7\) while it started; see its output above"),
     ],
 )
 async def test_one_that_cannot_start_is_an_error(make_run: Any, behaviour: str, message: str) -> None:

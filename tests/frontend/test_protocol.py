@@ -29,11 +29,9 @@ from eventlm.errors import EventLMError, UsageError
 from eventlm.frontend import protocol
 from eventlm.frontend.protocol import (
     Administer,
-    Answer,
-    AskExplanation,
-    AskStatus,
     Beat,
     Call,
+    CallResult,
     CancelReply,
     CancelRequest,
     Cut,
@@ -43,20 +41,22 @@ from eventlm.frontend.protocol import (
     FrontEndFailed,
     FrontEndReady,
     FrontEndSetup,
+    GetExplanation,
+    GetMetrics,
+    GetStatus,
     Leave,
     Lost,
     Outputs,
-    ReadMetrics,
     Reload,
     Resume,
     StateChanged,
     Submit,
+    call_error,
     decode_from_front_end,
     decode_result,
     decode_to_front_end,
     encode,
-    error_of,
-    refusal,
+    error_from,
 )
 from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import (
@@ -125,12 +125,12 @@ def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
         Beat(num_requests=3, cpu_ns=10**12, resident_bytes=10**9),
         Draining(4),
         Call(1, Submit([REQUEST, REQUEST])),
-        Call(2, ReadMetrics()),
+        Call(2, GetMetrics()),
         Call(3, Submit([REQUEST], SUBMISSION)),
         Call(4, Resume("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),
         Call(5, CancelReply("cmpl-1", "somebody")),
-        Call(6, AskStatus("cmpl-1", "somebody")),
-        Call(7, AskExplanation("cmpl-1", "somebody")),
+        Call(6, GetStatus("cmpl-1", "somebody")),
+        Call(7, GetExplanation("cmpl-1", "somebody")),
         Call(8, Administer(SwapPolicy("edf"))),
         CancelRequest(3, "client"),
         Leave("cmpl-1", 2),
@@ -143,8 +143,8 @@ def test_what_a_front_end_says_comes_as_it_was_sent(message: Any) -> None:
 
 def test_a_reply_that_is_resumed_comes_as_it_was_sent() -> None:
     reply = ResumedReply(submission=SUBMISSION, group=[REQUEST], requests=[7], reader=3, num_outputs=2)
-    message = decode_to_front_end(encode(protocol.answer(5, reply)))
-    assert isinstance(message, Answer)
+    message = decode_to_front_end(encode(protocol.call_result(5, reply)))
+    assert isinstance(message, CallResult)
     assert decode_result(message.result, ResumedReply) == reply
 
 
@@ -162,8 +162,8 @@ def test_the_engines_figures_come_as_they_were_sent() -> None:
         recorder=RecorderMetrics(num_bytes=10, num_events_behind=0, is_writing=True),
         front_ends=[FrontEndMetrics(index=1, is_up=True, num_restarts=2, cpu_ns=5)],
     )
-    message = decode_to_front_end(encode(protocol.answer(5, metrics)))
-    assert isinstance(message, Answer)
+    message = decode_to_front_end(encode(protocol.call_result(5, metrics)))
+    assert isinstance(message, CallResult)
     assert message.id == 5
     assert decode_result(message.result, EngineMetrics) == metrics
 
@@ -192,10 +192,10 @@ class UnknownToFrontEnds(QueueFullError):
     ],
 )
 def test_errors_are_raised_again_at_the_other_side(error: EventLMError, kind: type[EventLMError]) -> None:
-    message = decode_to_front_end(encode(refusal(3, error)))
-    assert isinstance(message, protocol.Refusal)
+    message = decode_to_front_end(encode(call_error(3, error)))
+    assert isinstance(message, protocol.CallError)
     assert message.id == 3
-    found = error_of(message)
+    found = error_from(message)
     assert type(found) is kind
     assert str(found) == str(error)
     assert vars(found) == vars(error)

@@ -33,7 +33,7 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.frontend.calls import FrontEndCalls
-from eventlm.frontend.protocol import Question, StateChanged, Word
+from eventlm.frontend.protocol import Notification, Operation, StateChanged
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.server.engine_protocol import Engine
 from eventlm.text.generation import submit
@@ -223,8 +223,8 @@ def test_both_engines_have_every_method_of_the_protocol(name: str) -> None:
 
 def test_every_question_has_a_handler() -> None:
     calls = FrontEndCalls(EngineDouble(spell("")), list)  # type: ignore[arg-type]
-    assert set(calls._handlers) == set(get_args(Question))
-    assert set(calls._listeners) == set(get_args(Word))
+    assert set(calls._handlers) == set(get_args(Operation))
+    assert set(calls._notified) == set(get_args(Notification))
 
 
 async def test_figures_are_the_engines_and_those_of_all_front_ends() -> None:

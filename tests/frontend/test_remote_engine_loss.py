@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eventlm.engine.request import EmbeddingOutput, EngineUnavailableError, ResumedReply, Submission
-from eventlm.frontend.protocol import Answer, Beat, Leave, Refusal, encode
+from eventlm.frontend.protocol import Beat, CallError, CallResult, Leave, encode
 from tests.server.remote_pair import assert_tidy, connected, read, request, until
 
 
@@ -106,7 +106,7 @@ async def test_a_reply_is_not_read_again_while_too_much_is_on_its_way() -> None:
         send = pair.link.send
         pair.link.send = lambda message: (said.append(message), send(message))[1]  # type: ignore[method-assign]
         resumed = [asyncio.create_task(pair.engine.resume("cmpl-1", "", lambda *_: None)) for _ in range(5)]
-        await until(lambda: sum(isinstance(message, Answer | Refusal) for message in said) == 5)
+        await until(lambda: sum(isinstance(message, CallResult | CallError) for message in said) == 5)
         assert not pair.link.lost.done()
         transport.resume_reading()
         found = await asyncio.gather(*resumed, return_exceptions=True)

@@ -39,7 +39,7 @@ MAX_LINE_BYTES = 8192
 #: How long a worker may take to leave when it is asked to.
 LEAVE_SECONDS = 5.0
 #: How long the last messages of a worker that has died may be on their way.
-LAST_WORDS_SECONDS = 0.1
+LAST_MESSAGES_SECONDS = 0.1
 #: Raised in a process by its own code.
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 
@@ -137,7 +137,7 @@ class WorkerProcess:
             either: set[asyncio.Future[Any]] = {message, death}
             await asyncio.wait(either, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
         if not message.done() and death.done():
-            await asyncio.wait({message}, timeout=LAST_WORDS_SECONDS)
+            await asyncio.wait({message}, timeout=LAST_MESSAGES_SECONDS)
         if not message.done():
             if death.done():
                 return None

@@ -157,7 +157,7 @@ async def test_a_cancelled_call_loses_no_message() -> None:
 
 async def test_the_last_words_of_a_dead_worker_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     # Longer than any thread of this process may have to wait for its turn.
-    monkeypatch.setattr(worker_process, "LAST_WORDS_SECONDS", 2.0)
+    monkeypatch.setattr(worker_process, "LAST_MESSAGES_SECONDS", 2.0)
     async with spawned() as worker:
         await next_word(worker)
         worker.send_step(encode_body(launched(0, decodes=[(9, 0, 3, 0)])), payload())
