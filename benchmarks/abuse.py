@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eventlm.replay.verify.verifier import verify
 from tests.attacks import ATTACKS, HUNG, Client, Target, cancel_burst, completion, run_attack
-from tests.serving import Server, children
+from tests.processes import children
+from tests.serving import Server
 
 #: Short, so that a round is.
 TIMEOUTS = ["--header-timeout-seconds", "8", "--body-timeout-seconds", "8"]
