@@ -101,3 +101,31 @@ def test_from_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         find_formats(ServerConfig(tool_parser="other"), None)
     with pytest.raises(UsageError, match="brackets"):
         find_formats(ServerConfig(tool_parser="bracket"), None)
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "state"),
+    [
+        ("<|assistant|>\n", "possible"),
+        ("<|assistant|>\n<think>\n", "open"),
+        ("<think>\n\n</think>\n\n", "closed"),
+        ("", "possible"),
+    ],
+)
+def test_what_a_prompts_end_says_of_the_reasoning_after_it(prompt_end: str, state: str) -> None:
+    assert Qwen3().state(prompt_end) == state
+
+
+@pytest.mark.parametrize(
+    ("message", "state"),
+    [
+        ("", "possible"),
+        (" \n", "possible"),
+        ("Hello", "closed"),
+        ("<think>Well", "open"),
+        ("<think>Well</think>", "closed"),
+        ("</think><think>", "open"),
+    ],
+)
+def test_what_a_begun_message_says_of_the_reasoning_after_it(message: str, state: str) -> None:
+    assert Qwen3().state_within(message) == state
