@@ -36,9 +36,7 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
-
-#: JSON numbers are exact below this.
-MAX_TS = 1 << 53
+from eventlm.events.base import TIME_LIMIT_NS
 
 
 class Core:
@@ -97,7 +95,7 @@ class Core:
             fits = not state.drain_open and event.ts == state.now_ns
         else:
             fits = event.ts == state.now_ns if state.drain_open else event.ts > state.now_ns
-            fits = fits and event.p in (0, 1) and event.ts < MAX_TS
+            fits = fits and event.p in (0, 1) and event.ts < TIME_LIMIT_NS
         if not fits:
             where = "inside the drain" if state.drain_open else "after the drain"
             raise InvariantError(f"event {event.s} at {event.ts} ns does not fit {where} at {state.now_ns} ns")

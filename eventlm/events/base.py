@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+#: Times of a run are below this: 292 years. Readers with 64-bit integers have them exactly. Those with floats, such as
+#: jq, round times after 2^53 ns (104 days) to a few nanoseconds.
+TIME_LIMIT_NS = 1 << 63
+
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="t"):
     """One entry of the log. `t` is a stable tag, never a class path.
 
     s: position in the log, gapless from 0 (the header).
-    ts: nanoseconds since the run started, below 2^53, the same for all facts that were drained together.
+    ts: nanoseconds since the run started, below `TIME_LIMIT_NS`, the same for all facts that were drained together.
     c: the `s` of the event that led to this one; 0, the header, where nothing in the log did.
     """
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
+from eventlm.events.base import TIME_LIMIT_NS
 from eventlm.events.codec import UNREADABLE, decode_body
 from eventlm.events.markers import Header
 from eventlm.types import PluginKind
@@ -18,8 +19,8 @@ from eventlm.types import PluginKind
 MAX_HEADER_BYTES = 1 << 20
 #: Of tables and lists in each other. All that goes through them calls itself for each.
 MAX_DEPTH = 64
-#: JSON numbers are exact below this.
-_END_OF_NUMBERS = 1 << 53
+#: Positions are below this, so that every JSON reader has them exactly.
+_POSITION_LIMIT = 1 << 53
 #: Of a message of msgspec: `Expected ... - at `$.core.num_blocks``.
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.(?P<where>.*)`$", re.S)
 
@@ -41,10 +42,10 @@ def decode_header(body: bytes) -> Header:
 
 
 def _problems(header: Header) -> Iterator[str]:
-    for name in ("s", "ts", "c"):
+    for name, limit in (("s", _POSITION_LIMIT), ("ts", TIME_LIMIT_NS), ("c", _POSITION_LIMIT)):
         value = getattr(header, name)
-        if not 0 <= value < _END_OF_NUMBERS:
-            yield f"{name}: {value} is not from 0 to 2^53"
+        if not 0 <= value < limit:
+            yield f"{name}: {value} is not from 0 to {limit - 1}"
     kinds = {record.kind for record in header.plugins}
     for kind in get_args(PluginKind):
         if kind not in kinds:

@@ -35,7 +35,7 @@ MAX_METADATA_VALUE_CHARACTERS = 512
 #: Sequences that one body can ask for: prompts times n.
 MAX_GROUP_SEQUENCES = 2048
 
-#: Integers in the log stay below 2^53 ns, so times are bounded well below that.
+#: 11.5 days.
 Milliseconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 

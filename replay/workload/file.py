@@ -25,8 +25,8 @@ from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 FORMAT_VERSION = 1
-#: Times lie below this, so that a simulation's own stay exact in JSON.
-MAX_SECONDS = 4_000_000
+#: Arrivals are within 463 days. A time since 1970 is none.
+MAX_SECONDS = 40_000_000
 
 Name = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Tokens = Annotated[int, Meta(ge=1, lt=10**12)]

@@ -26,7 +26,7 @@ from tests.core.rig import MILLISECOND, Rig, arrival
 
 
 @pytest.mark.parametrize("change", [{"s": 1}, {"s": 4}, {"ts": MILLISECOND}, {"ts": 5}, {"c": 9}, {"c": -1}, {"p": 2},
-                                    {"ts": 2**53}])  # fmt: skip
+                                    {"ts": 2**63}])  # fmt: skip
 def test_facts_out_of_place_are_refused(change: dict[str, Any]) -> None:
     rig = Rig()
     fact = arrival(s=rig.core.next_seq, ts=2 * MILLISECOND, p=1)

@@ -25,7 +25,7 @@ from eventlm.events.codec import (
 
 CHARACTERS = st.characters(codec="utf-8")
 TEXT = st.text(CHARACTERS, max_size=20)
-LARGEST = 2**53 - 1
+LARGEST = 2**63 - 1
 INTEGERS = st.integers(0, LARGEST)
 JSON = st.recursive(
     st.none() | st.booleans() | INTEGERS | TEXT,

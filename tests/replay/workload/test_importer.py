@@ -159,8 +159,8 @@ def test_a_part_of_it(tmp_path: Path) -> None:
 
 def test_more_than_a_workload_can_span(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n5e6,1,1\n")
-    with pytest.raises(UsageError, match=r"spans 57.9 days, a workload 46.3 at most: .*--start and --duration"):
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n5e7,1,1\n")
+    with pytest.raises(UsageError, match=r"spans 578.7 days, a workload 463.0 at most: .*--start and --duration"):
         imported("vidur", path, tmp_path / "w")
     assert not (tmp_path / "w").exists()
     _, lines = imported("vidur", path, tmp_path / "w", duration_ns=10**9)
