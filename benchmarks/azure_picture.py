@@ -40,6 +40,9 @@ STYLES: dict[str, tuple[LineStyleType, str]] = {
     "dynamic": ("--", "s"),
     "space_sharing": ("-", "D"),
 }
+#: Lines that run together stay visible: those drawn later are thinner, and batchers are shifted a little sideways.
+WIDTHS = {"fcfs": 5.0, "edf": 2.8, "lrs": 1.2}
+SHIFTS = {"fixed": -0.012, "dynamic": 0.0, "space_sharing": 0.012}
 QUANTILES = ("p50", "p99")
 SEED = 0
 LONG_OUTPUT_TOKENS = 100
@@ -133,9 +136,18 @@ def draw(hours: list[Hour], path: Path, footnote: str) -> None:
             axes.set_title(_label(edges), fontsize=9)
         for axes in panels[1]:
             axes.set_xlabel("requests/s", fontsize=8)
-    handles = [Line2D([], [], color=COLOURS[name], linewidth=3, label=name) for name in POLICIES]
+    handles = [Line2D([], [], color=COLOURS[name], linewidth=WIDTHS[name], label=name) for name in POLICIES]
     handles += [
-        Line2D([], [], color="0.3", linestyle=STYLES[name][0], marker=STYLES[name][1], markersize=4, label=name)
+        Line2D(
+            [],
+            [],
+            color="0.3",
+            linestyle=STYLES[name][0],
+            marker=STYLES[name][1],
+            markersize=5,
+            mfc="white",
+            label=name,
+        )
         for name in BATCHERS
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
@@ -164,13 +176,15 @@ def _panel(axes: Axes, result: SweepResult, edges: tuple[int, int], quantile: st
         policy, batcher = _names(each.configuration)
         style, marker = STYLES[batcher]
         axes.plot(
-            [x for x, _ in points],
+            [x * (1 + SHIFTS[batcher]) for x, _ in points],
             [y for _, y in points],
             color=COLOURS[policy],
             linestyle=style,
             marker=marker,
-            markersize=3,
-            linewidth=1.3,
+            markersize=WIDTHS[policy] + 2,
+            markerfacecolor="white",
+            linewidth=WIDTHS[policy],
+            markeredgewidth=1.0,
             alpha=0.9,
         )
 

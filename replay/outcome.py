@@ -17,6 +17,7 @@ from eventlm.metrics.rows import CANCELLED, COMPLETED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.fluidity import TokenTimes, tokens_in_time
+from eventlm.types import TimeWindow
 
 #: Of each sequence: what is compared, and how to get it.
 LATENCIES: dict[str, Callable[[SequenceOutcome], int | None]] = {
@@ -149,10 +150,17 @@ def _share_ppm(answers: Sequence[bool | None], *, num_missed: int) -> int | None
 
 
 class OutcomeCollector:
-    """`see` every event of a run in order, the header first; then `outcome`. `objectives` are for requests without."""
+    """`see` every event of a run in order, the header first; then `outcome`.
 
-    def __init__(self, objectives: Objectives | None = None) -> None:
+    objectives: for requests without their own. counts: which requests the outcome is of, by their arrivals; None: all.
+    Of some it has the steps between the first arrival and the last end.
+    """
+
+    def __init__(
+        self, objectives: Objectives | None = None, *, counts: Callable[[Arrived], bool] | None = None
+    ) -> None:
         self._objectives = objectives
+        self._counts = counts
         self._store = MetricsStore(sink=self)
         #: From the first sequence on whose tokens have deadlines.
         self._token_times = TokenTimes() if _have_token_deadlines(objectives) else None
@@ -164,6 +172,11 @@ class OutcomeCollector:
         self._sequences: list[SequenceOutcome] = []
         self._refusals: list[Refusal] = []
         self._times_ns: list[int] = []
+        self._reject_reasons: Counter[str] = Counter()
+        #: Of some requests: the steps, and the prompt tokens looked up in the cache and found there.
+        self._steps: list[StepRow] = []
+        self._queried_tokens = 0
+        self._hit_tokens = 0
 
     def see(self, event: Event) -> None:
         """Take in the next event."""
@@ -178,6 +191,8 @@ class OutcomeCollector:
         self._store.apply(event)
 
     def _arrived(self, event: Arrived) -> None:
+        if self._counts is not None and not self._counts(event):
+            return
         self._arrivals[event.s] = event
         self._num_unended[event.s] = event.n
         self._num_requests += 1
@@ -189,8 +204,9 @@ class OutcomeCollector:
     def _rejected(self, event: Rejected) -> None:
         arrival = self._arrivals.get(event.request)
         if arrival is None:
-            # It lies in a gap.
+            # It lies in a gap, or does not count.
             return
+        self._reject_reasons[event.reason] += 1
         self._refusals.append(
             Refusal(
                 prompt_tokens=arrival.prompt_tokens,
@@ -203,8 +219,13 @@ class OutcomeCollector:
         self._forget(event.request)
 
     def request_ended(self, row: RequestRow) -> None:
-        """The metrics store's word on a sequence."""
-        arrival = self._arrivals[row.request]
+        """Take in a sequence that has ended."""
+        arrival = self._arrivals.get(row.request)
+        if arrival is None:
+            return
+        if row.request_scheduling_delay is not None and not arrival.skip_cache_read:
+            self._queried_tokens += row.prompt_tokens
+            self._hit_tokens += row.cached_tokens
         objectives = self._objectives_of(arrival)
         ttft_ns, tpot_ns = row.prefill_e2e_time, row.request_time_per_output_token
         in_time = None
@@ -245,7 +266,9 @@ class OutcomeCollector:
             self._forget(row.request)
 
     def step_completed(self, row: StepRow) -> None:
-        """Steps are counted by the store."""
+        """Keep the step where only some count; else the store has their sums."""
+        if self._counts is not None:
+            self._steps.append(row)
 
     def _forget(self, request: int) -> None:
         del self._arrivals[request], self._num_unended[request]
@@ -259,18 +282,30 @@ class OutcomeCollector:
         )
 
     def outcome(self) -> RunOutcome:
-        """All that was seen."""
-        snapshot = self._store.snapshot()
-        replicas = snapshot.replicas
-        reject_reasons: Counter[str] = Counter()
-        for replica in replicas:
-            reject_reasons.update(replica.reject_reasons)
+        """What all requests that count came to."""
+        whole = self._whole()
+        if self._counts is None:
+            return whole
+        span = TimeWindow(self._first_ns or 0, self._last_ns)
+        steps = [row for row in self._steps if span.overlaps(row.started_ns, row.completed_ns)]
+        return structs.replace(
+            whole,
+            num_steps=len(steps),
+            busy_ns=sum(row.batch_execution_time for row in steps),
+            output_tokens=sum(found.output_tokens for found in self._sequences),
+            num_preemptions=sum(found.num_preemptions for found in self._sequences),
+            hit_tokens=self._hit_tokens,
+            queried_tokens=self._queried_tokens,
+        )
+
+    def _whole(self) -> RunOutcome:
+        replicas = self._store.snapshot().replicas
         return RunOutcome(
             sequences=self._sequences,
             refusals=self._refusals,
             num_requests=self._num_requests,
             num_unfinished=len(self._arrivals),
-            reject_reasons=dict(sorted(reject_reasons.items())),
+            reject_reasons=dict(sorted(self._reject_reasons.items())),
             duration_ns=max(self._last_ns - (self._first_ns or 0), 0),
             num_steps=sum(replica.num_steps for replica in replicas),
             busy_ns=sum(replica.busy_ns for replica in replicas),

@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
 from eventlm.errors import EventLMError, ExitCode, UsageError
-from eventlm.events import Gap, Header
+from eventlm.events import Arrived, Gap, Header
 from eventlm.formatting import counted
 from eventlm.replay.cost.fit import FitReport, fit_cost
 from eventlm.replay.cost.model import CostModel, LinearCost, StepShape
@@ -47,7 +47,7 @@ from eventlm.replay.workload.recorded_policies import PolicySpan, what_if_note
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
 from eventlm.replay.workload.unknown import draw_unknown, num_draws
 from eventlm.replay.workload.workload import Workload
-from eventlm.types import OnProgress
+from eventlm.types import OnProgress, TimeWindow
 
 #: What is done, how much of it, and of how much.
 OnStage = Callable[[str, int, int], None]
@@ -104,6 +104,7 @@ def what_if(
     objectives: Objectives | None = None,
     cost_model: CostModel | None = None,
     output: Path | str | None = None,
+    window: TimeWindow | None = None,
     strict: bool = False,
     trust_local_plugins: bool = False,
     on_progress: OnStage | None = None,
@@ -111,7 +112,8 @@ def what_if(
     """Ask what alternatives would have done with a run's work.
 
     objectives: what requests without their own are measured by. cost_model: in place of one fitted to the run.
-    output: a folder that gets the trace of each alternative. strict: a torn last line is an error.
+    output: a folder that gets the trace of each alternative. window: compare only the requests that arrived in it; the
+    engines still run the whole work, for what came before and after takes part. strict: a torn last line is an error.
 
     Raises UsageError for an alternative that makes no sense or a run without work, NullTestError, and what LogReader
     raises.
@@ -121,23 +123,31 @@ def what_if(
         header = log.header
     # A usage error need not wait for the run to be read.
     engines = [build_engine(header, alternative) for alternative in alternatives]
-    collector = OutcomeCollector(objectives)
+    counts = None if window is None else (lambda arrival: window.has(arrival.ts))
+    collector = OutcomeCollector(objectives, counts=counts)
     run = read_run(path, strict=strict, subscribers=[collector.see], on_progress=stage("reading"))
     if not run.workload.requests:
         raise UsageError(
             f"{path}: no request arrived in it, so there is no work for another engine; `eventlm trace ls` lists "
             "other runs"
         )
+    compared = _compared_places(run.workload, window)
+    if not compared:
+        raise UsageError(f"{path}: no request arrived in the window, so there is nothing to compare")
     null, notes = _null_test(run, path, trust_local_plugins=trust_local_plugins)
     loop = find_closed_loop(run.workload, run.ends_ns, num_rejected=run.num_rejected)
     same = Alternative(
         changes=Changes(trust_local_plugins=trust_local_plugins), closed_loop=_baseline_loop(loop, alternatives)
     )
     notes += _load_notes(loop, alternatives, same)
+    if window is not None:
+        total = counted(len(run.workload.requests), "request")
+        notes.append(f"the figures are of the {len(compared):,} of {total} that arrived in the window; all of them ran")
     follows_run = all(alternative.follows_run for alternative in alternatives)
     cost, fit = _cost(run, cost_model, follows_run=follows_run)
     workloads = [draw_unknown(run.workload, seed=seed) for seed in range(num_draws(run.workload))]
-    machine = _Machine(run, workloads, loop, cost, RecordedShapes(step.shape for step in run.steps), objectives)
+    shapes = RecordedShapes(step.shape for step in run.steps)
+    machine = _Machine(run, workloads, loop, cost, shapes, objectives, compared, has_window=window is not None)
     baseline = build_engine(header, same)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
     unpaced_ran: list[Ran] = []
@@ -149,8 +159,9 @@ def what_if(
         for name, engine in zip(names(alternatives), engines, strict=True)
     ]
     recorded = collector.outcome()
-    places = {request.s: place for place, request in enumerate(run.workload.requests)}
-    recorded_ran = Ran(recorded, places, recorded.num_unfinished)
+    requests = [run.workload.requests[place] for place in compared]
+    workload = structs.replace(run.workload, requests=requests)
+    recorded_ran = Ran(recorded, {each.s: place for place, each in enumerate(requests)}, recorded.num_unfinished)
     return WhatIfResult(
         path=str(path),
         header=run.header,
@@ -162,11 +173,17 @@ def what_if(
         recorded=recorded,
         baseline=base,
         alternatives=[each for each, _ in simulated],
-        comparison=compare(run.workload, recorded_ran, base_ran, [ran for _, ran in simulated], unpaced=unpaced_ran),
+        comparison=compare(workload, recorded_ran, base_ran, [ran for _, ran in simulated], unpaced=unpaced_ran),
         closed_loop=loop,
         notes=notes,
         warnings=run.warnings,
     )
+
+
+def _compared_places(workload: Workload, window: TimeWindow | None) -> dict[int, int]:
+    """The places of the requests that arrived in the window, or of all, each with its place among them."""
+    chosen = [place for place, each in enumerate(workload.requests) if window is None or window.has(each.arrival.ts)]
+    return {place: index for index, place in enumerate(chosen)}
 
 
 def _baseline_loop(loop: ClosedLoop | None, alternatives: Sequence[Alternative]) -> int:
@@ -236,6 +253,9 @@ class _Machine(NamedTuple):
     cost: CostModel
     shapes: RecordedShapes
     objectives: Objectives | None
+    #: Places in the workload of the requests that are compared, with their places among these.
+    compared: dict[int, int]
+    has_window: bool
 
     def simulate(
         self, name: str, engine: Engine, folder: Path | str | None, on_progress: OnProgress | None
@@ -258,7 +278,11 @@ class _Machine(NamedTuple):
         header = simulated_header(self.run, engine, name, self.cost)
         workload = self.workloads[draw].sped_up(alternative.speed_up_ppm)
         has_loop_of_run = self.loop is not None and self.loop.num_clients == alternative.closed_loop
-        collector = OutcomeCollector(self.objectives)
+
+        def counts(arrival: Arrived) -> bool:
+            return simulator.places[arrival.s] in self.compared
+
+        collector = OutcomeCollector(self.objectives, counts=counts if self.has_window else None)
         trace = SimulatedTrace(folder, header.run) if folder is not None else None
         with trace or contextlib.nullcontext():
             simulator = Simulator(
@@ -276,7 +300,10 @@ class _Machine(NamedTuple):
             if trace is not None:
                 simulator.end()
         swaps = what_if_note(self.run.policies, is_replaced=alternative.changes.policy is not None)
-        ran = Ran(collector.outcome(), simulator.places, len(workload.requests) - simulator.num_ended)
+        outcome = collector.outcome()
+        places = {s: self.compared[place] for s, place in simulator.places.items() if place in self.compared}
+        # Some of them may never have arrived: what they go on from did not end.
+        ran = Ran(outcome, places, len(self.compared) - (outcome.num_requests - outcome.num_unfinished))
         simulated = Simulated(
             name=name,
             description=alternative.describe(),

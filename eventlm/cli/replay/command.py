@@ -39,6 +39,8 @@ examples:
                                  what two other policies would have done
   eventlm replay runs/latest --replicas 1 --replicas 2 \\
       --speed-up-arrivals 1.5 --slo ttft=500,tpot=100 --plot pictures
+  eventlm replay --policy edf --from 14:05 --to 14:06
+                                 and only for the requests of that minute
   eventlm replay runs/latest --verify --policy edf:multiplier=2
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
   eventlm replay runs/latest --execute   on the model again, token by token

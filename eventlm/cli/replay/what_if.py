@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eventlm.cli.parser import Parser
 from eventlm.cli.progress import MIN_BYTES, count_progress
 from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.time_window import add_window_flags, parse_window
 from eventlm.cli.trace_path import trace_file
 from eventlm.config.objectives import parse_objectives
 from eventlm.config.plugin_spec import parse_plugin_spec
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Flags that ask for an alternative, and those that only say how it is measured and shown.
 ALTERNATIVES = ("replicas", "speed_up_arrivals", "closed_loop")
-MEASURES = ("slo", "cost_model", "plot", "output")
+MEASURES = ("slo", "cost_model", "plot", "output", "from_time", "to_time")
 
 
 def configure(parser: Parser) -> None:
@@ -56,6 +57,7 @@ def configure(parser: Parser) -> None:
         help="times of steps from a TOML file, a built-in model (`eventlm simulate --help` lists them), or fitted to "
         "another trace",
     )
+    add_window_flags(group)
     group.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
     group.add_argument("--output", metavar="DIR", help="write the trace of each alternative to this folder")
 
@@ -64,7 +66,7 @@ def asked_for(arguments: argparse.Namespace) -> str:
     """The first flag that only a what-if has; empty if there is none."""
     for name in (*ALTERNATIVES, *MEASURES):
         if getattr(arguments, name) is not None:
-            return f"--{name.replace('_', '-')}"
+            return f"--{name.removesuffix('_time').replace('_', '-')}"
     return ""
 
 
@@ -81,6 +83,7 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
     from eventlm.replay.what_if.what_if import what_if
 
     path = trace_file(arguments.trace)
+    window = parse_window(arguments, path)
     with contextlib.ExitStack() as bars:
         result = what_if(
             path,
@@ -88,6 +91,7 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
             objectives=objectives,
             cost_model=read_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
             output=arguments.output,
+            window=window,
             strict=arguments.strict,
             trust_local_plugins=arguments.trust_local_plugins,
             on_progress=_Progress(bars) if _is_long(path) else None,

@@ -24,6 +24,7 @@ from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.report import render, render_json
 from eventlm.replay.what_if.what_if import NullTestError, what_if
 from eventlm.replay.workload.workload import Fate
+from eventlm.types import TimeWindow
 from tests.bus.slow_disk import SlowDisk
 from tests.engine.test_lagging_disk import Hesitant, threaded
 from tests.replay.made_workloads import COST, MILLISECOND
@@ -429,3 +430,38 @@ def test_the_same_bytes_come_out_twice_and_in_another_process(tmp_path: Path) ->
         check=True,
     )
     assert done.stdout.strip() == str((text, json, traces))
+
+
+def test_a_window_compares_the_requests_that_arrived_in_it(tmp_path: Path) -> None:
+    run = run_of(tmp_path, requests_of(BURSTS))
+    arrivals = sorted(arrival.ts for arrival in arrivals_of(run))
+    window = TimeWindow(arrivals[12], arrivals[30])
+    chosen = [ts for ts in arrivals if window.has(ts)]
+    found = what_if(run, [policy("fcfs"), policy("lrs")], cost_model=COST, window=window)
+    assert found.recorded.num_requests == sum(each.num_requests for each in found.comparison.classes) == len(chosen)
+    assert 0 < len(chosen) < len(arrivals)
+    for metric in found.comparison.metrics:
+        assert metric.baseline == metric.recorded, metric.name
+        assert not metric.alternatives[0].difference
+    assert found.comparison.won_lost[0].num_equal == len(chosen)
+    assert found.comparison.num_censored == 0
+    # What came before took part: the window's requests met its queue.
+    whole = what_if(run, [policy("fcfs")], cost_model=COST).recorded
+    assert found.recorded.sequences == [each for each in whole.sequences if window.has(each.arrived_ns)]
+    assert found.recorded.num_steps < sum(isinstance(event, Launched) for event in events_of(run))
+
+
+def test_a_window_holds_the_same_requests_at_another_load(tmp_path: Path) -> None:
+    run = run_of(tmp_path, requests_of(BURSTS))
+    arrivals = sorted(arrival.ts for arrival in arrivals_of(run))
+    window = TimeWindow(arrivals[12], arrivals[30])
+    faster = Alternative(changes=Changes(), speed_up_ppm=4_000_000)
+    found = what_if(run, [faster, Alternative(changes=Changes(), closed_loop=3)], cost_model=COST, window=window)
+    for each in found.alternatives:
+        assert each.outcome.num_requests == found.recorded.num_requests
+
+
+def test_a_window_without_a_request(tmp_path: Path) -> None:
+    run = run_of(tmp_path, requests_of(BURSTS))
+    with pytest.raises(UsageError, match="no request arrived in the window"):
+        what_if(run, [policy("lrs")], cost_model=COST, window=TimeWindow(10**17, None))
