@@ -53,12 +53,12 @@ from tests.workload import (
     text_end_position,
 )
 
-#: A run with a side-car is for a LogWriter with this key.
+#: A run with a token log is for a LogWriter with this key.
 DIGEST_KEY = b"digests"
 
 
 def with_tokens(header: Header, machine: Machine, run: str) -> Header:
-    """The header of a run that has a side-car and can be run again."""
+    """The header of a run that has a token log and can be run again."""
     return structs.replace(
         header,
         run=run,

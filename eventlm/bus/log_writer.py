@@ -20,7 +20,7 @@ from types import TracebackType
 
 from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
 from eventlm.bus.segment_file import SegmentFile
-from eventlm.bus.side_car import SideCarWriter
+from eventlm.bus.token_log import TokenLogWriter
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events.header_check import decode_header
 
@@ -42,7 +42,7 @@ class LogWriter:
     The last segment is locked (flock, exclusive) for the writer's life, which is how a reader knows that a run
     still goes on. segment_bytes: a new one is due once the last has so much behind its snapshot; keep_bytes: what the
     run (with `keep_all_runs`: all of the folder's runs) may take, oldest segments removed first. 0 is no limit.
-    digest_key: where one is given, token ids are written too, to a side-car (`eventlm.bus.side_car`); its bytes count.
+    digest_key: with one, token ids are written too, to a token log (`eventlm.bus.token_log`); its bytes count.
 
     Counters are as of the last flush, of the trace alone: num_events and num_bytes written; next_s is that of the next
     line to be written, previous_h the hash before it. problem: why nothing is written at the moment, else empty;
@@ -73,7 +73,7 @@ class LogWriter:
         self._segment_bytes = segment_bytes
         self._keep_bytes = keep_bytes
         self._keep_all_runs = keep_all_runs
-        self._side_car: SideCarWriter | None = None
+        self._token_log: TokenLogWriter | None = None
         self._on_problem = on_problem
         self._bodies: list[bytes] = []
         self._retry_seconds = RETRY_SECONDS
@@ -104,7 +104,7 @@ class LogWriter:
         self.run_folder.mkdir(mode=0o700)
         try:
             if digest_key:
-                self._side_car = SideCarWriter(self.run_folder, digest_key)
+                self._token_log = TokenLogWriter(self.run_folder, digest_key)
             file = SegmentFile(self.path, first_s=0)
         except OSError:
             self._remove_run()
@@ -124,10 +124,10 @@ class LogWriter:
             self._bodies.append(body)
 
     def append_tokens(self, bodies: list[bytes]) -> None:
-        """Take lines of the side-car, as `encode_line` made them. The next `flush` writes them before all events."""
+        """Take lines of the token log, as `encode_line` made them. The next `flush` writes them before all events."""
         if not self.problem:
-            assert self._side_car is not None
-            self._side_car.append(bodies)
+            assert self._token_log is not None
+            self._token_log.append(bodies)
 
     def flush(self) -> None:
         """Chain and write all that was appended; when it returns, those lines survive the death of this process, or
@@ -142,7 +142,7 @@ class LogWriter:
         if is_first:
             self._check_header(bodies[0])
         # A fact without its tokens would be worth less than none.
-        error = self._side_car.flush() if self._side_car is not None else None
+        error = self._token_log.flush() if self._token_log is not None else None
         if error is None:
             error = self._write(self._file, bodies)
         try:
@@ -174,8 +174,8 @@ class LogWriter:
     def _fail(self, error: OSError) -> None:
         """Stop writing, for longer with every failure in a row."""
         self._bodies.clear()
-        if self._side_car is not None:
-            self._side_car.clear()
+        if self._token_log is not None:
+            self._token_log.clear()
         is_new = not self.problem
         self._retry_seconds = RETRY_SECONDS if is_new else min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
         self._retry_at = time.monotonic() + self._retry_seconds
@@ -199,7 +199,7 @@ class LogWriter:
     def segment_due(self) -> bool:
         """Whether `start_segment` should be called: the last one is long enough, or writing may be possible again."""
         file, limit = self._file, self._segment_bytes
-        num_token_bytes = self._side_car.num_own_bytes if self._side_car is not None else 0
+        num_token_bytes = self._token_log.num_own_bytes if self._token_log is not None else 0
         is_long = file is not None and 0 < limit <= file.num_own_bytes + num_token_bytes
         return (is_long or bool(self.problem)) and time.monotonic() >= self._retry_at
 
@@ -215,8 +215,8 @@ class LogWriter:
         file: SegmentFile | None = None
         try:
             self._file.truncate()
-            if self._side_car is not None:
-                self._side_car.start_file(first_s)
+            if self._token_log is not None:
+                self._token_log.start_file(first_s)
             next_path = self.run_folder / NEXT_NAME
             next_path.unlink(missing_ok=True)
             file = SegmentFile(next_path, first_s=first_s)
@@ -226,16 +226,16 @@ class LogWriter:
                 if error is not None:
                     raise error
             file.begin()
-            if self._side_car is not None:
-                self._side_car.rename_files()
+            if self._token_log is not None:
+                self._token_log.rename_files()
             self._file.close_as(self.run_folder / closed_name(self._file.first_s))
             file.rename(self.path)
         except OSError as error:
             self.num_events, self.num_bytes, self.next_s, self.previous_h = before
             if file is not None:
                 file.remove()
-            if self._side_car is not None:
-                self._side_car.go_back()
+            if self._token_log is not None:
+                self._token_log.go_back()
             if is_stamped or self.problem:
                 self._fail(error)
             else:
@@ -244,8 +244,8 @@ class LogWriter:
             return False
         closed, self._file = self._file, file
         closed.close()
-        if self._side_car is not None:
-            self._side_car.go_on()
+        if self._token_log is not None:
+            self._token_log.go_on()
         problem, self.problem = self.problem, ""
         if problem and self._on_problem is not None:
             missing = f"events {before[2]} to {first_s - 1}"
@@ -270,9 +270,9 @@ class LogWriter:
         finally:
             self._file.close()
             self._file = None
-            if self._side_car is not None:
+            if self._token_log is not None:
                 with contextlib.suppress(OSError):
-                    self._side_car.close()
+                    self._token_log.close()
             if not self.num_events:
                 self._remove_run()
 
@@ -280,8 +280,8 @@ class LogWriter:
         """Without a header nothing can be read, and nobody would ever remove it."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
-            if self._side_car is not None:
-                self._side_car.remove()
+            if self._token_log is not None:
+                self._token_log.remove()
             self.run_folder.rmdir()
 
     def __enter__(self) -> LogWriter:

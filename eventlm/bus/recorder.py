@@ -34,7 +34,7 @@ class Recorder:
     def write(self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
         """Write the events of one drain, and call `then` once they are written or given up, in the order of the calls.
 
-        tokens: the side-car's lines of these events. Raises LogWriteError if not even the header can be written; then
+        tokens: the token log's lines of these events. Raises LogWriteError if not even the header can be written; then
         nothing is called.
         """
         self._append(bodies, tokens)
@@ -76,7 +76,7 @@ class Recorder:
 
 
 class _Entry(NamedTuple):
-    """Lines, those of the side-car, and what waits for them. first_s: that of the segment that they begin; None if they
+    """Lines, those of the token log, and what waits for them. first_s: of the segment that they begin; None if they
     go on with the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock.
     """
 

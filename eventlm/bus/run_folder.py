@@ -3,7 +3,7 @@
     DIR/latest -> <run>                   the newest run
     DIR/<run>/trace-000000000000.jsonl    closed segments, named by the `s` of their header
     DIR/<run>/trace.jsonl                 the last one, locked (flock) while the run goes on
-    DIR/<run>/tokens*.jsonl               the side-car of each of these, where one is written (`eventlm.bus.side_car`)
+    DIR/<run>/tokens*.jsonl               the token log of each of these, where one is written (`eventlm.bus.token_log`)
 
 A segment is closed by a second name (link) for the last one, and the next one then takes the name `trace.jsonl`
 (rename). So `trace.jsonl` is always there, and whoever dies in between leaves one segment with two names.
@@ -44,7 +44,7 @@ def closed_name(first_s: int) -> str:
 
 
 def tokens_name(trace_name: str) -> str:
-    """The name of the side-car of a segment."""
+    """The name of the token log of a segment."""
     return trace_name.replace("trace", "tokens", 1)
 
 
@@ -113,7 +113,7 @@ def prune(run_folder: Path, *, keep_bytes: int, all_runs: bool) -> None:
             if total <= keep_bytes:
                 return
             total -= _segment_size(segment.path)
-            _side_car(segment.path).unlink(missing_ok=True)
+            _token_log(segment.path).unlink(missing_ok=True)
             segment.path.unlink(missing_ok=True)
             if segment.run != run_folder.name:
                 _remove_if_empty(segment.path.parent)
@@ -140,18 +140,18 @@ def _remove_if_empty(run_folder: Path) -> None:
     with contextlib.suppress(OSError):
         (run_folder / NEXT_NAME).unlink(missing_ok=True)
         if not closed_segments(run_folder) and not (run_folder / TRACE_NAME).exists():
-            # Side-cars that a writer has left which died between naming them and the trace's own files.
+            # Token logs that a writer has left which died between naming them and the trace's own files.
             for path in run_folder.glob("tokens*.jsonl*"):
                 path.unlink()
         run_folder.rmdir()
 
 
-def _side_car(trace: Path) -> Path:
+def _token_log(trace: Path) -> Path:
     return trace.with_name(tokens_name(trace.name))
 
 
 def _segment_size(trace: Path) -> int:
-    return _size(trace) + _size(_side_car(trace))
+    return _size(trace) + _size(_token_log(trace))
 
 
 def _size(path: Path) -> int:

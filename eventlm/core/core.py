@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eventlm.config import CoreConfig
-from eventlm.core import replicaset, sequence_manager, snapshot
+from eventlm.core import replicaset, scheduler, sequence_manager, snapshot
 from eventlm.core.predictor import Predictor
 from eventlm.core.sequence import IllegalTransitionError
 from eventlm.core.state import CoreState, Plugins
@@ -79,7 +79,7 @@ class Core:
         try:
             _HANDLERS[type(event)](state, event)
             if event.p:
-                replicaset.plan(state)
+                scheduler.plan(state)
         except IllegalTransitionError as error:
             raise InvariantError(f"event {event.s} ({type(event).__name__}): {error}") from error
         if event.p and state.group:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from eventlm.core.admission import measure
 from eventlm.core.replica import Replica, StepInFlight
-from eventlm.core.residency import measure
 from eventlm.core.sequence import Sequence
 from eventlm.core.state import CoreState, LossCounts, Suspect
 

@@ -1,18 +1,16 @@
-"""Several replicas: who gets a request, in which order they plan, and what happens when a worker is lost."""
+"""The workers of all replicas come and go; policies are swapped and caches flushed."""
 
 from __future__ import annotations
 
-from eventlm.core.plugin import ReplicaView, RequestView
-from eventlm.core.plugin_calls import ask_margin, ask_policy, ask_router
+from eventlm.core.plugin_calls import ask_policy
 from eventlm.core.poison_requests import accuse
+from eventlm.core.preemption import preempt
 from eventlm.core.replica import Replica
-from eventlm.core.residency import preempt
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue, finish
 from eventlm.core.state import CoreState, replica_of
-from eventlm.core.step_planner import plan_step
 from eventlm.errors import InvariantError
-from eventlm.events import CacheFlushed, Desynced, PolicySwapped, Preempted, Routed, WorkerLost, WorkerUp
+from eventlm.events import CacheFlushed, Desynced, PolicySwapped, WorkerLost, WorkerUp
 
 
 def worker_up(state: CoreState, fact: WorkerUp) -> None:
@@ -71,59 +69,6 @@ def _clear_flight(sequence: Sequence) -> None:
     sequence.pending_tokens = 0
 
 
-def plan(state: CoreState) -> None:
-    """Rounds of one step a replica, fewest admitted tokens first, until all have their steps or nobody can run."""
-    if state.paused:
-        return
-    _route_new(state)
-    state.margin = ask_margin(state) if state.num_waiting else None
-    while ready := [replica for replica in state.replicas if replica.up and replica.has_room(state.config)]:
-        if not state.policy.static:
-            _read_keys(state)
-        if len(ready) > 1:
-            ready.sort(key=_turn)
-        num_decided = len(state.decisions)
-        launched = [plan_step(state, replica) for replica in ready]
-        # Who had to give way on one replica may run on another whose turn was over by then.
-        if not any(launched) and not _has_preempted(state, num_decided):
-            return
-
-
-def _has_preempted(state: CoreState, num_before: int) -> bool:
-    """Whether anybody was preempted since so many decisions. Without a launch that ends: only decodes give way to
-    memory, and an eviction at admission counts against its victim until its next token.
-    """
-    return any(isinstance(decision, Preempted) for decision in state.decisions[num_before:])
-
-
-def _turn(replica: Replica) -> tuple[int, int]:
-    return replica.admitted_tokens, replica.index
-
-
-def _read_keys(state: CoreState) -> None:
-    """One call of a policy that is not static, over all that wait and all partial prefills."""
-    if state.policy.reads_prefixes:
-        _read_prefixes(state)
-    waiting = [sequence for queue in state.queues for sequence in queue.members]
-    partials = [sequence for replica in state.replicas for sequence in replica.partials()]
-    keys, state.round_generation = ask_policy(state, [sequence.view for sequence in waiting + partials])
-    place = 0
-    for queue in state.queues:
-        queue.order_by(keys[place : place + len(queue)])
-        place += len(queue)
-    state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[place:], strict=True)}
-
-
-def _read_prefixes(state: CoreState) -> None:
-    """What each waiting sequence could hit now: at home, or the most that any replica has."""
-    for queue in state.queues:
-        for sequence in queue.members:
-            sequence.view.cached_tokens = 0
-    for replica in state.replicas:
-        if replica.up:
-            replica.read_hits(replica.queue.members + state.shared_queue.members, state.config.block_size)
-
-
 def swap_policy(state: CoreState, fact: PolicySwapped) -> None:
     """Another policy orders all that wait and the partial prefills; decodes keep the urgency of their admission."""
     policy = state.plugins.policies.get(fact.name)
@@ -148,40 +93,3 @@ def flush_caches(state: CoreState, fact: CacheFlushed) -> None:
     """Nobody hits any more what no sequence holds. Those that wait look up their hits anew when they are admitted."""
     for replica in state.replicas:
         replica.pool.flush()
-
-
-def _route_new(state: CoreState) -> None:
-    """Offer sequences that have no home to the router, all of a request at once, once a worker is up."""
-    if not state.unrouted or not any(replica.up for replica in state.replicas):
-        return
-    unrouted, state.unrouted = state.unrouted, {}
-    by_request: dict[int, list[Sequence]] = {}
-    for sequence in unrouted.values():
-        by_request.setdefault(sequence.request, []).append(sequence)
-    for request, sequences in by_request.items():
-        question = RequestView(request, state.num_routed, len(sequences), sequences[0].num_tokens)
-        state.num_routed += 1
-        views = [view_of(state, replica, sequences[0]) for replica in state.replicas if replica.up]
-        home = ask_router(state, question, views)
-        for sequence in sequences:
-            sequence.home = -1 if home is None else home
-            state.touch(sequence)
-            enqueue(state, sequence)
-        if home is not None:
-            complete = len(sequences) == state.requests[request].arrival.n
-            for index in [-1] if complete else [sequence.index for sequence in sequences]:
-                state.decide(Routed, because=request, request=request, index=index, replica=home)
-
-
-def view_of(state: CoreState, replica: Replica, sequence: Sequence) -> ReplicaView:
-    """A replica as the router sees it that is asked about `sequence`."""
-    reads_prefixes = state.plugins.router.reads_prefixes
-    return ReplicaView(
-        index=replica.index,
-        num_waiting=len(replica.queue),
-        num_running=len(replica.running),
-        waiting_tokens=replica.queue.num_tokens,
-        admitted_tokens=replica.admitted_tokens,
-        available_blocks=replica.pool.num_available,
-        prefix_tokens=replica.prefix_tokens(sequence, state.config.block_size) if reads_prefixes else 0,
-    )

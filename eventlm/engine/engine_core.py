@@ -13,7 +13,7 @@ from msgspec import Raw, structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Effect, Recorder
-from eventlm.bus.side_car import OutputTokens, encode_line
+from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
@@ -108,7 +108,7 @@ class Driver:
         self._unpublished: list[Event] = []
         #: Bodies of the launches among them, which their workers have had already.
         self._shipped: dict[int, bytes] = {}
-        #: The side-car's lines of them, where one is written.
+        #: The token log's lines of them, where one is written.
         self._token_lines: list[bytes] = []
         self._records_tokens = recorder is not None and header.level == "tokens"
         self._outbox: list[Output] = []

@@ -68,7 +68,7 @@ class EngineRun(NamedTuple):
         Where nobody asked for a record, a disk that is full keeps the engine from recording, not from starting.
         """
         record = setup.config.record
-        # Of the digests of steps; only the side-car has it too.
+        # Of the digests of steps; only the token log has it too.
         digest_key = secrets.token_bytes(32)
         begin = partial(_begin, run, setup, first, predictor, parts, digest_key)
         if record.folder:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import structlog
 from msgspec import structs
 
-from eventlm.bus.side_car import PromptTokens
+from eventlm.bus.token_log import PromptTokens
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.request import (
     LOGITS_NOT_FINITE,
@@ -179,7 +179,7 @@ class LiveRequests:
         )
 
     def prompt_tokens(self, seq: int) -> PromptTokens:
-        """What the side-car says of a request that has just arrived. `recorded_request` is the way back."""
+        """What the token log says of a request that has just arrived. `recorded_request` is the way back."""
         request = self._requests[seq].request
         salt = request.cache_salt.encode()
         return PromptTokens(

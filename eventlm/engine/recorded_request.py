@@ -1,8 +1,8 @@
-"""A request as its arrival and its line in the side-car tell of it, for whoever runs it again."""
+"""A request as its arrival and its line in the token log tell of it, for whoever runs it again."""
 
 from __future__ import annotations
 
-from eventlm.bus.side_car import PromptTokens
+from eventlm.bus.token_log import PromptTokens
 from eventlm.engine.request import EngineRequest
 from eventlm.events import Arrived
 

@@ -18,7 +18,7 @@ log = structlog.get_logger("eventlm.engine")
 
 
 def make_writer(record: RecordConfig, run: str, digest_key: bytes) -> LogWriter:
-    """The writer of a run; the key goes into its side-car, if it is to have one. Raises LogWriteError."""
+    """The writer of a run; the key goes into its token log, if it is to have one. Raises LogWriteError."""
     folder = Path(record.folder)
     return LogWriter(
         folder,

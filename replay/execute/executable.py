@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.run_folder import closed_name
 from eventlm.bus.segment_reader import corrupt
-from eventlm.bus.side_car_reader import open_side_car
+from eventlm.bus.token_log_reader import open_token_log
 from eventlm.config import CacheConfig, GpuConfig, ModelConfig, WorkerConfig
 from eventlm.config.structs import AUTO, MAX_THREADS
 from eventlm.errors import UsageError
@@ -74,7 +74,7 @@ def check_executable(path: Path | str) -> Header:
                 f"there, so it cannot be run again; that needs the run's first file ({remedy})"
             )
         first = next(iter(reader))
-        open_side_car(first.path, header).close()
+        open_token_log(first.path, header).close()
         return header
 
 

@@ -1,6 +1,6 @@
 """Re-execution: the recorded schedule is run on the model again, and every token is compared with the recorded one.
 
-The trace says what was launched and when it completed, its side-car (`--record-tokens`) what the prompts and outputs
+The trace says what was launched and when it completed, its token log (`--record-tokens`) what the prompts and outputs
 were. Requests are kept by the same code that kept them in the run (`LiveRequests`), and real worker processes get the
 same launches: same batches, chunks, blocks, same worker epochs with empty caches. Each step is run when the trace comes
 to its completion, so steps that a lost worker never completed are not run. Decisions are taken from the trace; that
@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.segment_reader import LogLine
-from eventlm.bus.side_car_reader import SideCarReader, open_side_car
+from eventlm.bus.token_log_reader import TokenLogReader, open_token_log
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recorded_request import recorded_request
@@ -57,7 +57,7 @@ class ExecuteResult(Struct, frozen=True, kw_only=True):
 
     num_tokens: compared and the same. num_steps: run again; num_steps_by_digest: of these, compared by the digests in
     the trace. host_differences: what differs from the recorded host; then differences may come from that. num_missing:
-    events that a gap says were not recorded; nothing behind it can be run. damage: what of the side-cars kept the rest
+    events that a gap says were not recorded; nothing behind it can be run. damage: what of the token logs kept the rest
     from being run.
     """
 
@@ -166,13 +166,13 @@ class _Execution:
         self.num_requests = 0
         self.num_steps = 0
         self.mismatches: list[Mismatch] = []
-        #: Why the rest cannot be run, where that is the side-car's fault.
+        #: Why the rest cannot be run, where that is the token log's fault.
         self.damage = ""
         self.comparison = Comparison()
         self._path = path
         self._workers = workers
         self._is_forcing = is_forcing
-        self._side_car: SideCarReader | None = None
+        self._token_log: TokenLogReader | None = None
         self._bad_lines: list[str] = []
         self._live: LiveRequests | None = None
         self._epochs: dict[int, int] = {}
@@ -184,13 +184,13 @@ class _Execution:
 
     @property
     def bad_lines(self) -> list[str]:
-        """Where the side-cars read so far were left out."""
-        return self._bad_lines + (self._side_car.damage if self._side_car is not None else [])
+        """Where the token logs read so far were left out."""
+        return self._bad_lines + (self._token_log.damage if self._token_log is not None else [])
 
     def close(self) -> None:
         """Close the files."""
-        if self._side_car is not None:
-            self._side_car.close()
+        if self._token_log is not None:
+            self._token_log.close()
 
     async def feed(self, line: LogLine) -> None:
         """Take one line."""
@@ -211,7 +211,7 @@ class _Execution:
     async def _take(self, event: Event, line: LogLine) -> None:
         match event:
             case Header():
-                self._open_side_car(event, line)
+                self._open_token_log(event, line)
             case Arrived():
                 self._arrive(event)
             case Rejected():
@@ -242,12 +242,12 @@ class _Execution:
         assert self._live is not None
         return self._live
 
-    def _open_side_car(self, header: Header, line: LogLine) -> None:
-        if self._side_car is not None:
-            self._bad_lines += self._side_car.damage
-            self._side_car.close()
+    def _open_token_log(self, header: Header, line: LogLine) -> None:
+        if self._token_log is not None:
+            self._bad_lines += self._token_log.damage
+            self._token_log.close()
         try:
-            self._side_car = open_side_car(line.path, header)
+            self._token_log = open_token_log(line.path, header)
         except (UsageError, TraceCorruptError) as error:
             # Of the first file that has been looked at before.
             self._give_up(str(error))
@@ -255,15 +255,15 @@ class _Execution:
             core = header.core
             capacity = header.block_table_size or PAIRS_PER_BLOCK * core.num_blocks
             names = BlockNames(secrets.token_bytes(32), block_size=core.block_size, capacity=capacity)
-            key = self._side_car.digest_key
+            key = self._token_log.digest_key
             self._live = LiveRequests(names, block_size=core.block_size, seed_key=b"", digest_key=key)
 
     def _arrive(self, arrived: Arrived) -> None:
-        assert self._side_car is not None
-        prompt = self._side_car.prompt(arrived)
+        assert self._token_log is not None
+        prompt = self._token_log.prompt(arrived)
         if prompt is None:
             self._give_up(
-                f"{self._side_car.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
+                f"{self._token_log.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
                 "that it was in cannot be run"
             )
         self.num_requests += 1
@@ -285,8 +285,8 @@ class _Execution:
         if waiting is None:
             return
         launched = waiting.launched
-        assert self._side_car is not None
-        outputs = self._side_car.outputs(fact)
+        assert self._token_log is not None
+        outputs = self._token_log.outputs(fact)
         recorded = outputs.tokens if outputs is not None else None
         forced = recorded if self._is_forcing else None
         payload = waiting.payload

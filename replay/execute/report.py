@@ -19,7 +19,7 @@ def render(result: ExecuteResult) -> str:
     lines = _mismatch_lines(result) if result.mismatches else [_claim(result)]
     if result.num_steps_by_digest:
         lines.append(
-            f"{counted(result.num_steps_by_digest, 'step')} compared by digest: their tokens in the side-car are "
+            f"{counted(result.num_steps_by_digest, 'step')} compared by digest: their tokens in the token log are "
             "missing or damaged"
         )
     if result.num_missing:

@@ -137,7 +137,7 @@ class Comparison:
     def _compare_row(self, step: ExecutedStep, row: int, identity: SequenceId, recorded: list[int]) -> list[Mismatch]:
         executed = step.result.tokens[row]
         base = step.positions[row] or 0
-        note = "" if step.is_recorded_sound else "the side-car's tokens do not have the digest that is in the trace"
+        note = "" if step.is_recorded_sound else "the token log's tokens do not have the digest that is in the trace"
         for place, (mine, other) in enumerate(zip(recorded, executed, strict=False)):
             if mine != other:
                 at = base + place
@@ -163,9 +163,9 @@ class Comparison:
         if step.again.digest == step.fact.digest:
             return []
         if step.recorded is None:
-            note = "the side-car's line of this step is missing or damaged, so the place is not known"
+            note = "the token log's line of this step is missing or damaged, so the place is not known"
         elif step.recorded == step.result.tokens:
-            note = "the side-car's tokens came out again, but they do not have the digest that is in the trace"
+            note = "the token log's tokens came out again, but they do not have the digest that is in the trace"
         else:
             # What differs was shown to nobody.
             return []

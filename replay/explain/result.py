@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from eventlm.core import hindrance
+from eventlm.core import wait_reason
 from eventlm.types import RequestKind, SequenceId
 
 #: The part of a sequence's life that an interval belongs to.
@@ -34,7 +34,7 @@ Doing = Literal[
     "cut_step",  # in a step that was still under way when it ended, or the log did
     "not_recorded",
 ]
-Cause = hindrance.Cause | Doing
+Cause = wait_reason.Cause | Doing
 
 
 class Order(Struct, frozen=True, kw_only=True):

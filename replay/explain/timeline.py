@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now
+from eventlm.core.scheduler import waiting_head
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
-from eventlm.core.step_planner import waiting_head
+from eventlm.core.wait_reason import WaitReason, find_wait_reason, urgency_now
 from eventlm.events import Finished, Launched, Preempted, StepCompleted
 from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.types import SequenceId
@@ -44,20 +44,20 @@ class _Flight(NamedTuple):
 class _Wait:
     """An interval that is not over."""
 
-    def __init__(self, hindrance: Hindrance, phase: Phase, limit: int, held_by: list[SequenceId]) -> None:
-        self.hindrance = hindrance
+    def __init__(self, reason: WaitReason, phase: Phase, limit: int, held_by: list[SequenceId]) -> None:
+        self.reason = reason
         self.phase = phase
         self.limit = limit
         self.held_by = dict.fromkeys(held_by)
         self.admitted: dict[SequenceId, None] = {}
         self.steps: dict[int, None] = {}
-        self.num_lacking = hindrance.num_lacking
+        self.num_lacking = reason.num_lacking
         self.order: Order | None = None
 
-    def goes_on(self, hindrance: Hindrance, phase: Phase) -> bool:
+    def goes_on(self, reason: WaitReason, phase: Phase) -> bool:
         """Whether what holds now is the same cause."""
-        before = self.hindrance
-        same = (before.cause, before.replica, before.other) == (hindrance.cause, hindrance.replica, hindrance.other)
+        before = self.reason
+        same = (before.cause, before.replica, before.other) == (reason.cause, reason.replica, reason.other)
         return same and phase == self.phase
 
 
@@ -134,7 +134,7 @@ class Timeline:
             return
         self._launches[launched.replica] = launched
         wait = self._wait
-        if wait is not None and wait.hindrance.cause in _BEHIND_OTHERS and wait.hindrance.replica == launched.replica:
+        if wait is not None and wait.reason.cause in _BEHIND_OTHERS and wait.reason.replica == launched.replica:
             for request, index, *_ in launched.chunks:
                 identity = SequenceId(request, index)
                 if identity not in wait.held_by:
@@ -234,47 +234,47 @@ class Timeline:
         if self.sequence.resident and self._phase in ("queue", "preempted"):
             self._close_wait(state.now_ns)
             self._phase = "prefill" if self.sequence.residency == 1 else "recompute"
-        hindrance = find_hindrance(state, self.sequence, self._launches)
-        assert hindrance is not None, f"{self.sequence} is in a step that the log does not have"
-        if hindrance.cause in _OUT_OF_LINE:
+        reason = find_wait_reason(state, self.sequence, self._launches)
+        assert reason is not None, f"{self.sequence} is in a step that the log does not have"
+        if reason.cause in _OUT_OF_LINE:
             self._launches.clear()
-        if self._wait is None or not self._wait.goes_on(hindrance, self._phase):
+        if self._wait is None or not self._wait.goes_on(reason, self._phase):
             self._close_wait(state.now_ns)
-            self._wait = self._open_wait(state, hindrance)
-        self._wait.num_lacking = max(self._wait.num_lacking, hindrance.num_lacking)
-        launched = self._launches.get(hindrance.replica)
-        if hindrance.cause == "token_budget" and launched is not None:
+            self._wait = self._open_wait(state, reason)
+        self._wait.num_lacking = max(self._wait.num_lacking, reason.num_lacking)
+        launched = self._launches.get(reason.replica)
+        if reason.cause == "token_budget" and launched is not None:
             self._wait.steps[launched.step] = None
-        if hindrance.cause in _BEHIND_OTHERS and (launched or state.policy.static):
+        if reason.cause in _BEHIND_OTHERS and (launched or state.policy.static):
             self._note_order(state, self._wait)
 
-    def _open_wait(self, state: CoreState, hindrance: Hindrance) -> _Wait:
+    def _open_wait(self, state: CoreState, reason: WaitReason) -> _Wait:
         config = state.config
-        cause = hindrance.cause
+        cause = reason.cause
         limits: dict[Cause, int] = {
             "sequence_limit": config.max_num_seqs,
             "blocks": config.num_blocks,
             "token_budget": config.max_num_batched_tokens,
             "steps_in_flight": config.max_steps_in_flight,
         }
-        if cause == "steps_in_flight" and not state.replicas[hindrance.replica].has_room(config):
+        if cause == "steps_in_flight" and not state.replicas[reason.replica].has_room(config):
             # Fewer where the last of them takes long.
-            limits[cause] = len(state.replicas[hindrance.replica].in_flight)
+            limits[cause] = len(state.replicas[reason.replica].in_flight)
         held_by: list[SequenceId] = []
         if cause in ("sequence_limit", "blocks"):
-            held_by = [resident.id for resident in state.replicas[hindrance.replica].running]
+            held_by = [resident.id for resident in state.replicas[reason.replica].running]
         elif cause == "token_budget":
-            chunks = self._launches[hindrance.replica].chunks
+            chunks = self._launches[reason.replica].chunks
             held_by = [SequenceId(request, index) for request, index, *_ in chunks]
-        wait = _Wait(hindrance, self._phase, limits.get(cause, 0), held_by)
+        wait = _Wait(reason, self._phase, limits.get(cause, 0), held_by)
         if cause == "steps_in_flight":
-            wait.steps = dict.fromkeys(step.step for step in state.replicas[hindrance.replica].in_flight)
+            wait.steps = dict.fromkeys(step.step for step in state.replicas[reason.replica].in_flight)
         return wait
 
     def _note_order(self, state: CoreState, wait: _Wait) -> None:
         """Who was ahead first; or the first that was ahead and had arrived later, for that is less to be expected."""
         sequence = self.sequence
-        head = waiting_head(state, state.replicas[wait.hindrance.replica]) if sequence.ticket else None
+        head = waiting_head(state, state.replicas[wait.reason.replica]) if sequence.ticket else None
         if head is not None and head.sequence is not sequence:
             if wait.order is None or wait.order.other < sequence.id < head.sequence.id:
                 wait.order = order_of(state, head.sequence, head.urgency, urgency_now(state, sequence)) or wait.order
@@ -342,14 +342,14 @@ class Timeline:
                 start_ns=self.cursor_ns,
                 end_ns=now_ns,
                 phase=wait.phase,
-                cause=wait.hindrance.cause,
-                replica=wait.hindrance.replica,
+                cause=wait.reason.cause,
+                replica=wait.reason.replica,
                 steps=list(wait.steps),
                 limit=wait.limit,
                 num_lacking=wait.num_lacking,
                 held_by=list(wait.held_by),
                 admitted=list(wait.admitted),
-                other=wait.hindrance.other,
+                other=wait.reason.other,
                 order=wait.order,
             )
         )

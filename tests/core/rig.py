@@ -24,6 +24,7 @@ from eventlm.events import (
     Header,
     Launched,
     Preempted,
+    Routed,
     StepCompleted,
     WorkerLost,
     WorkerUp,
@@ -155,6 +156,10 @@ class Rig:
         """(request, index, reason, position) of all finishes so far, in order."""
         ends = [decision for decision in self.decisions if isinstance(decision, Finished)]
         return [(end.request, end.index, end.reason, end.position) for end in ends]
+
+    def routed(self) -> list[tuple[int, int, int]]:
+        """(request, index, replica) of all routes so far, in order."""
+        return [(found.request, found.index, found.replica) for found in self.decisions if isinstance(found, Routed)]
 
     def preempted(self) -> list[tuple[int, str]]:
         """(request, reason) of all preemptions so far, in order."""

@@ -1,10 +1,9 @@
-"""Several replicas: routes, turns, lost workers, late news of older ones, other policies."""
+"""Several replicas: lost workers, late messages of older ones, other policies."""
 
 from __future__ import annotations
 
 import pytest
 
-from eventlm.core.replicaset import view_of
 from eventlm.core.sequence import State
 from eventlm.errors import InvariantError
 from eventlm.events import (
@@ -13,57 +12,14 @@ from eventlm.events import (
     PolicySwapped,
     PredictorSwapped,
     Preempted,
-    Routed,
     WorkerLost,
     WorkerUp,
 )
 from eventlm.policies.edf import Edf
 from eventlm.policies.fcfs import Fcfs
-from eventlm.policies.least_loaded import LeastLoaded
 from eventlm.policies.lrs import Lrs
-from eventlm.policies.prefix_affinity import PrefixAffinity
 from eventlm.policies.round_robin import RoundRobin
 from tests.core.rig import MILLISECOND, Rig, arrival, rows
-
-
-def homes(rig: Rig) -> list[tuple[int, int, int]]:
-    return [(found.request, found.index, found.replica) for found in rig.decisions if isinstance(found, Routed)]
-
-
-def test_round_robin_routes_requests_in_turn_all_samples_together() -> None:
-    rig = Rig(router=RoundRobin(), num_replicas=2)
-    seqs = rig.arrive_all(arrival(n=2), arrival(), arrival())
-    assert homes(rig) == [(seqs[0], -1, 0), (seqs[1], -1, 1), (seqs[2], -1, 0)]
-    assert {found.replica: rows(found) for found in rig.of(Launched)} == {
-        0: [seqs[0], seqs[0], seqs[2]],
-        1: [seqs[1]],
-    }
-
-
-def test_least_loaded_sees_what_it_routed_before() -> None:
-    rig = Rig(router=LeastLoaded(), num_replicas=2)
-    seqs = rig.arrive_all(arrival(20), arrival(4), arrival(4), arrival(4))
-    assert [replica for _, _, replica in homes(rig)] == [0, 1, 1, 1]
-    assert len(seqs) == 4
-
-
-def test_with_one_queue_the_replica_with_fewest_tokens_takes_first() -> None:
-    rig = Rig(num_replicas=2, max_steps_in_flight=3)
-    seqs = [rig.arrive(20, 9), rig.arrive(4, 9), rig.arrive(4, 9), rig.arrive(30, 9)]
-    taken = {
-        chunk[0]: found.replica for found in rig.decisions if isinstance(found, Launched) for chunk in found.chunks
-    }
-    assert [taken[seq] for seq in seqs] == [0, 1, 1, 1]
-    assert homes(rig) == []
-
-
-def test_nothing_is_routed_or_launched_before_a_worker_is_up() -> None:
-    rig = Rig(router=RoundRobin(), up=False, num_replicas=2)
-    seqs = rig.arrive_all(arrival(), arrival())
-    assert homes(rig) == []
-    rig.feed(WorkerUp(replica=1, epoch=1))
-    assert homes(rig) == [(seqs[0], -1, 1), (seqs[1], -1, 1)]
-    assert rows(rig.of(Launched)[0]) == seqs
 
 
 def test_a_lost_workers_sequences_go_on_elsewhere_with_what_they_have() -> None:
@@ -73,7 +29,7 @@ def test_a_lost_workers_sequences_go_on_elsewhere_with_what_they_have() -> None:
     rig.complete(0)
     rig.lose(0)
     assert [(found.request, found.reason) for found in rig.of(Preempted)] == [(seq, "lost")]
-    assert homes(rig)[-1] == (seq, -1, 1)
+    assert rig.routed()[-1] == (seq, -1, 1)
     # The step in flight went with the worker, the two confirmed tokens did not.
     assert rig.sequence(seq).num_tokens == 6
     assert (rig.sequence(seq).in_flight, rig.sequence(seq).pending_tokens) == (0, 0)
@@ -196,62 +152,6 @@ def test_new_coefficients_change_the_times_of_all_that_wait() -> None:
     assert rig.sequence(waiting).view.remaining_ns == 1 + 2 * 20
     with pytest.raises(InvariantError, match="5 non-negative"):
         rig.feed(PredictorSwapped(coefficients=[1]))
-
-
-def test_prefix_affinity_sees_what_is_cached_what_waits_and_what_is_half_done() -> None:
-    rig = Rig(router=PrefixAffinity(), num_replicas=2, max_num_seqs=1, max_num_batched_tokens=4)
-    mine, other = list(range(1, 6)), list(range(11, 16))
-    seqs = rig.arrive_all(*(arrival(20, 2, blocks=names) for names in (mine, other, other, mine)))
-    # The second of each finds its prefix in a replica that has not computed a token of it.
-    assert [replica for _, _, replica in homes(rig)] == [0, 1, 1, 0]
-    rig.complete(0)
-    half_done = rig.sequence(seqs[0])
-    assert (half_done.state, half_done.launched_tokens) == (State.PREFILL, 8)
-    assert [replica.prefix_tokens(half_done, 4) for replica in rig.state.replicas] == [16, 0]
-    rig.finish_all()
-    late = rig.arrive(24, 2, blocks=[*other, 16])
-    assert homes(rig)[-1] == (late, -1, 1)
-    assert rig.sequence(late).cached_tokens == 20
-    rig.finish_all()
-    assert [replica.queue.names for replica in rig.state.replicas] == [{}, {}]
-
-
-def test_a_lost_worker_has_no_prefix_and_gets_none_routed() -> None:
-    rig = Rig(router=PrefixAffinity(), num_replicas=2)
-    names = list(range(1, 6))
-    rig.arrive_all(arrival(20, 4, blocks=names), arrival(20, 4, blocks=names))
-    assert [replica for _, _, replica in homes(rig)] == [0, 0]
-    rig.lose(0)
-    assert [replica for _, _, replica in homes(rig)][2:] == [1, 1]
-    assert rig.state.replicas[0].queue.names == {}
-    rig.feed(WorkerUp(replica=0, epoch=2))
-    rig.arrive(20, 4, blocks=names)
-    assert homes(rig)[-1][2] == 1
-    rig.finish_all()
-
-
-def test_prefixes_are_looked_up_for_those_who_read_them_only() -> None:
-    rig = Rig(router=RoundRobin(), num_replicas=2, max_num_seqs=1)
-    seqs = [rig.arrive(20, 2, blocks=[1, 2, 3, 4, 5]) for _ in range(4)]
-    assert [len(replica.queue) for replica in rig.state.replicas] == [1, 1]
-    assert [replica.queue.names for replica in rig.state.replicas] == [{}, {}]
-    assert view_of(rig.state, rig.state.replicas[0], rig.sequence(seqs[0])).prefix_tokens == 0
-
-
-def test_one_that_gives_way_goes_on_at_a_replica_whose_turn_was_over() -> None:
-    depth = {"max_steps_in_flight": 2, "max_decodes_in_flight_per_seq": 2}
-    rig = Rig(up=False, num_replicas=2, num_blocks=5, max_model_len=16, **depth)
-    rig.feed(WorkerUp(replica=0, epoch=1))
-    ahead, behind = rig.arrive_all(arrival(4, 6), arrival(4, 12))
-    rig.feed(WorkerUp(replica=1, epoch=1))
-    while not rig.preempted():
-        rig.complete()
-    assert rig.preempted() == [(behind, "memory")]
-    # The last row of `ahead` is in flight, with the block that `behind` lacks: replica 0 has nothing to launch.
-    assert rig.sequence(ahead).in_flight == 1
-    assert [(launched.replica, rows(launched)) for launched in rig.of(Launched)] == [(1, [behind])] * 2
-    rig.finish_all()
-    assert [reason for *_, reason, _ in rig.finished()] == ["length", "length"]
 
 
 def test_a_replica_names_the_worker_that_counts() -> None:

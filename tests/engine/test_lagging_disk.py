@@ -18,8 +18,8 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.errors import InvariantError
 from eventlm.events import Event, Gap
 from eventlm.replay.verify.verifier import verify
-from tests.bus.side_cars import facts_without_tokens
 from tests.bus.slow_disk import SECONDS, HandLoop, SlowDisk
+from tests.bus.token_logs import facts_without_tokens
 from tests.engine.engines import expected_tokens, fake_setup, generate, request
 from tests.replay.executions import execute_fake
 from tests.simulation import DIGEST_KEY, Simulation

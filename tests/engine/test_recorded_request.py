@@ -1,4 +1,4 @@
-"""A request that is made again of its arrival and its line in the side-car is the same to core and worker."""
+"""A request that is made again of its arrival and its line in the token log is the same to core and worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from eventlm.bus.side_car import PromptTokens, decode_line, encode_line
+from eventlm.bus.token_log import PromptTokens, decode_line, encode_line
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recorded_request import recorded_request

@@ -16,7 +16,7 @@ from tests.bus import traces
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
-def test_a_side_car_is_written_only_where_it_was_asked_for(tmp_path: Path, *, has_tokens: bool) -> None:
+def test_a_token_log_is_written_only_where_it_was_asked_for(tmp_path: Path, *, has_tokens: bool) -> None:
     record = RecordConfig(record=str(tmp_path), record_tokens=has_tokens)
     with make_writer(record, "run", b"k" * 32) as writer:
         writer.append(encode_body(traces.header()))

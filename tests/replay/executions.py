@@ -1,4 +1,4 @@
-"""Runs with a side-car that are executed again, by fake workers in this process."""
+"""Runs with a token log that are executed again, by fake workers in this process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FakeWorkers:
 
 
 def record_with_tokens(folder: Path, seed: int, *, run: str = "", segment_bytes: int = 0, **options: Any) -> Path:
-    """Record the workload of a seed with its side-car; the run's folder."""
+    """Record the workload of a seed with its token log; the run's folder."""
     with LogWriter(folder, run or f"seed-{seed}", segment_bytes=segment_bytes, digest_key=DIGEST_KEY) as writer:
         Simulation(seed, writer=writer, records_tokens=True, check_every=0, **options).run()
     return writer.run_folder

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.side_car_check import check_side_cars
+from eventlm.bus.token_log_check import check_token_logs
 from eventlm.bus.trace_grep import Query, grep
 from eventlm.bus.trace_info import check
 from eventlm.bus.trace_repair import repair
@@ -145,7 +145,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "stats": lambda path: trace_stats.run(argparse.Namespace(path=str(path), strict=False, json=False, plot=None)),
     "ls": lambda path: trace_ls.run(argparse.Namespace(folder=str(path.parent), full=True, json=False)),
     "check": check,
-    "check token ids": check_side_cars,
+    "check token ids": check_token_logs,
     "grep": _grep,
     "diff": lambda path: diff(*[read_side(path)] * 2),
     "export": lambda path: export(path, path.parent / "out", to="csv"),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eventlm.core import replicaset
+from eventlm.core import scheduler
 from eventlm.core.core import Core
 from eventlm.events import Launched, Preempted
 from eventlm.events.codec import DECISION_TAGS
@@ -100,7 +100,7 @@ def test_nobody_could_run_where_a_plan_has_ended() -> None:
             decisions = apply(event)
             if getattr(event, "p", 0):
                 copy = Core.restored(core.state.config, core.state.plugins, core.snapshot()).state
-                replicaset.plan(copy)
+                scheduler.plan(copy)
                 more = [each for each in copy.decisions if isinstance(each, Launched | Preempted)]
                 assert more == [], f"workload {seed}, event {event.s}"
                 num_asked += 1

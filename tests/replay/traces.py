@@ -47,7 +47,7 @@ def record(
 
 
 def read_objects(path: Path) -> Objects:
-    """The lines of a trace, or of a side-car, as JSON objects."""
+    """The lines of a trace, or of a token log, as JSON objects."""
     found = []
     for line in path.read_bytes().splitlines():
         split = split_line(line)

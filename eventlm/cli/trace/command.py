@@ -25,7 +25,7 @@ from eventlm.formatting import counted
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
-    from eventlm.bus.side_car_check import SideCarCheck
+    from eventlm.bus.token_log_check import TokenLogCheck
     from eventlm.bus.trace_info import TraceCheck, TraceInfo
     from eventlm.events import PluginRecord
 
@@ -109,7 +109,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Print one line if the trace is sound, and one for its token ids; damage is an error with its own exit code."""
-    from eventlm.bus.side_car_check import check_side_cars
+    from eventlm.bus.token_log_check import check_token_logs
     from eventlm.bus.trace_info import check
 
     path = trace_file(arguments.path)
@@ -120,11 +120,11 @@ def run_check(arguments: argparse.Namespace) -> int:
     print(f"{found.path}: ok, {events}, {counted(found.num_bytes, 'byte')}, {end}")
     warn(found.warnings)
     with file_progress("checking token ids", path) as on_progress:
-        tokens = check_side_cars(path, on_progress=on_progress)
+        tokens = check_token_logs(path, on_progress=on_progress)
     return _tell_tokens(tokens) if tokens is not None else 0
 
 
-def _tell_tokens(tokens: SideCarCheck) -> int:
+def _tell_tokens(tokens: TokenLogCheck) -> int:
     """What is missing may have been removed on purpose; what is there must be whole."""
     warn([*tokens.missing, *tokens.damage])
     found = f"{counted(tokens.num_prompts, 'prompt')}, {counted(tokens.num_steps, 'step')}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.bus import side_cars
+from tests.bus import token_logs
 from tests.cli.conftest import RunHere, StartServer
 from tests.replay.executions import record_with_tokens
 from tests.replay.traces import CALM, small_machine, tampered
@@ -57,7 +57,7 @@ def test_a_server_that_was_killed_has_told_no_text_and_lost_no_token(start_serve
     is_told = {name: prompt_ids in (folder / name).read_text() for name in names}
     assert not any(is_told[name] for name in names if "trace" in name)
     assert any(is_told.values())
-    assert side_cars.facts_without_tokens(folder) == []
+    assert token_logs.facts_without_tokens(folder) == []
     done = subprocess.run(command("replay", str(folder), "--execute"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " re-executed, identical (37 requests)" in done.stdout
@@ -88,10 +88,10 @@ def test_what_was_compared_by_digest_is_told(run: Path, run_here: RunHere) -> No
     def without_outputs(lines: list[dict[str, Any]]) -> None:
         lines[:] = [line for line in lines if line["t"] != "outputs"]
 
-    side_cars.tamper(run / "tokens.jsonl", without_outputs)
+    token_logs.tamper(run / "tokens.jsonl", without_outputs)
     code, output, _ = run_here("replay", str(run), "--execute")
     assert code == 0
-    assert "steps compared by digest: their tokens in the side-car are missing or damaged" in output
+    assert "steps compared by digest: their tokens in the token log are missing or damaged" in output
     assert "this is another host than the recorded one, or other software or threads; there it may come out" in output
 
 
@@ -108,7 +108,7 @@ def test_check_tells_of_the_token_ids_too(run: Path, run_here: RunHere) -> None:
     path.unlink()
     code, output, errors = run_here("trace", "check", str(run))
     assert (code, output.count("\n")) == (0, 1)
-    assert "warning: the side-car of " in errors
+    assert "warning: the token log of " in errors
 
 
 def test_mistakes(run: Path, run_here: RunHere) -> None:
@@ -128,7 +128,7 @@ def test_mistakes(run: Path, run_here: RunHere) -> None:
     (run / "tokens.jsonl").unlink()
     code, _, errors = run_here("replay", trace, "--execute")
     assert code == 2
-    assert "the side-car of" in errors
+    assert "the token log of" in errors
     assert "--record-tokens" in errors
 
 

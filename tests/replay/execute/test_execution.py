@@ -17,7 +17,7 @@ from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
 from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
-from tests.bus import side_cars
+from tests.bus import token_logs
 from tests.replay.executions import FakeWorkers, execute_fake, record_with_tokens
 from tests.replay.traces import CALM, Objects, places, read_objects, small_machine, tampered
 from tests.simulation import DIGEST_KEY, Simulation
@@ -85,7 +85,7 @@ def test_steps_run_in_the_order_of_their_launches_and_only_if_they_completed(tmp
 
 
 def _flip(run: Path, s: int, row: int, place: int) -> int:
-    """Change a token in the side-car; what it was."""
+    """Change a token in the token log; what it was."""
     was = 0
 
     def change(lines: list[dict[str, Any]]) -> None:
@@ -94,7 +94,7 @@ def _flip(run: Path, s: int, row: int, place: int) -> int:
         was = line["tokens"][row][place]
         line["tokens"][row][place] = was + 1000
 
-    side_cars.tamper(run / "tokens.jsonl", change)
+    token_logs.tamper(run / "tokens.jsonl", change)
     return was
 
 
@@ -126,7 +126,7 @@ def test_a_token_that_differs_is_found_where_it_is(run: Path) -> None:
     assert (found.kind, found.code, found.s, found.step, found.row) == ("token", "token", done["s"], done["step"], row)
     assert (found.request, found.index, found.position) == (request, index, position)
     assert (found.recorded, found.executed) == (was + 1000, was)
-    # The trace knows better than the side-car.
+    # The trace knows better than the token log.
     assert "do not have the digest that is in the trace" in found.note
     assert result.exit_code == 10
     assert f"event {done['s']}, step {done['step']} of replica 0, request {request}, index {index}" in found.describe()
@@ -205,7 +205,7 @@ def test_another_end_is_found(run: Path) -> None:
     (found,) = execute_fake(run).mismatches
     assert (found.kind, found.executed) == ("token", 257)
     # By its digest alone one knows that somebody ended.
-    side_cars.tamper(run / "tokens.jsonl", _without_outputs)
+    token_logs.tamper(run / "tokens.jsonl", _without_outputs)
     (found,) = execute_fake(run).mismatches
     assert (found.kind, found.recorded) == ("end", None)
     assert found.executed in ("eos", "stop_token", "grammar")
@@ -241,7 +241,7 @@ def _without_outputs(lines: list[dict[str, Any]]) -> None:
 
 
 def test_without_outputs_steps_are_compared_by_their_digests(run: Path, calm: Path) -> None:
-    side_cars.tamper(run / "tokens.jsonl", _without_outputs)
+    token_logs.tamper(run / "tokens.jsonl", _without_outputs)
     whole, result = execute_fake(calm), execute_fake(run)
     assert (result.exit_code, result.num_tokens, result.num_steps) == (0, whole.num_tokens, whole.num_steps)
     assert (result.num_steps_by_digest, whole.num_steps_by_digest) == (result.num_steps, 0)
@@ -254,7 +254,7 @@ def test_without_outputs_steps_are_compared_by_their_digests(run: Path, calm: Pa
 
 
 @pytest.mark.parametrize("teacher_force", [False, True])
-def test_a_side_car_whose_tokens_come_out_again_must_agree_with_the_trace(run: Path, *, teacher_force: bool) -> None:
+def test_a_token_log_whose_tokens_come_out_again_must_agree_with_the_trace(run: Path, *, teacher_force: bool) -> None:
     done = next(item for item in read_objects(run / "trace.jsonl") if item["t"] == "done" and any(item["produced"]))
     change_trace(run, lambda objects: objects[done["s"]].update(digest="0" * 16))
     (found,) = execute_fake(run, teacher_force=teacher_force).mismatches
@@ -295,7 +295,7 @@ def test_a_run_is_executed_up_to_a_prompt_that_is_damaged(run: Path, calm: Path)
 
 
 @pytest.mark.parametrize("content", [None, b"nonsense\n"])
-def test_a_run_is_executed_up_to_a_side_car_that_is_not_there(tmp_path: Path, content: bytes | None) -> None:
+def test_a_run_is_executed_up_to_a_token_log_that_is_not_there(tmp_path: Path, content: bytes | None) -> None:
     run = record_with_tokens(tmp_path, 1, segment_bytes=SEGMENT_BYTES)
     (run / "tokens.jsonl").unlink()
     if content is not None:
@@ -304,12 +304,12 @@ def test_a_run_is_executed_up_to_a_side_car_that_is_not_there(tmp_path: Path, co
     assert (result.exit_code, result.mismatches) == (3, [])
     closed = [item for path in run.glob("trace-*") for item in read_objects(path) if item["t"] == "emit"]
     assert result.num_steps == len(closed) > 5
-    assert ("is missing" if content is None else "is not the first line of a side-car") in result.damage
+    assert ("is missing" if content is None else "is not the first line of a token log") in result.damage
 
 
-def test_a_trace_without_a_side_car_says_what_to_do(run: Path, tmp_path: Path) -> None:
+def test_a_trace_without_a_token_log_says_what_to_do(run: Path, tmp_path: Path) -> None:
     (run / "tokens.jsonl").unlink()
-    with pytest.raises(UsageError, match=r"the side-car of .*trace\.jsonl is missing: the file tokens\.jsonl"):
+    with pytest.raises(UsageError, match=r"the token log of .*trace\.jsonl is missing: the file tokens\.jsonl"):
         execute_fake(run)
     with LogWriter(tmp_path, "plain") as writer:
         Simulation(1, writer=writer, num_requests=2, check_every=0).run()
@@ -322,7 +322,7 @@ def test_a_run_is_executed_up_to_a_gap(tmp_path: Path) -> None:
         simulation = Simulation(3, writer=writer, records_tokens=True, check_every=0, chaos=CALM)
         simulation.at(60_000_000, lambda: writer.give_up("as a test has it"))
         simulation.run()
-    assert side_cars.facts_without_tokens(writer.run_folder) == []
+    assert token_logs.facts_without_tokens(writer.run_folder) == []
     result = execute_fake(writer.run_folder)
     assert (result.exit_code, result.mismatches) == (14, [])
     # The run itself came to its end.

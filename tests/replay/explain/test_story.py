@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from eventlm.core import hindrance
+from eventlm.core import wait_reason
 from eventlm.replay.explain.result import Doing, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.replay.explain.story import (
     CAUSES,
@@ -253,7 +253,7 @@ def test_of_those_ahead_a_later_arrival_is_named_first() -> None:
 
 
 def test_everything_has_a_name_and_words() -> None:
-    causes = [*get_args(hindrance.Cause), *get_args(Doing)]
+    causes = [*get_args(wait_reason.Cause), *get_args(Doing)]
     assert sorted(CAUSES) == sorted(causes)
     assert sorted(PHASES) == sorted(get_args(Phase))
     assert len(set(CAUSES.values())) == len(causes)

@@ -19,9 +19,9 @@ from msgspec import structs
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.core.core import Core
-from eventlm.core.hindrance import Cause, Hindrance, find_hindrance
 from eventlm.core.sequence import Sequence
 from eventlm.core.state import CoreState
+from eventlm.core.wait_reason import Cause, WaitReason, find_wait_reason
 from eventlm.events import Arrived, Decision, Fact, Launched, Preempted, Routed
 from eventlm.policies.fixed import Fixed
 from eventlm.replay.explain.explainer import Explainer
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     """What a timeline was told behind a drain."""
 
     sequence: Sequence
-    hindrance: Hindrance
+    wait_reason: WaitReason
     launches: dict[int, Launched]
 
 
@@ -59,13 +59,13 @@ class Asked(NamedTuple):
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     found: list[Asked] = []
 
-    def ask(state: CoreState, sequence: Sequence, launches: Mapping[int, Launched]) -> Hindrance | None:
-        hindrance = find_hindrance(state, sequence, launches)
-        if hindrance is not None:
-            found.append(Asked(sequence, hindrance, dict(launches)))
-        return hindrance
+    def ask(state: CoreState, sequence: Sequence, launches: Mapping[int, Launched]) -> WaitReason | None:
+        wait_reason = find_wait_reason(state, sequence, launches)
+        if wait_reason is not None:
+            found.append(Asked(sequence, wait_reason, dict(launches)))
+        return wait_reason
 
-    monkeypatch.setattr("eventlm.replay.explain.timeline.find_hindrance", ask)
+    monkeypatch.setattr("eventlm.replay.explain.timeline.find_wait_reason", ask)
     return found
 
 
@@ -89,6 +89,7 @@ def lacking_only(cause: Cause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core
         plugins = structs.replace(plugins, batcher=Fixed())
     if cause != "trial":
         taken["suspects"] = []
+        limits["max_losses"] = 0
     if cause is None or cause == "trial":
         limits["max_steps_in_flight"] = rebuilt.config.max_steps_in_flight + 1
         limits["run_ahead_ms"] = 0
@@ -111,7 +112,7 @@ def is_only_cause(found: Asked, config: Any) -> bool:
         # Another replica, which lacks something else, would take it.
         return False
     # One that was looked at in this drain and did not fit may fit behind it, and waits for the next.
-    return found.hindrance.cause != "steps_in_flight" or found.hindrance.replica not in found.launches
+    return found.wait_reason.cause != "steps_in_flight" or found.wait_reason.replica not in found.launches
 
 
 def read(folder: Path, seed: int) -> tuple[Rebuilt, Explainer, list[LogLine]]:
@@ -199,7 +200,7 @@ def test_without_its_cause_a_sequence_runs_and_with_nothing_but_its_cause_it_doe
             drain.append(event)
             explainer.feed(line)
             for found in asked:
-                cause = found.hindrance.cause
+                cause = found.wait_reason.cause
                 if tried[cause] >= MOST or rng.random() >= CHANCES.get(cause, 0):
                     continue
                 tried[cause] += 1

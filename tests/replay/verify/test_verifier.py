@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eventlm.bus.log_writer import LogWriter
-from eventlm.core import replicaset
+from eventlm.core import scheduler
 from eventlm.core.block_pool import BlockPool
 from eventlm.errors import TornTraceError
 from eventlm.events.codec import DECISION_TAGS
@@ -70,7 +70,7 @@ def test_a_trace_that_is_still_being_written_verifies_as_far_as_it_goes(tmp_path
 def test_a_core_that_lets_sequences_wait_for_ever_is_told_on(
     fcfs_run: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicaset, "plan_step", lambda *arguments: False)
+    monkeypatch.setattr(scheduler, "plan_step", lambda *arguments: False)
     found = divergence_of(verify(fcfs_run.path, check_invariants=True))
     assert (found.code, found.exit_code) == ("liveness", 12)
     assert "waits" in found.what

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from eventlm.core.hindrance import Hindrance, find_hindrance, urgency_now
 from eventlm.core.plugin import Batcher, Policy, SequenceView, StepLoad
 from eventlm.core.predictor import Predictor
+from eventlm.core.scheduler import waiting_head
 from eventlm.core.snapshot import take
-from eventlm.core.step_planner import waiting_head
+from eventlm.core.wait_reason import WaitReason, find_wait_reason, urgency_now
 from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.round_robin import RoundRobin
@@ -19,11 +19,11 @@ from eventlm.types import SequenceId
 from tests.core.rig import MILLISECOND, Rig, arrival
 
 
-def ask(rig: Rig, request: int, index: int = 0) -> Hindrance | None:
+def ask(rig: Rig, request: int, index: int = 0) -> WaitReason | None:
     """With the launches of the latest drain; asking must not change the state."""
     before = take(rig.state)
     launches = {launched.replica: launched for launched in rig.of(Launched)}
-    found = find_hindrance(rig.state, rig.sequence(request, index), launches)
+    found = find_wait_reason(rig.state, rig.sequence(request, index), launches)
     assert take(rig.state) == before
     return found
 
@@ -72,30 +72,30 @@ def test_the_text_is_looked_at() -> None:
 def test_all_slots_are_taken() -> None:
     rig = Rig(max_num_seqs=2)
     *_, last = rig.arrive_all(arrival(), arrival(), arrival())
-    assert ask(rig, last) == Hindrance("sequence_limit", 0)
+    assert ask(rig, last) == WaitReason("sequence_limit", 0)
 
 
 def test_the_pool_has_too_few_blocks_and_how_many() -> None:
     # 12 blocks of 4 tokens: the first takes 9 of them, the second needs 6.
     rig = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64)
     _, second = rig.arrive_all(arrival(32, 4), arrival(20, 4))
-    assert ask(rig, second) == Hindrance("blocks", 0, num_lacking=3)
+    assert ask(rig, second) == WaitReason("blocks", 0, num_lacking=3)
 
 
 def test_one_that_was_passed_over_lacks_blocks_and_not_a_slot() -> None:
     rig = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64, max_num_seqs=2)
     _, large, small, last = rig.arrive_all(arrival(32, 8), arrival(20, 4), arrival(4, 4), arrival(4, 4))
     assert rig.sequence(small).resident
-    assert ask(rig, large) == Hindrance("blocks", 0, num_lacking=5)
-    assert ask(rig, last) == Hindrance("sequence_limit", 0)
+    assert ask(rig, large) == WaitReason("blocks", 0, num_lacking=5)
+    assert ask(rig, last) == WaitReason("sequence_limit", 0)
 
 
 def test_one_that_will_evict_waits_for_a_step_and_not_for_a_slot() -> None:
     rig = Rig(max_num_seqs=1)
     resident = rig.arrive(4, 8)
     urgent, other = rig.arrive_all(arrival(4, 8, priority=-1), arrival(4, 8))
-    assert ask(rig, urgent) == Hindrance("steps_in_flight", 0)
-    assert ask(rig, other) == Hindrance("sequence_limit", 0)
+    assert ask(rig, urgent) == WaitReason("steps_in_flight", 0)
+    assert ask(rig, other) == WaitReason("sequence_limit", 0)
     rig.complete()
     assert rig.preempted() == [(resident, "admission")]
     assert ask(rig, urgent) is None
@@ -105,7 +105,7 @@ def test_who_fits_waits_for_the_head_that_does_not() -> None:
     rig = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64, max_skips=0)
     _, second, third = rig.arrive_all(arrival(32, 4), arrival(20, 4), arrival(4, 4))
     assert cause(rig, second) == "blocks"
-    assert ask(rig, third) == Hindrance("head_of_line", 0, other=SequenceId(second, 0))
+    assert ask(rig, third) == WaitReason("head_of_line", 0, other=SequenceId(second, 0))
     skipping = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64, max_skips=1)
     *_, third = skipping.arrive_all(arrival(32, 4), arrival(20, 4), arrival(4, 4))
     assert ask(skipping, third) is None
@@ -114,7 +114,7 @@ def test_who_fits_waits_for_the_head_that_does_not() -> None:
 def test_the_budget_of_the_step_is_spent() -> None:
     rig = Rig(max_num_batched_tokens=8)
     first, second, third = rig.arrive_all(arrival(6, 4), arrival(6, 4), arrival(6, 4))
-    assert ask(rig, third) == Hindrance("token_budget", 0)
+    assert ask(rig, third) == WaitReason("token_budget", 0)
     rig.complete()
     # The second has a chunk of 2 behind it; of the next 8 tokens the first decodes 1 and it takes 4.
     assert [chunk[:4] for chunk in rig.of(Launched)[0].chunks] == [(second, 0, 2, 4), (third, 0, 0, 3)]
@@ -126,7 +126,7 @@ def test_a_decode_that_the_budget_left_out() -> None:
     requests = rig.arrive_all(arrival(1, 9), arrival(1, 9), arrival(1, 9))
     rig.complete()
     # Two tokens a step: the two that came first decode, the third has been launched and waits for its turn.
-    assert [ask(rig, request) for request in requests] == [None, None, Hindrance("token_budget", 0)]
+    assert [ask(rig, request) for request in requests] == [None, None, WaitReason("token_budget", 0)]
 
 
 def test_who_comes_while_all_steps_are_in_flight() -> None:
@@ -134,7 +134,7 @@ def test_who_comes_while_all_steps_are_in_flight() -> None:
     rig.arrive()
     request = rig.arrive()
     assert rig.of(Launched) == []
-    assert ask(rig, request) == Hindrance("steps_in_flight", 0)
+    assert ask(rig, request) == WaitReason("steps_in_flight", 0)
     rig.complete()
     assert ask(rig, request) is None
 
@@ -144,7 +144,7 @@ def test_who_comes_during_a_step_that_takes_long() -> None:
     rig.arrive()
     request = rig.arrive()
     assert rig.of(Launched) == []
-    assert ask(rig, request) == Hindrance("steps_in_flight", 0)
+    assert ask(rig, request) == WaitReason("steps_in_flight", 0)
     rig.complete()
     assert ask(rig, request) is None
 
@@ -161,7 +161,7 @@ def test_the_batcher_gave_it_nothing() -> None:
     first, second = rig.arrive_all(arrival(), arrival())
     assert ask(rig, first) is None
     assert rig.sequence(second).resident
-    assert ask(rig, second) == Hindrance("batcher", 0)
+    assert ask(rig, second) == WaitReason("batcher", 0)
 
 
 def test_a_suspect_is_tried_alone() -> None:
@@ -170,7 +170,7 @@ def test_a_suspect_is_tried_alone() -> None:
     rig.lose(0, 1)
     rig.feed(WorkerUp(replica=0, epoch=2))
     assert ask(rig, first) is None
-    assert ask(rig, second) == Hindrance("trial", 0, other=SequenceId(first, 0))
+    assert ask(rig, second) == WaitReason("trial", 0, other=SequenceId(first, 0))
 
 
 def test_rows_of_a_preempted_one_are_in_flight() -> None:
@@ -189,10 +189,10 @@ def test_of_several_replicas_the_nearest_to_taking_it_counts() -> None:
     one, two = rig.arrive_all(arrival(4, 8), arrival(4, 8))
     assert {rig.sequence(one).replica, rig.sequence(two).replica} == {0, 1}
     request = rig.arrive()
-    assert ask(rig, request) == Hindrance("sequence_limit", 0)
+    assert ask(rig, request) == WaitReason("sequence_limit", 0)
     homed = Rig(router=RoundRobin(), num_replicas=2, max_num_seqs=1)
     *_, last = homed.arrive_all(arrival(), arrival(), arrival(), arrival())
-    assert ask(homed, last) == Hindrance("sequence_limit", 1)
+    assert ask(homed, last) == WaitReason("sequence_limit", 1)
 
 
 class Shortest(Policy, frozen=True, kw_only=True):
@@ -234,4 +234,4 @@ def test_a_round_that_launched_nothing_has_read_the_keys() -> None:
     big = rig.arrive(30, 8)
     small = rig.arrive(4, 4, priority=1)
     assert rig.of(Launched) == []
-    assert ask(rig, small) == Hindrance("head_of_line", 0, other=SequenceId(big, 0))
+    assert ask(rig, small) == WaitReason("head_of_line", 0, other=SequenceId(big, 0))

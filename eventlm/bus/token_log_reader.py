@@ -1,4 +1,4 @@
-"""Reading the side-car of a segment in step with the trace: what it holds for a fact, if its line is sound and can be
+"""Reading the token log of a segment in step with the trace: what it holds for a fact, if its line is sound and can be
 of that fact.
 
 A line that does not fit the chain is damage. It is left out and counted; those behind it are checked against the hash
@@ -16,16 +16,16 @@ import msgspec
 
 from eventlm.bus.run_folder import TOKENS_NAME, closed_name, tokens_name
 from eventlm.bus.segment_reader import MAX_LINE_BYTES, corrupt
-from eventlm.bus.side_car import SIDE_CAR_FORMAT, OutputTokens, PromptTokens, SideCarLine, SideCarStart, decode_line
+from eventlm.bus.token_log import TOKEN_LOG_FORMAT, OutputTokens, PromptTokens, TokenLogLine, TokenLogStart, decode_line
 from eventlm.errors import EventLMError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, split_line
 
 
-def open_side_car(trace: Path | str, header: Header) -> SideCarReader:
-    """The side-car of the segment in the file `trace` that begins with `header`.
+def open_token_log(trace: Path | str, header: Header) -> TokenLogReader:
+    """The token log of the segment in the file `trace` that begins with `header`.
 
-    Raises UsageError where there is none, with what to do, and what SideCarReader raises where that may be why.
+    Raises UsageError where there is none, with what to do, and what TokenLogReader raises where that may be why.
     """
     if header.level != "tokens":
         raise UsageError(
@@ -37,26 +37,26 @@ def open_side_car(trace: Path | str, header: Header) -> SideCarReader:
     # In this order nothing is missed while a writer, alive or dead, is about to begin the next segment.
     for name in (TOKENS_NAME, tokens_name(closed_name(header.s))):
         try:
-            side_car = SideCarReader(folder / name)
+            token_log = TokenLogReader(folder / name)
         except FileNotFoundError:
             continue
         except EventLMError as error:
             # It may be that of another segment.
             broken = error
             continue
-        if side_car.is_of(header):
-            return side_car
-        side_car.close()
+        if token_log.is_of(header):
+            return token_log
+        token_log.close()
     if broken is not None:
         raise broken
     if not Path(trace).exists():
         raise UsageError(f"{trace} was removed while it was read; try again")
     raise UsageError(
-        f"the side-car of {trace} is missing: the file {TOKENS_NAME} that was written beside it with --record-tokens"
+        f"the token log of {trace} is missing: the file {TOKENS_NAME} that was written beside it with --record-tokens"
     )
 
 
-class SideCarReader:
+class TokenLogReader:
     """The lines of one file by their facts, asked for in the order of the trace.
 
     digest_key: of the run's completions. damage: where lines were left out, in words. Raises UsageError for a file that
@@ -74,7 +74,7 @@ class SideCarReader:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise UsageError(f"cannot read the side-car {path}: {error.strerror}") from error
+            raise UsageError(f"cannot read the token log {path}: {error.strerror}") from error
         try:
             self._start = self._read_start()
             self.digest_key = self._read_key()
@@ -87,15 +87,15 @@ class SideCarReader:
         """Whether it is that of the segment that begins so."""
         return (self._start.run, self._start.s) == (header.run, header.s)
 
-    def _read_start(self) -> SideCarStart:
+    def _read_start(self) -> TokenLogStart:
         split = split_line(self._file.readline(MAX_LINE_BYTES)[:-1])
         start = None
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             start = decode_line(split.body) if split is not None else None
-        if split is None or not isinstance(start, SideCarStart):
-            raise corrupt(self.path, 1, 0, "it is not the first line of a side-car")
-        if start.format != SIDE_CAR_FORMAT:
-            raise TraceVersionError(f"{self.path} has format {start.format}; this eventlm reads {SIDE_CAR_FORMAT}")
+        if split is None or not isinstance(start, TokenLogStart):
+            raise corrupt(self.path, 1, 0, "it is not the first line of a token log")
+        if start.format != TOKEN_LOG_FORMAT:
+            raise TraceVersionError(f"{self.path} has format {start.format}; this eventlm reads {TOKEN_LOG_FORMAT}")
         if chain(start.previous_h, split.body) != split.claimed_h:
             raise corrupt(self.path, 1, 0, "the hash of its first line does not match")
         self._number, self._h, self._byte_offset = 1, split.claimed_h, self._file.tell()
@@ -107,7 +107,7 @@ class SideCarReader:
         except ValueError as error:
             raise corrupt(self.path, 1, 0, "its key is not hexadecimal") from error
 
-    def _read(self) -> SideCarLine | None:
+    def _read(self) -> TokenLogLine | None:
         """The next sound line."""
         while (line := self._file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
             self._number += 1
@@ -124,7 +124,7 @@ class SideCarReader:
             self.damage.append(f"{self.path} is damaged at {place}")
         return None
 
-    def _at(self, s: int) -> SideCarLine | None:
+    def _at(self, s: int) -> TokenLogLine | None:
         while self._next is not None and self._next.s < s:
             self._next = self._read()
         return self._next if self._next is not None and self._next.s == s else None
@@ -147,7 +147,7 @@ class SideCarReader:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> SideCarReader:
+    def __enter__(self) -> TokenLogReader:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Reading a side-car in step with its trace: one bad line costs itself, and nothing is taken from a wrong file."""
+"""Reading a token log in step with its trace: one bad line costs itself, and nothing is taken from a wrong file."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bus.side_car import OutputTokens, PromptTokens, SideCarStart, encode_line
-from eventlm.bus.side_car_reader import SideCarReader, open_side_car
+from eventlm.bus.token_log import OutputTokens, PromptTokens, TokenLogStart, encode_line
+from eventlm.bus.token_log_reader import TokenLogReader, open_token_log
 from eventlm.errors import TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line
 from eventlm.sampler_params import SamplerParams
 from tests.bus import traces
 
-START = SideCarStart(s=0, format=1, run="run", digest_key="0a0b")
+START = TokenLogStart(s=0, format=1, run="run", digest_key="0a0b")
 LINES = [
     START,
     PromptTokens(s=2, token_ids=[5, 6], params=SamplerParams()),
@@ -46,7 +46,7 @@ def write(folder: Path, lines: list[bytes], name: str = "tokens.jsonl") -> Path:
 
 
 def found_for(trace: Path, header: Header) -> Path:
-    with open_side_car(trace, header) as reader:
+    with open_token_log(trace, header) as reader:
         return Path(reader.path)
 
 
@@ -61,7 +61,7 @@ def done(s: int, *produced: int) -> StepCompleted:
 def found(path: Path) -> dict[int, object]:
     """What is found for each fact by its `s`, and the damage."""
     facts = [arrived(2, 2), done(3), done(5, 1), done(9, 1, 0), arrived(11, 1), done(14, 1), done(15, 1)]
-    with SideCarReader(path) as reader:
+    with TokenLogReader(path) as reader:
         lines = [reader.prompt(fact) if isinstance(fact, Arrived) else reader.outputs(fact) for fact in facts]
         return {line.s: line for line in lines if line is not None} | {-1: reader.damage}
 
@@ -69,7 +69,7 @@ def found(path: Path) -> dict[int, object]:
 def test_every_fact_gets_its_line(tmp_path: Path, lines: list[bytes]) -> None:
     path = write(tmp_path, lines)
     assert found(path) == {line.s: line for line in LINES[1:]} | {-1: []}
-    with SideCarReader(path) as reader:
+    with TokenLogReader(path) as reader:
         assert reader.digest_key == b"\x0a\x0b"
         # Lines of facts that the trace does not have are passed over, and a line is of one kind and of its lengths.
         assert reader.outputs(done(9, 1)) is None
@@ -108,9 +108,9 @@ def test_the_file_that_begins_with_the_segment_is_the_one(tmp_path: Path, lines:
     trace.touch()
     path = write(tmp_path, lines)
     assert found_for(trace, header()) == path
-    # A writer has died between naming the side-car and naming the trace: the present one is of a later segment.
+    # A writer has died between naming the token log and naming the trace: the present one is of a later segment.
     older = path.rename(tmp_path / "tokens-000000000000.jsonl")
-    body = encode_line(SideCarStart(s=20, format=1, run="run", digest_key="0a0b", previous_h="0" * 16))
+    body = encode_line(TokenLogStart(s=20, format=1, run="run", digest_key="0a0b", previous_h="0" * 16))
     write(tmp_path, [close_line(body, chain("0" * 16, body))])
     assert found_for(trace, header()) == older
     assert found_for(trace, header(s=20)) == path
@@ -118,7 +118,7 @@ def test_the_file_that_begins_with_the_segment_is_the_one(tmp_path: Path, lines:
     whole = path.read_bytes()
     path.write_bytes(b"nonsense\n")
     assert found_for(trace, header()) == older
-    with pytest.raises(TraceCorruptError, match="is not the first line of a side-car"):
+    with pytest.raises(TraceCorruptError, match="is not the first line of a token log"):
         found_for(trace, header(s=20))
     path.write_bytes(whole)
     with pytest.raises(UsageError, match="was removed while it was read"):
@@ -130,23 +130,23 @@ def test_the_file_that_begins_with_the_segment_is_the_one(tmp_path: Path, lines:
         found_for(trace, traces.header(run="run"))
 
 
-def test_what_is_no_side_car_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
+def test_what_is_no_token_log_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
     for content in (b"", b"hello\n", b"\xff" * 40 + b"\n", traces.lines([traces.header()])[0]):
         write(tmp_path, [content])
-        with pytest.raises(TraceCorruptError, match="is not the first line of a side-car"):
+        with pytest.raises(TraceCorruptError, match="is not the first line of a token log"):
             found_for(tmp_path / "trace.jsonl", header())
     path = write(tmp_path, [lines[0].replace(b"0a0b", b"0a0c"), *lines[1:]])
     with pytest.raises(TraceCorruptError, match="the hash of its first line does not match"):
-        SideCarReader(path)
-    body = encode_line(SideCarStart(s=0, format=2, run="run", digest_key=""))
+        TokenLogReader(path)
+    body = encode_line(TokenLogStart(s=0, format=2, run="run", digest_key=""))
     path = write(tmp_path, [close_line(body, chain("", body))])
     with pytest.raises(TraceVersionError, match="has format 2; this eventlm reads 1"):
-        SideCarReader(path)
-    body = encode_line(SideCarStart(s=0, format=1, run="run", digest_key="key"))
+        TokenLogReader(path)
+    body = encode_line(TokenLogStart(s=0, format=1, run="run", digest_key="key"))
     path = write(tmp_path, [close_line(body, chain("", body))])
     with pytest.raises(TraceCorruptError, match="its key is not hexadecimal"):
-        SideCarReader(path)
+        TokenLogReader(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(UsageError, match="cannot read the side-car"):
+    with pytest.raises(UsageError, match="cannot read the token log"):
         found_for(tmp_path / "trace.jsonl", header())

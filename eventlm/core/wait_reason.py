@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from eventlm.core.admission import measure
 from eventlm.core.poison_requests import find_trial, is_suspect
+from eventlm.core.preemption import find_victims
 from eventlm.core.replica import Replica
-from eventlm.core.residency import find_victims, measure
+from eventlm.core.scheduler import waiting_head
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
-from eventlm.core.step_planner import waiting_head
 from eventlm.events import Launched
 from eventlm.types import SequenceId
 
@@ -43,7 +44,7 @@ _NEARNESS: tuple[Cause, ...] = (
 )
 
 
-class Hindrance(NamedTuple):
+class WaitReason(NamedTuple):
     """Why a sequence is in no step. `replica` is the one that could take it first, -1 where none could.
 
     num_lacking: blocks that it lacks. other: the more urgent one that does not fit, or the suspect that is tried.
@@ -55,67 +56,67 @@ class Hindrance(NamedTuple):
     other: SequenceId | None = None
 
 
-def find_hindrance(state: CoreState, sequence: Sequence, launches: Mapping[int, Launched]) -> Hindrance | None:
+def find_wait_reason(state: CoreState, sequence: Sequence, launches: Mapping[int, Launched]) -> WaitReason | None:
     """Why a live sequence is in no step now; None if it is in one.
 
     launches: by replica, its latest launch since the sequence has been waiting, or resident without a row.
     """
     if sequence.state is State.WAITING_FOR_GRAMMAR:
-        return Hindrance("grammar")
+        return WaitReason("grammar")
     if sequence.state is State.CLOSING:
-        return Hindrance("text_end")
+        return WaitReason("text_end")
     if sequence.in_flight:
-        return None if sequence.resident else Hindrance("draining", sequence.replica)
+        return None if sequence.resident else WaitReason("draining", sequence.replica)
     if state.paused:
-        return Hindrance("paused")
+        return WaitReason("paused")
     if sequence.resident:
         return _left_out(state, state.replicas[sequence.replica], sequence, launches.get(sequence.replica))
     takers = state.replicas if sequence.home < 0 else [state.replicas[sequence.home]]
     takers = [replica for replica in takers if replica.up and sequence.ticket]
     found = [_kept_waiting(state, replica, sequence, launches.get(replica.index)) for replica in takers]
-    return min(found, key=lambda each: (_NEARNESS.index(each.cause), each.replica), default=Hindrance("worker"))
+    return min(found, key=lambda each: (_NEARNESS.index(each.cause), each.replica), default=WaitReason("worker"))
 
 
-def _left_out(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> Hindrance:
+def _left_out(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> WaitReason:
     """Why a resident has no row."""
     trial = find_trial(state, replica)
     if trial is not None:
-        return Hindrance("trial", replica.index, other=trial.id)
+        return WaitReason("trial", replica.index, other=trial.id)
     if _is_full(state, launched):
-        return Hindrance("token_budget", replica.index)
+        return WaitReason("token_budget", replica.index)
     if sequence.state is State.PREFILL and _was_planned(state, replica, launched):
-        return Hindrance("batcher", replica.index)
-    return Hindrance("steps_in_flight", replica.index)
+        return WaitReason("batcher", replica.index)
+    return WaitReason("steps_in_flight", replica.index)
 
 
-def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> Hindrance:
+def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> WaitReason:
     """Why a replica has not admitted a sequence that waits in line for it."""
     trial = find_trial(state, replica)
     if trial is not None:
-        return Hindrance("trial", replica.index, other=trial.id)
+        return WaitReason("trial", replica.index, other=trial.id)
     was_planned = _was_planned(state, replica, launched)
     head = waiting_head(state, replica)
     is_head = head is not None and head.sequence is sequence
     if not was_planned and state.policy.static and head is not None and is_head and find_victims(state, replica, head):
         # It waits for the next plan alone, where it makes room for itself.
-        return Hindrance("steps_in_flight", replica.index)
+        return WaitReason("steps_in_flight", replica.index)
     num_lacking = measure(state, replica, sequence).num_lacking
     # Had it not lacked blocks when it was passed over, it would have had a slot before others.
     if len(replica.running) >= state.config.max_num_seqs and not (sequence.skips and num_lacking > 0):
-        return Hindrance("sequence_limit", replica.index)
+        return WaitReason("sequence_limit", replica.index)
     if num_lacking > 0:
-        return Hindrance("blocks", replica.index, num_lacking=num_lacking)
+        return WaitReason("blocks", replica.index, num_lacking=num_lacking)
     if not was_planned and not state.policy.static:
         # No round has read its key yet.
-        return Hindrance("steps_in_flight", replica.index)
+        return WaitReason("steps_in_flight", replica.index)
     is_full = _is_full(state, launched)
     if head is not None and not is_head and not _fits(state, replica, head.sequence):
         closes_line = head.sequence.skips >= state.config.max_skips
         # One that may be passed over closes it too, where too many behind it do not fit.
         if closes_line or (was_planned and not is_full):
-            return Hindrance("head_of_line", replica.index, other=head.sequence.id)
+            return WaitReason("head_of_line", replica.index, other=head.sequence.id)
     # If neither, it was looked at and did not fit, and by now it would; or no step was planned since it came.
-    return Hindrance("token_budget" if is_full else "steps_in_flight", replica.index)
+    return WaitReason("token_budget" if is_full else "steps_in_flight", replica.index)
 
 
 def _was_planned(state: CoreState, replica: Replica, launched: Launched | None) -> bool:

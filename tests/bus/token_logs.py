@@ -1,4 +1,4 @@
-"""Side-cars as tests see them: what they say, and what a trace says that they do not."""
+"""Token logs as tests see them: what they say, and what a trace says that they do not."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import msgspec
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.side_car_reader import open_side_car
+from eventlm.bus.token_log_reader import open_token_log
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line
 from tests.replay.traces import read_objects
 
 
 def facts_without_tokens(run_folder: Path) -> list[int]:
-    """The arrivals and completions of a run whose lines in the side-car are not there or not sound."""
+    """The arrivals and completions of a run whose lines in the token log are not there or not sound."""
     missing = []
     with LogReader(run_folder) as reader, contextlib.ExitStack() as stack:
         for line in reader:
             event = line.event()
             if isinstance(event, Header):
-                side_car = stack.enter_context(open_side_car(line.path, event))
+                token_log = stack.enter_context(open_token_log(line.path, event))
             elif isinstance(event, Arrived):
-                missing += [event.s] if side_car.prompt(event) is None else []
+                missing += [event.s] if token_log.prompt(event) is None else []
             elif isinstance(event, StepCompleted):
-                missing += [event.s] if side_car.outputs(event) is None else []
-            assert not side_car.damage
+                missing += [event.s] if token_log.outputs(event) is None else []
+            assert not token_log.damage
     return missing
 
 
@@ -44,7 +44,7 @@ def write_objects(path: Path, objects: Sequence[dict[str, Any]]) -> None:
 
 
 def tamper(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    """Change a side-car as somebody who can compute hashes."""
+    """Change a token log as somebody who can compute hashes."""
     objects = read_objects(path)
     change(objects)
     write_objects(path, objects)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.events import Cancelled, Launched, Paused, PredictorSwapped, Resumed
+from eventlm.events import Cancelled, Launched, Paused, PredictorSwapped, Resumed, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.fixed import Fixed
 from eventlm.policies.lrs import Lrs
@@ -246,3 +246,29 @@ def test_predicted_times_are_those_of_the_step() -> None:
     rig.complete()
     wanted = rig.state.predictor.step_ns(prefill_tokens=0, num_decodes=1, context_tokens=11, chunk_context=0)
     assert launch_of(rig).predicted_ns == wanted
+
+
+def test_with_one_queue_the_replica_with_fewest_tokens_takes_first() -> None:
+    rig = Rig(num_replicas=2, max_steps_in_flight=3)
+    seqs = [rig.arrive(20, 9), rig.arrive(4, 9), rig.arrive(4, 9), rig.arrive(30, 9)]
+    taken = {
+        chunk[0]: found.replica for found in rig.decisions if isinstance(found, Launched) for chunk in found.chunks
+    }
+    assert [taken[seq] for seq in seqs] == [0, 1, 1, 1]
+    assert rig.routed() == []
+
+
+def test_one_that_gives_way_goes_on_at_a_replica_whose_turn_was_over() -> None:
+    depth = {"max_steps_in_flight": 2, "max_decodes_in_flight_per_seq": 2}
+    rig = Rig(up=False, num_replicas=2, num_blocks=5, max_model_len=16, **depth)
+    rig.feed(WorkerUp(replica=0, epoch=1))
+    ahead, behind = rig.arrive_all(arrival(4, 6), arrival(4, 12))
+    rig.feed(WorkerUp(replica=1, epoch=1))
+    while not rig.preempted():
+        rig.complete()
+    assert rig.preempted() == [(behind, "memory")]
+    # The last row of `ahead` is in flight, with the block that `behind` lacks: replica 0 has nothing to launch.
+    assert rig.sequence(ahead).in_flight == 1
+    assert [(launched.replica, rows(launched)) for launched in rig.of(Launched)] == [(1, [behind])] * 2
+    rig.finish_all()
+    assert [reason for *_, reason, _ in rig.finished()] == ["length", "length"]

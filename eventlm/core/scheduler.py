@@ -1,27 +1,82 @@
-"""Forms one step of one replica.
+"""The scheduler: after each drain it plans steps until every replica has as many in flight as it may have, or nobody
+can run.
 
-Order: evictions for the head of the queue; decodes, most urgent first; then the more urgent of the waiting head and
-the head of the partial prefills. A row is never taken back. Every sequence that is passed over because it does not
-fit remembers how often that happened; one that was passed over `max_skips` times blocks the line until it fits.
-
-Before all that, a suspect that has to be tried alone (see `eventlm.core.poison_requests`) gets the step for itself.
+Order within a step: evictions for the head of the queue; decodes, most urgent first; then the more urgent of the
+waiting head and the head of the partial prefills. A row is never taken back. Every sequence that is passed over because
+it does not fit remembers how often that happened; one that was passed over `max_skips` times blocks the line until it
+fits. Before all that, a suspect (see `eventlm.core.poison_requests`) gets a step for itself.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop
 
+from eventlm.core.admission import admit, measure, note_progress
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin import StepLoad
-from eventlm.core.plugin_calls import ask_batcher
+from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
 from eventlm.core.poison_requests import find_trial, is_suspect
+from eventlm.core.preemption import evict_for, make_room
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
-from eventlm.core.residency import admit, evict_for, make_room, measure, note_progress
+from eventlm.core.routing import route_new
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
 from eventlm.core.waiting_queue import Candidate
-from eventlm.events import Launched
+from eventlm.events import Launched, Preempted
 from eventlm.types import ceil_div
+
+
+def plan(state: CoreState) -> None:
+    """Rounds of one step a replica, fewest admitted tokens first, until all have their steps or nobody can run."""
+    if state.paused:
+        return
+    route_new(state)
+    state.margin = ask_margin(state) if state.num_waiting else None
+    while ready := [replica for replica in state.replicas if replica.up and replica.has_room(state.config)]:
+        if not state.policy.static:
+            _read_keys(state)
+        if len(ready) > 1:
+            ready.sort(key=_turn)
+        num_decided = len(state.decisions)
+        launched = [plan_step(state, replica) for replica in ready]
+        # Who had to give way on one replica may run on another whose turn was over by then.
+        if not any(launched) and not _has_preempted(state, num_decided):
+            return
+
+
+def _has_preempted(state: CoreState, num_before: int) -> bool:
+    """Whether anybody was preempted since so many decisions. Without a launch that ends: only decodes give way to
+    memory, and an eviction at admission counts against its victim until its next token.
+    """
+    return any(isinstance(decision, Preempted) for decision in state.decisions[num_before:])
+
+
+def _turn(replica: Replica) -> tuple[int, int]:
+    return replica.admitted_tokens, replica.index
+
+
+def _read_keys(state: CoreState) -> None:
+    """One call of a policy that is not static, over all that wait and all partial prefills."""
+    if state.policy.reads_prefixes:
+        _read_prefixes(state)
+    waiting = [sequence for queue in state.queues for sequence in queue.members]
+    partials = [sequence for replica in state.replicas for sequence in replica.partials()]
+    keys, state.round_generation = ask_policy(state, [sequence.view for sequence in waiting + partials])
+    place = 0
+    for queue in state.queues:
+        queue.order_by(keys[place : place + len(queue)])
+        place += len(queue)
+    state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[place:], strict=True)}
+
+
+def _read_prefixes(state: CoreState) -> None:
+    """What each waiting sequence could hit now: at home, or the most that any replica has."""
+    for queue in state.queues:
+        for sequence in queue.members:
+            sequence.view.cached_tokens = 0
+    for replica in state.replicas:
+        if replica.up:
+            replica.read_hits(replica.queue.members + state.shared_queue.members, state.config.block_size)
 
 
 class StepPlan:

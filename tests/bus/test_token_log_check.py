@@ -1,4 +1,4 @@
-"""What `trace check` finds in the side-cars of a run: facts without their tokens, damage, files that are not there."""
+"""What `trace check` finds in the token logs of a run: facts without their tokens, damage, files that are not there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
-from eventlm.bus.side_car_check import SideCarCheck, check_side_cars
+from eventlm.bus.token_log_check import TokenLogCheck, check_token_logs
 from eventlm.events.codec import encode_body
-from tests.bus import side_cars, traces
+from tests.bus import token_logs, traces
 from tests.replay.executions import record_with_tokens
 
 SEGMENT_BYTES = 8192
@@ -22,19 +22,19 @@ def run(tmp_path: Path) -> Path:
     return record_with_tokens(tmp_path, 1, segment_bytes=SEGMENT_BYTES)
 
 
-def checked(run: Path) -> SideCarCheck:
-    found = check_side_cars(run)
+def checked(run: Path) -> TokenLogCheck:
+    found = check_token_logs(run)
     assert found is not None
     return found
 
 
 def test_a_whole_run_has_the_tokens_of_all_facts(run: Path) -> None:
     told: list[tuple[int, int]] = []
-    found = check_side_cars(run, on_progress=lambda done, total: told.append((done, total)))
+    found = check_token_logs(run, on_progress=lambda done, total: told.append((done, total)))
     with LogReader(run) as reader:
         assert reader.num_segments > 2
         tags = [line.tag for line in reader]
-    assert found == SideCarCheck(
+    assert found == TokenLogCheck(
         num_prompts=tags.count("arrive"), num_steps=tags.count("done"), num_without=0, missing=[], damage=[]
     )
     assert found.is_sound
@@ -44,7 +44,7 @@ def test_a_whole_run_has_the_tokens_of_all_facts(run: Path) -> None:
 def test_a_trace_without_tokens_has_none_to_check(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "run") as writer:
         writer.append(encode_body(traces.header()))
-    assert check_side_cars(writer.run_folder) is None
+    assert check_token_logs(writer.run_folder) is None
 
 
 def test_damage_is_named_and_counted(run: Path) -> None:
@@ -64,7 +64,7 @@ def test_damage_is_named_and_counted(run: Path) -> None:
     assert found.num_without == sum(b'"prompt"' in line or b'"outputs"' in line for line in lines[place:])
     path.write_bytes(b"nonsense\n")
     assert checked(run).damage == [
-        f"{path} is damaged at line 1, byte 0: it is not the first line of a side-car",
+        f"{path} is damaged at line 1, byte 0: it is not the first line of a token log",
     ]
 
 
@@ -72,7 +72,7 @@ def test_tokens_that_cannot_be_those_of_the_fact_count_for_nothing(run: Path) ->
     def shorten(lines: list[dict[str, list[int]]]) -> None:
         next(line for line in lines if line["t"] == "prompt")["token_ids"].pop()
 
-    side_cars.tamper(run / "tokens-000000000000.jsonl", shorten)
+    token_logs.tamper(run / "tokens-000000000000.jsonl", shorten)
     found = checked(run)
     assert (found.num_without, found.damage, found.is_sound) == (1, [], False)
 
@@ -83,7 +83,7 @@ def test_what_was_removed_is_missing_and_no_damage(run: Path) -> None:
     found = checked(run)
     assert found.is_sound
     assert found.missing == [
-        f"the side-car of {run / 'trace.jsonl'} is missing: the file tokens.jsonl that was written beside it with "
+        f"the token log of {run / 'trace.jsonl'} is missing: the file tokens.jsonl that was written beside it with "
         "--record-tokens"
     ]
     assert found.num_steps < whole.num_steps

@@ -1,4 +1,4 @@
-"""The side-car of a run: in step with the trace's files, and never behind its facts, whoever dies, whatever is full."""
+"""The token log of a run keeps in step with its trace and never lags its facts, after a crash or on a full disk."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from msgspec import Raw
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.run_folder import closed_segments
-from eventlm.bus.side_car import OutputTokens, PromptTokens, decode_line, encode_line
+from eventlm.bus.token_log import OutputTokens, PromptTokens, decode_line, encode_line
 from eventlm.events import Arrived, End, Event, Gap, Snapshot, StepCompleted
 from eventlm.events.codec import encode_body
 from eventlm.sampler_params import SamplerParams
 from tests.bus import traces
 from tests.bus.crashes import Killed, die_at
-from tests.bus.side_cars import facts_without_tokens
+from tests.bus.token_logs import facts_without_tokens
 from tests.replay.traces import read_objects
 
 KEY = b"k" * 32
@@ -84,7 +84,7 @@ class Run:
         return self.writer.run_folder
 
 
-def test_every_file_of_a_run_has_a_side_car_with_the_tokens_of_its_facts(tmp_path: Path) -> None:
+def test_every_file_of_a_run_has_a_token_log_with_the_tokens_of_its_facts(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.facts()
     assert run.turn()
@@ -122,7 +122,7 @@ def test_a_run_without_a_line_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_trace_without_tokens_has_no_side_car(tmp_path: Path) -> None:
+def test_a_trace_without_tokens_has_no_token_log(tmp_path: Path) -> None:
     with LogWriter(tmp_path, "run") as writer:
         writer.append(encode_body(traces.header()))
     assert os.listdir(tmp_path / "run") == ["trace.jsonl"]
@@ -137,7 +137,7 @@ def test_its_bytes_count_for_the_length_of_a_segment(tmp_path: Path) -> None:
     assert run.writer.segment_due
 
 
-def test_old_side_cars_go_with_their_segments(tmp_path: Path) -> None:
+def test_old_token_logs_go_with_their_segments(tmp_path: Path) -> None:
     run = Run(tmp_path, keep_bytes=3000)
     for _ in range(6):
         run.facts(12)

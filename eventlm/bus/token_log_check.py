@@ -1,4 +1,4 @@
-"""What `trace check` says of the side-cars of a trace: whether every fact that has tokens has a sound line there."""
+"""What `trace check` says of the token logs of a trace: whether every fact that has tokens has a sound line there."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.segment_reader import LogLine
-from eventlm.bus.side_car_reader import SideCarReader, open_side_car
+from eventlm.bus.token_log_reader import TokenLogReader, open_token_log
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 
 
-class SideCarCheck(Struct, frozen=True, kw_only=True):
-    """The side-cars of a trace's files.
+class TokenLogCheck(Struct, frozen=True, kw_only=True):
+    """The token logs of a trace's files.
 
-    num_prompts, num_steps: facts that have their tokens; num_without: those that have not, in the files whose side-car
+    num_prompts, num_steps: facts that have their tokens; num_without: those that have not, in the files whose token log
     is there. missing: what is said of those that are not; they may have been removed so that nobody reads the texts.
     damage: where lines were left out.
     """
@@ -35,10 +35,12 @@ class SideCarCheck(Struct, frozen=True, kw_only=True):
         return not (self.num_without or self.damage)
 
 
-def check_side_cars(path: Path | str, *, on_progress: Callable[[int, int], None] | None = None) -> SideCarCheck | None:
+def check_token_logs(
+    path: Path | str, *, on_progress: Callable[[int, int], None] | None = None
+) -> TokenLogCheck | None:
     """Look up the tokens of every fact; None for a trace that was recorded without.
 
-    Raises as LogReader does, and TraceVersionError for a side-car of another version.
+    Raises as LogReader does, and TraceVersionError for a token log of another version.
     """
     with LogReader(path) as reader:
         if reader.header.level != "tokens":
@@ -56,7 +58,7 @@ class _Check:
     """Takes the lines of a trace in their order, from the first."""
 
     def __init__(self) -> None:
-        self._side_car: SideCarReader | None = None
+        self._token_log: TokenLogReader | None = None
         self._num_prompts = self._num_steps = self._num_without = 0
         self._missing: list[str] = []
         self._damage: list[str] = []
@@ -66,35 +68,35 @@ class _Check:
         if isinstance(event, Header):
             self.close()
             self._open(line.path, event)
-        elif self._side_car is None:
+        elif self._token_log is None:
             return
         elif isinstance(event, Arrived):
-            is_there = self._side_car.prompt(event) is not None
+            is_there = self._token_log.prompt(event) is not None
             self._num_prompts += is_there
             self._num_without += not is_there
         elif isinstance(event, StepCompleted):
-            is_there = self._side_car.outputs(event) is not None
+            is_there = self._token_log.outputs(event) is not None
             self._num_steps += is_there
             self._num_without += not is_there
 
     def _open(self, trace: str, header: Header) -> None:
         try:
-            self._side_car = open_side_car(trace, header)
+            self._token_log = open_token_log(trace, header)
         except UsageError as error:
             self._missing.append(str(error))
         except TraceCorruptError as error:
             self._damage.append(str(error))
 
     def close(self) -> None:
-        """Close the present side-car, and keep what it says of itself."""
-        if self._side_car is not None:
-            self._damage += self._side_car.damage
-            self._side_car.close()
-            self._side_car = None
+        """Close the present token log, and keep what it says of itself."""
+        if self._token_log is not None:
+            self._damage += self._token_log.damage
+            self._token_log.close()
+            self._token_log = None
 
-    def result(self) -> SideCarCheck:
+    def result(self) -> TokenLogCheck:
         self.close()
-        return SideCarCheck(
+        return TokenLogCheck(
             num_prompts=self._num_prompts,
             num_steps=self._num_steps,
             num_without=self._num_without,

@@ -1,4 +1,4 @@
-"""The side-car of a trace: token ids, which the trace itself never holds, in a file beside each of its segments.
+"""The token log of a trace: token ids, which the trace itself never holds, in a file beside each of its segments.
 
     DIR/<run>/tokens.jsonl                  beside trace.jsonl
     DIR/<run>/tokens-000000000000.jsonl     beside trace-000000000000.jsonl
@@ -19,19 +19,19 @@ from eventlm.bus.run_folder import NEXT_TOKENS_NAME, TOKENS_NAME, closed_name, t
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.sampler_params import SamplerParams
 
-SIDE_CAR_FORMAT = 1
+TOKEN_LOG_FORMAT = 1
 
 
-class SideCarLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="t"):
+class TokenLogLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="t"):
     """One line. `s` is that of the fact that it belongs to."""
 
     s: int
 
 
-class SideCarStart(SideCarLine, frozen=True, kw_only=True, tag="tokens"):
+class TokenLogStart(TokenLogLine, frozen=True, kw_only=True, tag="tokens"):
     """The first line; its `s` is that of the segment's header.
 
-    digest_key: hexadecimal, of the digests in the run's completions. previous_h: the last hash of the side-car of the
+    digest_key: hexadecimal, of the digests in the run's completions. previous_h: the last hash of the token log of the
     segment before.
     """
 
@@ -41,7 +41,7 @@ class SideCarStart(SideCarLine, frozen=True, kw_only=True, tag="tokens"):
     previous_h: str = ""
 
 
-class PromptTokens(SideCarLine, frozen=True, kw_only=True, tag="prompt"):
+class PromptTokens(TokenLogLine, frozen=True, kw_only=True, tag="prompt"):
     """What an arrival does not say of its request. The seed in force is in the arrival, so `params` has none.
 
     cache_salt: a keyed hash of the request's own, equal where those are.
@@ -52,29 +52,29 @@ class PromptTokens(SideCarLine, frozen=True, kw_only=True, tag="prompt"):
     cache_salt: str = ""
 
 
-class OutputTokens(SideCarLine, frozen=True, kw_only=True, tag="outputs"):
+class OutputTokens(TokenLogLine, frozen=True, kw_only=True, tag="outputs"):
     """The tokens of a completion, a list for each row of the launch."""
 
     tokens: list[list[int]]
 
 
 _encoder = msgspec.json.Encoder()
-_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type=Union[SideCarStart, PromptTokens, OutputTokens])  # noqa: UP007
+_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type=Union[TokenLogStart, PromptTokens, OutputTokens])  # noqa: UP007
 
 
-def encode_line(line: SideCarLine) -> bytes:
+def encode_line(line: TokenLogLine) -> bytes:
     """The line without its closing hash."""
     return _encoder.encode(line)[:-1]
 
 
-def decode_line(body: bytes) -> SideCarLine:
+def decode_line(body: bytes) -> TokenLogLine:
     """The line of a body. Raises msgspec.DecodeError for what is none."""
-    line: SideCarLine = _decoder.decode(body + b"}")
+    line: TokenLogLine = _decoder.decode(body + b"}")
     return line
 
 
-class SideCarWriter:
-    """The side-car's files of a run, mode 0600, each begun and closed with the trace's segment. Raises OSError.
+class TokenLogWriter:
+    """The token log's files of a run, mode 0600, each begun and closed with the trace's segment. Raises OSError.
 
     The first file is made at once, in a folder that is there.
     """
@@ -90,9 +90,9 @@ class SideCarWriter:
 
     def _start(self, first_s: int) -> bytes:
         return encode_line(
-            SideCarStart(
+            TokenLogStart(
                 s=first_s,
-                format=SIDE_CAR_FORMAT,
+                format=TOKEN_LOG_FORMAT,
                 run=self._folder.name,
                 digest_key=self._key.hex(),
                 previous_h=self._previous_h,
