@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.core_throughput import PROMPT_TOKENS, RAMP_TOKENS, Case, Run, completion, make_header
 from eventlm.events import Arrived, Event, StepCompleted, WorkerUp
-from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.server.endpoints.metrics import OPENMETRICS, render
 
@@ -98,7 +98,7 @@ async def scrape(num_replicas: int, accept: str) -> tuple[float, float, int]:
         ticker = asyncio.create_task(tick())
         await asyncio.sleep(0)
         start = time.thread_time()
-        reply = await render(read, accept)
+        reply = await render(read(), accept)
         walls.append(time.thread_time() - start)
         done.set()
         await ticker

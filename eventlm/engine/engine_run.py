@@ -26,9 +26,9 @@ from eventlm.engine.recording import make_recorder, make_writer
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.setup import EngineSetup, make_header
 from eventlm.events import Event
-from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import RecorderMetrics, TimedCore
 from eventlm.metrics.ended_rows import EndedRows
+from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.throughput_log import ThroughputLog
 from eventlm.worker.protocol import WorkerReady

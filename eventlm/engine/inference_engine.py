@@ -46,9 +46,9 @@ from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Fact, FrontEndLost
 from eventlm.grammars import GrammarError
-from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.ended_rows import EndedRows
+from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.worker.protocol import StepResult
 

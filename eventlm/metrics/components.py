@@ -11,7 +11,8 @@ from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import Plugins
 from eventlm.events import Decision, Fact, Marker
-from eventlm.metrics.aggregates import Histogram, MetricsSnapshot, seconds
+from eventlm.metrics.aggregates import MetricsSnapshot
+from eventlm.metrics.histograms import Histogram, seconds
 
 SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
 

@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from eventlm.events import Arrived, Finished, Launched, StepCompleted
-from eventlm.metrics.aggregates import REQUEST_HISTOGRAMS, STEP_HISTOGRAMS, ReplicaMetrics
+from eventlm.metrics.aggregates import ReplicaMetrics
+from eventlm.metrics.histograms import fields_of
 from eventlm.metrics.rows import CANCELLED, UNFINISHED, RequestRow, StepRow
 from eventlm.types import FinishReason
 
@@ -339,16 +340,15 @@ def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int 
     return None if start_ns is None or end_ns is None else end_ns - start_ns - less
 
 
-#: Histograms of lengths, by the row's field that they take.
-_LENGTHS = {"prompt_tokens": "request_prompt_tokens", "output_tokens": "request_generation_tokens"}
+_REQUEST_FIELDS, _STEP_FIELDS = fields_of("request"), fields_of("step")
 
 
 def observe_request(row: RequestRow, metrics: ReplicaMetrics) -> None:
     """What a sequence that ran to its end adds to its replica's histograms."""
-    for name in (*REQUEST_HISTOGRAMS, *_LENGTHS):
+    for name, key in _REQUEST_FIELDS:
         value = getattr(row, name)
         if value is not None:
-            metrics.histograms[_LENGTHS.get(name, name)].observe(value)
+            metrics.histograms[key].observe(value)
 
 
 def step_row(
@@ -377,9 +377,9 @@ def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
     """What a step adds to its replica's histograms and sums."""
     metrics.num_steps += 1
     metrics.busy_ns += row.batch_execution_time
-    for name in STEP_HISTOGRAMS:
+    for name, key in _STEP_FIELDS:
         value = getattr(row, name)
         if value is not None:
-            metrics.histograms[name].observe(value)
+            metrics.histograms[key].observe(value)
     for gap_ns, num_rows in row.token_gaps:
         metrics.histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)

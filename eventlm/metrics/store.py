@@ -34,7 +34,8 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
-from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
+from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.live import (
     Identity,
     LiveReplica,

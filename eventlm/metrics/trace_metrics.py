@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Event, Header
 from eventlm.metrics.aggregates import MetricsSnapshot
+from eventlm.metrics.histograms import HISTOGRAMS
 from eventlm.metrics.rows import COMPLETED, Gauges, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.window_sums import WindowSums
@@ -35,8 +36,8 @@ REQUEST_METRICS = (
 CLASS_METRICS = ("prefill_e2e_time", "request_time_per_output_token", "request_scheduling_delay", "request_e2e_time")
 STEP_METRICS = ("batch_size", "batch_num_tokens", "batch_execution_time", "inter_batch_delay", "predictor_error")
 #: Every other metric is nanoseconds.
-COUNTS = frozenset(
-    {"request_num_restarts", "prompt_tokens", "output_tokens", "cached_tokens", "batch_size", "batch_num_tokens"}
+COUNTS = {"cached_tokens"} | (
+    {family.field or family.key for family in HISTOGRAMS if not family.is_time} & {*REQUEST_METRICS, *STEP_METRICS}
 )
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from msgspec import structs
 
 from eventlm.events import Admitted, Arrived, Event, Header, Rejected
-from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, make_histograms
+from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
+from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.live import observe_request, observe_step
 from eventlm.metrics.rows import COMPLETED, RequestRow, StepRow
 from eventlm.metrics.service_classes import ClassSums

@@ -58,13 +58,13 @@ from eventlm.frontend.protocol import (
     encode,
     error_from,
 )
-from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import (
     SCHEDULING_BUCKETS_NS,
     EngineMetrics,
     FrontEndMetrics,
     RecorderMetrics,
 )
+from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampler_params import SamplerParams, TokenLogprobs
 from tests.replay.golden import FOLDER

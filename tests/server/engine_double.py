@@ -44,9 +44,9 @@ from eventlm.engine.request import (
 from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.engine.response_status import ReplyStatus, reply_status
 from eventlm.errors import EventLMError
-from eventlm.metrics.aggregates import Histogram
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.ended_rows import EndedRows
+from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampler_params import TokenLogprobs
 from eventlm.types import FinishReason

@@ -20,7 +20,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from eventlm.metrics.components import EngineMetrics
-from eventlm.metrics.families import EngineCollector
+from eventlm.metrics.families import families
 from eventlm.server.context import CONTEXT
 
 OPENMETRICS = "application/openmetrics-text"
@@ -55,11 +55,11 @@ async def metrics(request: web.Request) -> web.Response:
     figures = await context.engine.read_metrics()
     if not figures.front_ends:
         figures = structs.replace(figures, http_requests=context.http_requests)
-    reply = await render(lambda: figures, request.headers.get("Accept", ""), pid=context.engine_pid)
+    reply = await render(figures, request.headers.get("Accept", ""), pid=context.engine_pid)
     return web.Response(body=reply.body, headers={"Content-Type": reply.content_type})
 
 
-async def render(read: Callable[[], EngineMetrics], accept: str, *, pid: int | str = "self") -> Reply:
+async def render(metrics: EngineMetrics, accept: str, *, pid: int | str = "self") -> Reply:
     """A whole reply. `pid` is the engine's process, whose own figures are part of it.
 
     The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
@@ -68,7 +68,7 @@ async def render(read: Callable[[], EngineMetrics], accept: str, *, pid: int | s
     encode, content_type = _encoder(accept)
     parts = []
     process = ProcessCollector(pid=lambda: pid, registry=None)
-    for family in chain(EngineCollector(read).collect(), process.collect()):
+    for family in chain(families(metrics), process.collect()):
         parts.append(encode(_OneFamily(family)).removesuffix(_EOF))
         await asyncio.sleep(0)
     if content_type == _OPENMETRICS_TYPE:

@@ -11,8 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.metrics.aggregates import ClassMetrics, Histogram
+from eventlm.metrics.aggregates import ClassMetrics
 from eventlm.metrics.families import FINISHED_REASONS, families
+from eventlm.metrics.histograms import Histogram
 from eventlm.types import FinishReason
 from tests.replay.golden import FOLDER
 from tests.server.conftest import RunningServer
