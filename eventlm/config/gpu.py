@@ -15,8 +15,8 @@ class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Meta(
-            description="what computes the model; cuda: NVIDIA GPUs, each replica on the next one of those that "
-            "CUDA_VISIBLE_DEVICES leaves; auto: cuda where there are a GPU, its driver, a torch with CUDA and "
+            description="what computes the model; cuda: NVIDIA GPUs, each replica on the next one in "
+            "CUDA_VISIBLE_DEVICES; auto: cuda if there are a GPU, its driver, a torch with CUDA and "
             "triton, else cpu"
         ),
     ] = "auto"
@@ -33,30 +33,29 @@ class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(
             pattern=r"^(0?\.[0-9]{0,5}[1-9]0*|1(\.0*)?)$",
             extra={"metavar": "SHARE", "allowed": "a share above 0 and up to 1, such as 0.9", "number": True},
-            description="share of a GPU's whole memory that weights, activations and KV cache of all replicas on it "
-            "may take; the KV cache gets what a profiling run leaves of it, unless num_blocks or kv_memory say how "
-            "much",
+            description="share of a GPU's memory for weights, activations and KV cache of all replicas on it; the KV "
+            "cache gets what a profiling run leaves, unless num_blocks or kv_memory is given",
         ),
     ] = "0.9"
     cuda_graphs: Annotated[
         bool,
         Meta(
-            description="capture the steps that only decode as CUDA graphs, for batches of several sizes, when a "
-            "worker starts; a step that is smaller is padded to the next size"
+            description="capture steps that only decode as CUDA graphs, for several batch sizes, when a worker "
+            "starts; a smaller step is padded to the next size"
         ),
     ] = True
     batch_invariant: Annotated[
         bool,
         Meta(
-            description="kernels on a GPU whose results for a sequence do not depend on what else is in its batch: the "
+            description="use GPU kernels whose results for a sequence do not depend on the rest of its batch: the "
             "same tokens under any load, somewhat slower"
         ),
     ] = False
     torch_compile: Annotated[
         bool,
         Meta(
-            description="compile the parts of the model around attention on a GPU with torch.compile, which makes the "
-            "first start slower by minutes"
+            description="compile the parts of the model around attention with torch.compile on a GPU, which makes "
+            "the first start minutes slower"
         ),
     ] = False
 

@@ -39,8 +39,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     requests_choose_class: Annotated[
         Literal["auto", "always", "never"],
         Meta(
-            description="whether requests may choose any service class, and a priority before that of their own; auto: "
-            "unless a key has a class"
+            description="whether requests may choose any service class, and a better priority than that of their "
+            "class; auto: unless a key has a class"
         ),
     ] = "auto"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body")] = 16 * 1024 * 1024
@@ -49,15 +49,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             pattern=rf"^{SIZE_PATTERN}$",
             extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="memory for the bodies of all requests under way, in each process that serves HTTP; over it "
-            "one more gets a 503",
+            description="memory for the bodies of all running requests, in each process that serves HTTP; beyond it "
+            "a request gets a 503",
         ),
     ] = "1GiB"
     pooling: Annotated[
         Pooling,
         Meta(
-            description="what embeddings are of, where a request does not say: the last token's hidden state, or the "
-            "mean of all tokens'"
+            description="default pooling of embeddings: the hidden state of the last token, or the mean of all tokens"
         ),
     ] = "last"
     api_servers: Annotated[
@@ -65,15 +64,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=64,
-            description="processes for HTTP, templates and tokenizing beside the engine's; 0: the engine's own does it",
+            description="processes for HTTP, templates and tokenizing beside the engine's; 0: the engine's own "
+            "process does it",
         ),
     ] = 0
     max_connections: Annotated[
         int,
         Meta(
             ge=1,
-            description="most connections at once, of which each of --api-servers has its share; one more gets a 503 "
-            "and is closed, or with TLS is closed before its handshake",
+            description="most connections at once, shared equally among --api-servers; one more gets a 503 and is "
+            "closed, or with TLS is closed before its handshake",
         ),
     ] = 4096
     header_timeout_seconds: Annotated[
@@ -96,20 +96,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         list[str],
         Meta(
             extra={"metavar": "ORIGIN"},
-            description="a web page's origin, such as https://chat.example.com, that may use the server from browsers; "
-            "* for all; more than one may be given",
+            description="origin of a web page that may use the server from browsers, such as "
+            "https://chat.example.com; * for all; may be repeated",
         ),
     ] = []
     drain_seconds: Annotated[
-        int, Meta(ge=0, description="how long requests may go on after SIGTERM before they are cancelled")
+        int, Meta(ge=0, description="how long requests may run after SIGTERM before they are cancelled")
     ] = 30
     resume_seconds: Annotated[
         int,
         Meta(
             ge=0,
             le=86_400,
-            description="how long a stream whose client lost its connection goes on, and can be resumed with "
-            "GET /v1/stream/ID and Last-Event-ID; 0 cancels it at once",
+            description="how long a stream goes on after its client lost the connection, and can be resumed with GET "
+            "/v1/stream/ID and Last-Event-ID; 0: it is cancelled at once",
         ),
     ] = 0
     resume_memory: Annotated[
@@ -117,7 +117,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             pattern=rf"^{SIZE_PATTERN}$",
             extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="memory for streams that can be resumed; over it the oldest cannot be resumed any more",
+            description="memory for streams that can be resumed; beyond it the oldest can no longer be resumed",
         ),
     ] = "256MiB"
     max_stream_buffer: Annotated[
@@ -125,13 +125,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             pattern=rf"^{SIZE_PATTERN}$",
             extra={"metavar": "SIZE", "allowed": "a size such as 64KiB or 1MiB"},
-            description="bytes of a stream that may wait for a client that reads slowly; over it what comes is joined "
+            description="bytes of a stream that may wait for a client that reads slowly; beyond it events are joined "
             "into fewer, larger chunks",
         ),
     ] = "64KiB"
     write_timeout_seconds: Annotated[
         int,
-        Meta(ge=1, description="after how long a client that reads nothing of its reply is disconnected"),
+        Meta(ge=1, description="time after which a client that reads nothing is disconnected"),
     ] = 60
     tool_parser: Annotated[
         str,

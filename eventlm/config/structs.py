@@ -69,15 +69,16 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Literal["auto", "bfloat16", "float16", "float32"],
         Meta(
             extra={"aliases": {"half": "float16", "float": "float32"}},
-            description="type to compute in, of weights and (but for kv_cache_dtype) of the KV cache; auto: the "
-            "checkpoint's own; half and float are float16 and float32",
+            description="type to compute in, of the weights and, unless kv_cache_dtype says otherwise, of the KV "
+            "cache; auto: the checkpoint's own; half and float are float16 and float32",
         ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8"],
         Meta(
-            description="int8, on processors: weights are rounded to 8 bits when they are loaded, with a scale for "
-            "each output, and activations while a step runs, with one for each token (W8A8); the rest is bfloat16"
+            description="int8, on CPUs: weights are rounded to 8 bits when they are loaded, with a scale for each "
+            "output, and activations during a step, with a scale for each token (W8A8); everything else "
+            "is bfloat16"
         ),
     ] = "none"
     max_model_len: Annotated[
@@ -106,24 +107,24 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             pattern=rf"^(auto|{SIZE_PATTERN})$",
             extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
-            description="memory for KV blocks of each replica, such as 2GiB; auto: a quarter of what "
-            "the weights leave free, at most 4GiB; on a GPU what they leave of gpu_memory_utilization",
+            description="memory for the KV blocks of each replica, such as 2GiB; auto: a quarter of what the weights "
+            "leave free, at most 4GiB; on a GPU what they leave of gpu_memory_utilization",
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "int8", "fp8"],
         Meta(
             extra={"aliases": {"fp8_e4m3": "fp8"}},
-            description="type of keys and values; auto: the model's own; fp8 (e4m3) and, on processors, int8 take half "
-            "of bfloat16's memory, with a scale for each token and head",
+            description="type of keys and values; auto: the model's own; fp8 (e4m3) and, on CPUs, int8 take half of "
+            "bfloat16's memory, with a scale for each token and head",
         ),
     ] = "auto"
     prefix_cache: Annotated[
-        bool, Meta(description="take KV blocks that an earlier request with the same prefix has computed")
+        bool, Meta(description="reuse KV blocks that an earlier request with the same prefix has computed")
     ] = True
     isolate_prefix_cache: Annotated[
         Literal["none", "key"],
-        Meta(description="key: a request finds only KV blocks that requests with the same API key have computed"),
+        Meta(description="key: a request reuses only KV blocks that requests with the same API key have computed"),
     ] = "none"
 
 
@@ -137,8 +138,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         list[str],
         Meta(
             extra={"metavar": "SPEC"},
-            description="a policy that can be swapped in at run time (POST /admin/policy), by its name; more than one "
-            "may be given",
+            description="a policy that can be swapped in at run time by its name (POST /admin/policy); may be repeated",
         ),
     ] = []
     batcher: Annotated[
@@ -170,23 +170,24 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             ge=0,
             le=MAX_NUMBER,
-            description="most sequences that wait; a request beyond it gets a 429. What asks for several, such as a "
-            "list of prompts, is taken whole or not at all",
+            description="most sequences that wait; a request beyond it gets a 429. A request for several, such as a "
+            "list of prompts, is admitted as a whole or not at all",
         ),
     ] = 2048
     max_steps_in_flight: Annotated[
-        int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="steps shipped to a replica and not completed")
+        int,
+        Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="most steps that are shipped to a replica and not completed"),
     ] = 2
     max_decodes_in_flight_per_seq: Annotated[
-        int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="of those, steps that decode the same sequence")
+        int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="of those, most steps that decode the same sequence")
     ] = 2
     run_ahead_ms: Annotated[
         int,
         Meta(
             ge=0,
             le=MAX_NUMBER,
-            description="a step that is predicted to take this long has the next one planned when it ends, so that "
-            "requests that come meanwhile can be in that; 0: the next is planned beforehand whatever it takes",
+            description="after a step that is predicted to take this long, the next one is planned only when it "
+            "ends, so that requests that arrive meanwhile can be part of it; 0: always plan ahead",
         ),
     ] = 100
     max_skips: Annotated[
@@ -194,7 +195,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Meta(
             ge=0,
             le=MAX_NUMBER,
-            description="times a sequence that does not fit is passed over before it blocks the line",
+            description="times that a sequence that does not fit is passed over before it blocks the queue",
         ),
     ] = 8
     max_evictions: Annotated[
@@ -214,7 +215,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = []
     predictor_cache: Annotated[
         bool,
-        Meta(description="keep what a warm-up has measured, and start without one the next time; no: measure anew"),
+        Meta(description="keep what a warm-up has measured, so that the next start needs none; no: measure again"),
     ] = True
 
     def batched_tokens(self, *, on_gpu: bool = False) -> int:
@@ -231,22 +232,22 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             ge=0,
             le=MAX_THREADS,
-            description="compute threads of a worker; 0: cores divided by replicas, where there are more than four "
-            "less one for the engine",
+            description="compute threads of a worker; 0: the cores divided by the replicas, less one core for the "
+            "engine if there are more than four",
         ),
     ] = 0
     pin_threads: Annotated[
         bool,
         Meta(
-            description="keep each compute thread of the compiled forward pass, but for a worker's first, on a "
+            description="keep each compute thread of the compiled forward pass, except a worker's first, on a "
             "processor of its own, if there are enough for all workers"
         ),
     ] = False
     cpu_kernels: Annotated[
         Literal["auto", "amx", "avx512", "avx2", "baseline", "torch"],
         Meta(
-            description="how models in bfloat16 are computed: auto: the fastest that was compiled and that this "
-            "processor can run, else torch's operations"
+            description="build of the forward pass for models in bfloat16; auto: the fastest that was compiled and "
+            "that this processor can run, else torch"
         ),
     ] = "auto"
     heartbeat_timeout_seconds: Annotated[
@@ -295,15 +296,15 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str,
         Meta(
             extra={"metavar": "DIR", "off": "no trace"},
-            description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; auto: of a server in the user's "
-            "state folder, of anything else none; empty: no trace",
+            description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; auto: the user's state folder for a "
+            "server, none for other commands; empty: no trace",
         ),
     ] = AUTO
     record_tokens: Annotated[
         bool,
         Meta(
-            description="write the token ids of prompts and outputs too, to tokens.jsonl beside the trace: `eventlm "
-            "replay --execute` needs them; whoever can read that file can read the texts"
+            description="also write the token ids of prompts and outputs, to tokens.jsonl beside the trace; `eventlm "
+            "replay --execute` needs them; anyone who can read that file can recover the texts"
         ),
     ] = False
     record_segment: Annotated[
@@ -311,7 +312,8 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             pattern=rf"^{SIZE_PATTERN}$",
             extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="length of a trace's files; each but the first begins with a snapshot, to be read alone",
+            description="length of a trace's files; each but the first begins with a snapshot, so that it can be "
+            "read alone",
         ),
     ] = "256MiB"
     record_keep: Annotated[
@@ -319,14 +321,15 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(
             pattern=rf"^{SIZE_PATTERN}$",
             extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="how much of a run is kept, oldest files removed first; in the state folder of all runs",
+            description="how much of a run is kept, in the state folder of all runs together; the oldest files are "
+            "removed first",
         ),
     ] = "1GiB"
     record_lag: Annotated[
         Literal["wait", "gap"],
         Meta(
-            description="if the disk is slow; wait: the engine waits for it; gap: it does not, and what takes too long "
-            "is not recorded"
+            description="what happens if the disk is slow; wait: the engine waits for it; gap: it goes on, and what "
+            "takes too long is not recorded"
         ),
     ] = "wait"
     record_lag_ms: Annotated[
@@ -356,7 +359,7 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     log_level: Annotated[
         Literal["auto", "debug", "info", "warning", "error"],
-        Meta(description="lowest level that is logged; auto: info of a server, warning of any other command"),
+        Meta(description="lowest level that is logged; auto: info for a server, warning for other commands"),
     ] = "auto"
     log_format: Annotated[
         Literal["auto", "text", "json"],
