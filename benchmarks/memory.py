@@ -27,6 +27,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest, FinishedOutput
 from eventlm.engine.setup import make_setup
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 40
 OUTPUT_TOKENS = 4
@@ -52,7 +53,9 @@ def make_engine(folder: str) -> InferenceEngine:
     """One replica of the fake model that records."""
     record = RecordConfig(record=folder, record_segment="4MiB", record_keep="16MiB", validate_every=0)
     config = Config(model=ModelConfig(model="fake", fake=FAKE), record=record)
-    return InferenceEngine(make_setup(config, model="fake", model_name="m", num_blocks=1024, max_model_len=512))
+    return InferenceEngine(
+        make_setup(config, model="fake", model_name="m", num_blocks=1024, max_model_len=512), real_system()
+    )
 
 
 async def run(folder: str, *, num_requests: int, num_clients: int) -> None:

@@ -29,6 +29,7 @@ from eventlm.engine.setup import make_setup
 from eventlm.events import Event
 from eventlm.models.pull import pull
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64
@@ -96,7 +97,9 @@ def bare_writes(num_bytes: int, pause_s: float) -> list[float]:
 async def run(model: str, record: RecordConfig, num_clients: int, num_requests: int) -> Round:
     """One engine, one workload."""
     config = Config(model=ModelConfig(model=model), record=record)
-    engine = InferenceEngine(make_setup(config, model=model, model_name="m", num_blocks=4096, max_model_len=2048))
+    engine = InferenceEngine(
+        make_setup(config, model=model, model_name="m", num_blocks=4096, max_model_len=2048), real_system()
+    )
     await engine.start()
     assert engine._driver is not None
     meter = Meter(engine._driver)

@@ -39,6 +39,7 @@ from eventlm.models.pull import pull
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 from eventlm.table import table
 
 MAX_MODEL_LEN = 1024
@@ -120,7 +121,7 @@ async def record(load: Load, model: str, dtype: Dtype, num_tokens: int, folder: 
     )
     longest = min(MAX_MODEL_LEN, (load.num_blocks - 1) * config.cache.block_size)
     setup = make_setup(config, model=model, model_name="m", num_blocks=load.num_blocks, max_model_len=longest)
-    engine = InferenceEngine(setup)
+    engine = InferenceEngine(setup, real_system())
     await engine.start()
     try:
         handles = await engine.submit(list(requests(load, num_tokens, read_config(model).vocab_size)))

@@ -98,7 +98,7 @@ class Cluster:
             b"routers", block_size=core.block_size, capacity=PAIRS_PER_BLOCK * core.num_blocks * core.num_replicas
         )
         self.driver = Driver(
-            make_header(setup, "routers", 0, predictor, "default", ready),
+            make_header(setup, "routers", 0, predictor, "default", ready, unix_start_ns=0),
             Core(core, setup.plugins, Predictor.from_coefficients(predictor)),
             LiveRequests(names, block_size=core.block_size, seed_key=b"seed", digest_key=b"digest"),
             bus=Bus(on_broken=_raise),

@@ -32,6 +32,7 @@ from eventlm.engine.setup import make_setup
 from eventlm.events import Event, WorkerLost
 from eventlm.replay.verify.verifier import verify
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 
 #: Chance that a worker dies of itself in a step.
@@ -66,7 +67,7 @@ class Run:
             record=RecordConfig(record=str(folder), validate_every=64),
         )
         self.engine = InferenceEngine(
-            make_setup(config, model="fake", model_name="m", num_blocks=256, max_model_len=512)
+            make_setup(config, model="fake", model_name="m", num_blocks=256, max_model_len=512), real_system()
         )
         self.rng = random.Random(seed)
         self.num_losses = 0

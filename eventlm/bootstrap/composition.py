@@ -22,6 +22,7 @@ from eventlm.formatting import counted
 from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import check_quantization, read_config, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
+from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation_config import GenerationDefaults
 from eventlm.text.tokenizer import Tokenizer
@@ -92,7 +93,7 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> ComposedEng
         vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
         devices=[gpu.device for gpu in gpus],
     )
-    engine = InferenceEngine(setup)
+    engine = InferenceEngine(setup, real_system())
     warnings = device_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
     return ComposedEngine(engine, warnings)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.throughput_log import ThroughputLog
+from eventlm.system.system import System
 from eventlm.worker.protocol import WorkerReady
 
 log = structlog.get_logger("eventlm.engine")
@@ -49,6 +49,7 @@ class RunParts(NamedTuple):
     metrics: MetricsStore
     rows: EndedRows
     scheduling_time: Histogram
+    system: System
     on_condemned: OnCondemned
 
 
@@ -69,7 +70,7 @@ class EngineRun(NamedTuple):
         """
         record = setup.config.record
         # Of the digests of steps; only the token log has it too.
-        digest_key = secrets.token_bytes(32)
+        digest_key = parts.system.chance.token_bytes(32)
         begin = partial(_begin, run, setup, first, predictor, parts, digest_key)
         if record.folder:
             try:
@@ -103,8 +104,10 @@ def _begin(
 ) -> EngineRun:
     """The first thing that the driver does is to write the header."""
     coefficients = predictor.coefficients(first.samples)
-    seed = secrets.randbits(64)
-    header = make_header(setup, run, seed, coefficients, predictor.origin, first)
+    seed = int.from_bytes(parts.system.chance.token_bytes(8), "little")
+    header = make_header(
+        setup, run, seed, coefficients, predictor.origin, first, unix_start_ns=parts.system.clock.unix_ns()
+    )
     record = setup.config.record
     recorder = make_recorder(record, writer, parts.guard) if writer is not None else None
     folder = writer.run_folder if writer is not None else None
@@ -116,8 +119,14 @@ def _begin(
     try:
         driver = Driver(
             header,
-            TimedCore(setup.core, setup.plugins, Predictor.from_coefficients(coefficients), parts.scheduling_time),
-            _make_live(setup, seed, header.block_table_size, digest_key),
+            TimedCore(
+                setup.core,
+                setup.plugins,
+                Predictor.from_coefficients(coefficients),
+                parts.scheduling_time,
+                parts.system.clock,
+            ),
+            _make_live(setup, seed, header.block_table_size, parts.system.chance.token_bytes(32), digest_key),
             bus=bus,
             ship=parts.ship,
             on_broken=parts.on_broken,
@@ -136,10 +145,12 @@ def _begin(
     return EngineRun(driver, recorder, folder)
 
 
-def _make_live(setup: EngineSetup, seed: int, block_table_size: int, digest_key: bytes) -> LiveRequests:
+def _make_live(
+    setup: EngineSetup, seed: int, block_table_size: int, names_key: bytes, digest_key: bytes
+) -> LiveRequests:
     block_size = setup.core.block_size
     return LiveRequests(
-        BlockNames(secrets.token_bytes(32), block_size=block_size, capacity=block_table_size),
+        BlockNames(names_key, block_size=block_size, capacity=block_table_size),
         block_size=block_size,
         seed_key=seed.to_bytes(8, "little"),
         digest_key=digest_key,

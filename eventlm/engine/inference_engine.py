@@ -7,7 +7,6 @@ timers only wake the drain: due timers are the core's own.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +49,7 @@ from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
+from eventlm.system.system import System
 from eventlm.worker.protocol import StepResult
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
@@ -60,14 +60,15 @@ log = structlog.get_logger("eventlm.engine")
 class InferenceEngine:
     """Serves one model on one or more replicas. Use within one event loop: `start`, `submit`, `stop`."""
 
-    def __init__(self, setup: EngineSetup) -> None:
+    def __init__(self, setup: EngineSetup, system: System) -> None:
         self.setup = setup
+        self._system = system
         #: Called behind each change of the state, and of `paused`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
         self.model_names = list(setup.core.models)
         #: Where the run's clock stands at 0, on this host's monotonic one.
-        self.origin_ns = time.monotonic_ns()
+        self.origin_ns = system.clock.monotonic_ns()
         self._driver: Driver | None = None
         #: Groups of which nobody knows yet whether they are admitted.
         self._undecided: list[Admission] = []
@@ -128,7 +129,7 @@ class InferenceEngine:
 
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
-        return time.monotonic_ns() - self.origin_ns
+        return self._system.clock.monotonic_ns() - self.origin_ns
 
     @property
     def bus(self) -> Bus:
@@ -162,7 +163,7 @@ class InferenceEngine:
     async def start(self, on_progress: OnStartProgress | None = None) -> None:
         """Start the workers, fit the predictor, open the log. Tells and raises what `Replicas.start` does."""
         self._loop = asyncio.get_running_loop()
-        run = make_run_id()
+        run = make_run_id(self._system)
         folder = self.setup.config.record.folder
         try:
             if folder:
@@ -178,6 +179,7 @@ class InferenceEngine:
                 self._metrics,
                 self._rows,
                 self._scheduling_time,
+                self._system,
                 self._replicas.request_condemned,
             )
             if self.state != "loading":

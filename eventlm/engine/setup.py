@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import secrets
 import sys
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +26,8 @@ from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import UsageError
 from eventlm.events import Header
+from eventlm.system.system import System
+from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
 
@@ -210,19 +210,27 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     ]
 
 
-def make_run_id() -> str:
+def make_run_id(system: System) -> str:
     """Sortable by time, unique by chance."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    now = datetime.fromtimestamp(system.clock.unix_ns() // NANOSECONDS_PER_SECOND, UTC)
+    return f"{now:%Y%m%d-%H%M%S}-{system.chance.token_bytes(3).hex()}"
 
 
 def make_header(
-    setup: EngineSetup, run: str, seed: int, predictor: list[int], origin: str, first: WorkerReady
+    setup: EngineSetup,
+    run: str,
+    seed: int,
+    predictor: list[int],
+    origin: str,
+    first: WorkerReady,
+    *,
+    unix_start_ns: int,
 ) -> Header:
     """The trace's first line. Nothing secret is in it. `origin` is where the predictor's coefficients come from."""
     config = redacted(setup.config)
     return Header(
         run=run,
-        unix_start_ns=str(time.time_ns()),
+        unix_start_ns=str(unix_start_ns),
         code_version=__version__,
         core=setup.core,
         config=config,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -50,6 +49,7 @@ from eventlm.frontend.protocol import (
     error_from,
 )
 from eventlm.metrics.components import EngineMetrics
+from eventlm.system.clock import Clock
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
 T = TypeVar("T")
@@ -78,7 +78,8 @@ class _Call(NamedTuple):
 class RemoteEngine:
     """See `eventlm.server.engine_protocol.Engine`. `send` sends to the engine; `take` receives its messages."""
 
-    def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None]) -> None:
+    def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None], clock: Clock) -> None:
+        self._clock = clock
         self.state = cast(EngineState, setup.state)
         self.paused = setup.paused
         self.max_model_len = setup.max_model_len
@@ -96,7 +97,7 @@ class RemoteEngine:
 
     def now_ns(self) -> int:
         """The run's clock. Both processes read the host's monotonic clock."""
-        return time.monotonic_ns() - self._origin_ns
+        return self._clock.monotonic_ns() - self._origin_ns
 
     async def read_metrics(self) -> EngineMetrics:
         """The metrics of the engine and of every front end. Raises EngineUnavailableError."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from msgspec import Struct
 
 from eventlm.config import CoreConfig
@@ -13,6 +11,7 @@ from eventlm.core.state import Plugins
 from eventlm.events import Decision, Fact, Marker
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.histograms import Histogram, seconds
+from eventlm.system.clock import Clock
 
 SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
 
@@ -67,14 +66,17 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 class TimedCore(Core):
     """A core of which it is known how long it takes to plan. The time goes nowhere near its state."""
 
-    def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram) -> None:
+    def __init__(
+        self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram, clock: Clock
+    ) -> None:
         super().__init__(config, plugins, predictor)
         self._times = times
+        self._clock = clock
 
     def apply(self, event: Fact | Marker) -> list[Decision]:
         """As `Core.apply`."""
-        start_ns = time.perf_counter_ns()
+        start_ns = self._clock.monotonic_ns()
         decisions = super().apply(event)
         if isinstance(event, Fact) and event.p:
-            self._times.observe(time.perf_counter_ns() - start_ns)
+            self._times.observe(self._clock.monotonic_ns() - start_ns)
         return decisions

@@ -22,6 +22,7 @@ from eventlm.replay.simulate.summary import SimulationSummary, summarize
 from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.workload.workload import Workload
+from eventlm.system.system import real_system
 from eventlm.types import OnProgress
 from eventlm.worker.protocol import WorkerReady
 
@@ -100,7 +101,9 @@ def simulated_header(workload: Workload, setup: EngineSetup, cost: CostModel, pr
     """The header of a run that no worker has seen. It says so, and by which cost model."""
     description: dict[str, Any] = {"workload": workload.source, "cost_model": msgspec.to_builtins(cost)}
     no_worker = WorkerReady(epoch=1, pid=0, host={"simulated": description})
-    return make_header(setup, make_run_id(), 0, list(predictor), "cost model", no_worker)
+    system = real_system()
+    run, unix_start_ns = make_run_id(system), system.clock.unix_ns()
+    return make_header(setup, run, 0, list(predictor), "cost model", no_worker, unix_start_ns=unix_start_ns)
 
 
 def _without_cache_reads(workload: Workload) -> Workload:

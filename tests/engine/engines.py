@@ -23,6 +23,7 @@ from eventlm.events import Event
 from eventlm.events.codec import decode_body
 from eventlm.replay.verify.verifier import VerifyResult, verify
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 from tests.processes import PATIENCE_SECONDS
 
@@ -53,7 +54,7 @@ def fake_setup(
 @asynccontextmanager
 async def running(**changes: Any) -> AsyncIterator[InferenceEngine]:
     """An engine of `fake_setup(**changes)`, started, and stopped in the end."""
-    engine = InferenceEngine(fake_setup(**changes))
+    engine = InferenceEngine(fake_setup(**changes), real_system())
     try:
         await engine.start()
         yield engine

@@ -31,6 +31,7 @@ from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits
 from eventlm.engine.request import EngineRequest, EngineUnavailableError, QueueFullError, Submission, UnknownReplyError
 from eventlm.errors import UsageError
 from eventlm.events import CacheFlushed, Cancelled, Paused, PolicySwapped, Resumed
+from eventlm.system.system import real_system
 from tests.engine.engines import SLOW, Reader, fake_setup, generate, recorded, request, running, verified
 
 
@@ -298,7 +299,7 @@ async def test_who_is_refused_by_the_queue_pays_nothing() -> None:
 async def test_prefixes_are_shared_with_the_same_key_only() -> None:
     setup = fake_setup()
     config = structs.replace(setup.config, cache=CacheConfig(isolate_prefix_cache="key"))
-    engine = InferenceEngine(structs.replace(setup, config=config))
+    engine = InferenceEngine(structs.replace(setup, config=config), real_system())
     await engine.start()
 
     async def cached(owner: str, salt: str = "") -> int:

@@ -66,7 +66,7 @@ class Rig:
         core = Core(setup.core, setup.plugins, Predictor.from_coefficients(COEFFICIENTS))
         names = BlockNames(b"n" * 32, block_size=setup.core.block_size, capacity=100)
         live = LiveRequests(names, block_size=setup.core.block_size, seed_key=b"s", digest_key=b"d" * 32)
-        header = make_header(setup, "run", 1, COEFFICIENTS, "config", WorkerReady(epoch=1, pid=1))
+        header = make_header(setup, "run", 1, COEFFICIENTS, "config", WorkerReady(epoch=1, pid=1), unix_start_ns=0)
         recorder = Recorder(self.writer) if self.writer is not None else None
         self.broken: list[tuple[list[int], Exception]] = []
         self.driver = Driver(

@@ -23,6 +23,7 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.events import Arrived, Cancelled, Emitted, End, Finished
+from eventlm.system.system import real_system
 from tests.engine.engines import (
     SLOW,
     Reader,
@@ -125,7 +126,7 @@ async def test_a_handle_ends_when_another_reader_takes_the_reply_over() -> None:
 
 
 async def test_who_is_turned_away() -> None:
-    engine = InferenceEngine(fake_setup())
+    engine = InferenceEngine(fake_setup(), real_system())
     with pytest.raises(EngineUnavailableError, match="loading"):
         await engine.submit([request()])
     with pytest.raises(EngineUnavailableError, match="not running"):
@@ -190,7 +191,7 @@ async def test_a_cancelled_request_ends_wherever_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["stop", "cancel", "both"])
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.02, 0.06, 0.15])
 async def test_an_end_at_any_moment_of_the_start(tmp_path: Path, how: str, delay: float) -> None:
-    engine = InferenceEngine(fake_setup(record=tmp_path, replicas=2))
+    engine = InferenceEngine(fake_setup(record=tmp_path, replicas=2), real_system())
     starting = asyncio.create_task(engine.start())
     await asyncio.sleep(delay)
     if how != "stop":
@@ -207,11 +208,11 @@ async def test_an_end_at_any_moment_of_the_start(tmp_path: Path, how: str, delay
 async def test_a_start_that_fails_ends_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = structs.replace(fake_setup(replicas=3), model=str(tmp_path / "none"))
     with pytest.raises(CheckpointError, match="none"):
-        await InferenceEngine(setup).start()
+        await InferenceEngine(setup, real_system()).start()
     assert running_children() == []
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(EngineUnavailableError, match=r"worker \d died \(exit code 1\) while it started"):
-        await InferenceEngine(fake_setup(replicas=2)).start()
+        await InferenceEngine(fake_setup(replicas=2), real_system()).start()
 
 
 async def test_a_worker_that_never_gets_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,14 +220,16 @@ async def test_a_worker_that_never_gets_ready(tmp_path: Path, monkeypatch: pytes
     silent.write_text("#!/bin/sh\nexec sleep 600\n")
     silent.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(silent))
-    engine = InferenceEngine(fake_setup(worker=WorkerConfig(start_timeout_seconds=1)))
+    engine = InferenceEngine(fake_setup(worker=WorkerConfig(start_timeout_seconds=1)), real_system())
     with pytest.raises(EngineUnavailableError, match="worker 0 said nothing that can be read in 1 s while it started"):
         await engine.start()
     assert running_children() == []
 
 
 async def test_a_stop_ends_what_runs_waits_and_has_just_come(tmp_path: Path) -> None:
-    engine = InferenceEngine(fake_setup(record=tmp_path, max_num_seqs=4, max_num_batched_tokens=64, fake=SLOW))
+    engine = InferenceEngine(
+        fake_setup(record=tmp_path, max_num_seqs=4, max_num_batched_tokens=64, fake=SLOW), real_system()
+    )
     await engine.start()
     readers = [Reader(handle) for handle in await engine.submit([request(300) for _ in range(8)])]
     await readers[0].until_tokens(2)

@@ -20,6 +20,7 @@ from eventlm.engine.request import ContextLengthError
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
 from eventlm.events import Header
+from eventlm.system.system import real_system
 from eventlm.worker.protocol import FromWorker, StartProgress, WorkerReady, WorkerSetup
 from tests.engine.engines import Reader, fake_setup, generate, recorded, request, verified
 from tests.processes import running_children
@@ -61,7 +62,7 @@ def unsized(setup: EngineSetup, *, asked: int = 0, longest: int = 512) -> Engine
 
 
 async def test_a_run_goes_by_the_fewest_blocks(tmp_path: Path) -> None:
-    engine = InferenceEngine(unsized(fake_setup(record=tmp_path, replicas=2)))
+    engine = InferenceEngine(unsized(fake_setup(record=tmp_path, replicas=2)), real_system())
     assert engine.max_model_len == 512
     try:
         with capture_logs() as logs:
@@ -88,7 +89,7 @@ async def test_a_run_goes_by_the_fewest_blocks(tmp_path: Path) -> None:
 async def test_what_a_worker_says_of_its_start_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
     monkeypatch.setattr(replica_module, "log", log)
-    engine = InferenceEngine(unsized(fake_setup(replicas=2)))
+    engine = InferenceEngine(unsized(fake_setup(replicas=2)), real_system())
     try:
         await engine.start()
     finally:
@@ -98,7 +99,7 @@ async def test_what_a_worker_says_of_its_start_is_logged(monkeypatch: pytest.Mon
 
 
 async def test_a_worker_that_comes_later_is_told_the_number() -> None:
-    engine = InferenceEngine(unsized(fake_setup(replicas=2)))
+    engine = InferenceEngine(unsized(fake_setup(replicas=2)), real_system())
     try:
         await engine.start()
         [handle] = await engine.submit([request(40)])
@@ -113,7 +114,7 @@ async def test_a_worker_that_comes_later_is_told_the_number() -> None:
 
 
 async def test_a_context_that_fits_is_not_cut() -> None:
-    engine = InferenceEngine(unsized(fake_setup(), asked=300))
+    engine = InferenceEngine(unsized(fake_setup(), asked=300), real_system())
     try:
         with capture_logs() as logs:
             await engine.start()
@@ -124,7 +125,7 @@ async def test_a_context_that_fits_is_not_cut() -> None:
 
 
 async def test_a_context_that_was_asked_for_and_does_not_fit_ends_the_start() -> None:
-    engine = InferenceEngine(unsized(fake_setup(), asked=700))
+    engine = InferenceEngine(unsized(fake_setup(), asked=700), real_system())
     try:
         with pytest.raises(UsageError, match=r"--max-model-len 700 does not fit: .* 40 KV blocks, .* of 624 tokens"):
             await engine.start()

@@ -19,6 +19,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.events import Event
 from eventlm.events.codec import encode_body
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from tests.engine.engines import expected_tokens, fake_setup, generate, recorded, request, running
 from tests.processes import PATIENCE_SECONDS
 
@@ -50,7 +51,7 @@ def run_files(engine: InferenceEngine) -> list[Path]:
 async def test_a_folder_that_cannot_be_recorded_to_costs_no_worker(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LogWriteError, match="choose another folder"):
-        await InferenceEngine(fake_setup(record=tmp_path / "file")).start()
+        await InferenceEngine(fake_setup(record=tmp_path / "file"), real_system()).start()
 
 
 async def test_a_full_disk_stops_nobody_and_leaves_a_gap(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ async def test_a_disk_that_stays_full_stops_nobody_either(tmp_path: Path) -> Non
 async def test_segments_of_a_run_verify_together_and_alone(tmp_path: Path) -> None:
     setup = fake_setup(record=tmp_path)
     record = structs.replace(setup.config.record, record_segment="4KiB")
-    engine = InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)))
+    engine = InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)), real_system())
     await engine.start()
     events = engine.bus.subscribe(from_seq=0, capacity=1 << 20)
 
@@ -121,7 +122,7 @@ async def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         with pytest.raises(LogWriteError, match="File too large"):
-            await InferenceEngine(fake_setup(record=tmp_path)).start()
+            await InferenceEngine(fake_setup(record=tmp_path), real_system()).start()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

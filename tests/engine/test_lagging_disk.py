@@ -18,6 +18,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.errors import InvariantError
 from eventlm.events import Event, Gap
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from tests.bus.slow_disk import SECONDS, HandLoop, SlowDisk
 from tests.bus.token_logs import facts_without_tokens
 from tests.engine.engines import expected_tokens, fake_setup, generate, request
@@ -127,7 +128,7 @@ def lagging(folder: Path) -> InferenceEngine:
     """It waits for a disk that works as long as tests wait for anything."""
     setup = fake_setup(record=folder)
     record = structs.replace(setup.config.record, record_lag="gap", record_lag_ms=1000 * SECONDS)
-    return InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)))
+    return InferenceEngine(structs.replace(setup, config=structs.replace(setup.config, record=record)), real_system())
 
 
 def recorder_of(engine: InferenceEngine) -> ThreadedRecorder:

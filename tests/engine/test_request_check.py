@@ -32,6 +32,7 @@ from eventlm.events.codec import decode_body, encode_body
 from eventlm.frontend.protocol import error_of, refusal
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 from tests.engine.engines import fake_setup, generate, recorded, request, running, verified
 from tests.engine.test_engine_core import Rig
 from tests.workload import POLICIES
@@ -240,7 +241,7 @@ async def test_the_engine_refuses_what_it_cannot_record_and_serves_on(tmp_path: 
 async def test_without_a_prefix_cache_nothing_is_hit(tmp_path: Path, prefix_cache: bool) -> None:
     setup = fake_setup(record=tmp_path)
     config = structs.replace(setup.config, cache=CacheConfig(prefix_cache=prefix_cache))
-    engine = InferenceEngine(structs.replace(setup, config=config, vocab_size=1024))
+    engine = InferenceEngine(structs.replace(setup, config=config, vocab_size=1024), real_system())
     try:
         await engine.start()
         with pytest.raises(TokenIdError):

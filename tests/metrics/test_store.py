@@ -41,6 +41,7 @@ from eventlm.events import (
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.rebuild import rebuild
+from eventlm.system.system import real_system
 from tests.checkpoints import make_checkpoint
 from tests.engine.engines import SLOW, Reader, generate, request, running
 from tests.engine.metrics_oracle import fold, gaps, request_rows
@@ -187,7 +188,7 @@ async def test_live_equals_rebuilt_of_a_real_model_with_its_operations(
         record=RecordConfig(record=str(tmp_path / "runs")),
     )
     setup = make_setup(config, model=str(folder), model_name="m", num_blocks=64, max_model_len=512)
-    engine = InferenceEngine(setup)
+    engine = InferenceEngine(setup, real_system())
     await engine.start()
     try:
         group = [request(12, seed=seed, n=2, prompt=range(1, 40), has_text_ends=seed == 1) for seed in range(3)]

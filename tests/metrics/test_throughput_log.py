@@ -14,6 +14,7 @@ from eventlm.events import Checkpoint
 from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.throughput_log import ThroughputLog
+from eventlm.system.system import real_system
 from tests.engine.engines import SLOW, fake_setup, generate, request
 
 
@@ -86,7 +87,7 @@ def test_idle_time_is_silent_and_does_not_count() -> None:
 async def test_an_engine_logs_as_often_as_it_is_configured_to(interval_s: int, num_lines: int) -> None:
     setup = fake_setup(fake=SLOW)
     config = structs.replace(setup.config, log=LogConfig(log_stats_interval_s=interval_s))
-    engine = InferenceEngine(structs.replace(setup, config=config))
+    engine = InferenceEngine(structs.replace(setup, config=config), real_system())
     await engine.start()
     with capture_logs() as lines:
         await generate(engine, request(60))

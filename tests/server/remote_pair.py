@@ -17,6 +17,7 @@ from eventlm.frontend.protocol import FrontEndSetup, Outputs, decode_to_front_en
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.metrics.components import FrontEndMetrics
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.clock import SystemClock
 from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
 
@@ -48,7 +49,7 @@ class Pair:
         self.connection = await FrameConnection.open(
             theirs, self._receive, lambda: self.engine.fail("the engine's process has died")
         )
-        self.engine = RemoteEngine(SETUP, lambda message: self.connection.send(encode(message)))
+        self.engine = RemoteEngine(SETUP, lambda message: self.connection.send(encode(message)), SystemClock())
         return self
 
     def _receive(self, body: bytes) -> None:

@@ -43,6 +43,7 @@ from eventlm.frontend.protocol import (
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import run_server
+from eventlm.system.clock import SystemClock
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -85,7 +86,7 @@ class FrontEnd:
         message = decode_to_front_end(body)
         match message:
             case FrontEndSetup():
-                self._begun.set_result(Beginning(message, RemoteEngine(message, self.send)))
+                self._begun.set_result(Beginning(message, RemoteEngine(message, self.send, SystemClock())))
             case Reload():
                 if self.context is not None:
                     self.context.reload()

@@ -16,6 +16,7 @@ from eventlm.engine.predictor.source import PredictorSource, flags_that_predict
 from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.setup import EngineSetup, make_setup, worker_setups
 from eventlm.events import Header
+from eventlm.system.system import real_system
 from eventlm.worker.fake.model import fake_samples
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import StepSample, WorkerReady
@@ -138,7 +139,7 @@ async def test_a_start_with_a_cache_file_does_no_warm_up(
 
     monkeypatch.setattr(ReplicaController, "start", note)
     measured = source(setup).coefficients(SAMPLES)
-    engine = InferenceEngine(setup)
+    engine = InferenceEngine(setup, real_system())
     try:
         await engine.start()
         await generate(engine, request(4))

@@ -12,6 +12,7 @@ from eventlm.engine.request import EngineRequest
 from eventlm.engine.setup import Device, make_setup
 from eventlm.events import WorkerLost
 from eventlm.sampler_params import SamplerParams
+from eventlm.system.system import real_system
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.engines import Reader, recorded, verified
 from tests.worker.gpu.driven import Asked, Driven, small_checkpoint
@@ -41,7 +42,8 @@ async def test_a_worker_that_is_killed_in_a_step_costs_nobody_a_token(tmp_path: 
             max_model_len=128,
             vocab_size=VOCAB_SIZE,
             devices=[Device("cuda:0", "Triton's interpreter")],
-        )
+        ),
+        real_system(),
     )
     try:
         await engine.start()
