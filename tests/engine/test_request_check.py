@@ -29,7 +29,7 @@ from eventlm.engine.request_check import (
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Cancelled, Event, Finished, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
-from eventlm.frontend.protocol import error_of, refusal
+from eventlm.frontend.protocol import call_error, error_from
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampler_params import SamplerParams
 from eventlm.system.system import real_system
@@ -112,7 +112,7 @@ def test_a_field_outside_its_limits_is_named(field: str, value: Any) -> None:
         check_request(wrong, max_model_len=64, vocab_size=0)
     assert caught.value.param == field
     assert str(caught.value).startswith(f"Invalid value for '{field}': it must be ")
-    assert str(error_of(refusal(1, caught.value))) == str(caught.value)
+    assert str(error_from(call_error(1, caught.value))) == str(caught.value)
 
 
 def test_limits_themselves_are_allowed() -> None:
