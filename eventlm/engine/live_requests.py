@@ -56,12 +56,11 @@ class Sample:
 class LiveRequest:
     """A request between its arrival and its last finish. Its parameters carry the seed in force."""
 
-    __slots__ = ("cancelled_by", "error_detail", "num_unfinished", "request", "seq", "sink", "wants_extras")
+    __slots__ = ("cancelled_by", "error_detail", "num_unfinished", "request", "seq", "sink")
 
     def __init__(self, seq: int, request: EngineRequest, sink: Sink) -> None:
         self.seq = seq
         self.request = request
-        self.wants_extras = wants_extras(request)
         self.sink = sink
         self.num_unfinished = request.n
         #: What `FinishedOutput.detail` says of an `error`.
@@ -120,6 +119,8 @@ class LiveRequests:
         self._seed_key = seed_key
         self._digest_key = digest_key
         self._requests: dict[int, LiveRequest] = {}
+        #: Those of them whose rows give more than tokens.
+        self._asking: set[int] = set()
         #: Sequences that take tokens: neither closing nor finished.
         self._samples: dict[SequenceId, Sample] = {}
         #: By replica.
@@ -136,6 +137,7 @@ class LiveRequests:
         """The engine cannot go on: end all requests with this error, in order of arrival."""
         requests, self._requests = self._requests, {}
         self._samples.clear()
+        self._asking.clear()
         for live in requests.values():
             live.fail(error)
 
@@ -145,6 +147,8 @@ class LiveRequests:
         request = structs.replace(request, params=structs.replace(request.params, seed=seed))
         live = LiveRequest(seq, request, sink)
         self._requests[seq] = live
+        if wants_extras(request):
+            self._asking.add(seq)
         root = self._names.root(request.model, request.adapter, request.cache_salt)
         names = self._names.extend(root, request.prompt_token_ids)
         for index in range(request.n):
@@ -216,6 +220,7 @@ class LiveRequests:
     def reject(self, seq: int) -> None:
         """Forget a request that was not admitted."""
         live = self._requests.pop(seq)
+        self._asking.discard(seq)
         for index in range(live.request.n):
             del self._samples[SequenceId(seq, index)]
 
@@ -259,11 +264,13 @@ class LiveRequests:
         if worker is None or worker.num_answered == len(worker.launches):
             raise ResultMismatchError(f"a result of step {result.step}, and no step is under way")
         launched = worker.launches[worker.num_answered]
-        asking = [
-            (row, sample.request.request)
-            for row, identity in enumerate(_rows(launched))
-            if (sample := self._samples.get(identity)) is not None and sample.request.wants_extras
-        ]
+        asking: list[tuple[int, EngineRequest]] = []
+        if self._asking:
+            asking = [
+                (row, sample.request.request)
+                for row, identity in enumerate(_rows(launched))
+                if identity.request in self._asking and (sample := self._samples.get(identity)) is not None
+            ]
         check_result(result, launched, asking, vocab_size=self._vocab_size)
         worker.num_answered += 1
 
@@ -389,6 +396,7 @@ class LiveRequests:
         live.num_unfinished -= 1
         if not live.num_unfinished:
             del self._requests[seq]
+            self._asking.discard(seq)
         detail = {"error": live.error_detail, "cancelled": live.cancelled_by}.get(finished.reason, "")
         return Output(
             live,

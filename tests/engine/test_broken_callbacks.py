@@ -219,5 +219,5 @@ def test_a_front_end_that_cannot_be_sent_the_state_keeps_it_from_no_other() -> N
     controller._engine = EngineStub()  # type: ignore[assignment]
     stubs = [FrontEndStub(is_broken=place != 1) for place in range(3)]
     controller._front_ends = stubs  # type: ignore[assignment]
-    controller._tell_state()
+    controller._send_state()
     assert [stub.got for stub in stubs] == [["dead"]] * 3
