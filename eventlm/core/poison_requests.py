@@ -3,8 +3,9 @@
 1. A lost worker makes suspects of the sequences in its oldest unanswered step, for the tokens that were in flight.
    The answer to that step may have been lost with the worker, so nothing later is suspected.
 2. A suspect is computed in a step of its own, with nothing else in flight on its replica, before anybody else runs
-   there. If the step reaches the suspected tokens, the suspect is cleared. A suspect whose worker is lost in its own
-   step goes to the end of the line of suspects, so that the others are tried first.
+   there. If the step reaches the suspected tokens, the suspect is cleared. If the worker is lost in it, the suspect
+   goes to the end of the line. After each loss all suspects are held back until a step has completed, if anything
+   else can run: so the others make progress between the losses, and the replica is not given up for them.
 3. It ends with `error` once chance is ruled out. Workers may be lost for other reasons, at a rate that the run itself
    shows: losses that do not involve the suspect, against completed steps. The suspect is condemned when that rate
    makes its own losses in a row less likely than 1 to `ODDS`, not counting the first, which had to hit some step.
@@ -105,13 +106,23 @@ def is_suspect(state: CoreState, sequence: Sequence) -> bool:
     return sequence.id in state.suspects
 
 
-def find_trial(state: CoreState, replica: Replica) -> Sequence | None:
-    """The suspect that a replica has to try alone now: one that is resident, else the first that waits and fits."""
+def is_held_back(state: CoreState, sequence: Sequence) -> bool:
+    """Whether a sequence is only computed where nothing else can run: no step has completed since the latest loss."""
+    return state.losses.in_a_row > 0 and sequence.id in state.suspects
+
+
+def find_trial(state: CoreState, replica: Replica, *, held_back: bool = False) -> Sequence | None:
+    """The suspect that a replica has to try alone now: one that is resident, else the first that waits and fits.
+
+    held_back: whether it may be one of those that are held back.
+    """
     waiting = None
     for request, index in state.suspects:
         sequence = state.requests[request].sequences[index]
         if sequence.resident and sequence.replica == replica.index:
             return sequence
+        if not held_back and is_held_back(state, sequence):
+            continue
         if waiting is None and sequence.ticket and sequence.home in (-1, replica.index):
             has_slot = len(replica.running) < state.config.max_num_seqs
             waiting = sequence if has_slot and measure(state, replica, sequence).num_lacking <= 0 else None

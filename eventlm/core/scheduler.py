@@ -15,7 +15,7 @@ from eventlm.core.admission import admit, measure, note_progress
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin import StepLoad
 from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
-from eventlm.core.poison_requests import find_trial, is_suspect
+from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
 from eventlm.core.preemption import evict_for, make_room
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.routing import route_new
@@ -99,7 +99,7 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
     trial = find_trial(state, replica)
     if trial is None:
         head = waiting_head(state, replica)
-        if head is not None:
+        if head is not None and not is_held_back(state, head.sequence):
             evict_for(state, replica, head)
             # It may be the suspect for whom there was no room.
             trial = find_trial(state, replica)
@@ -113,6 +113,10 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
             _add_prefills(state, replica, plan)
             replica.queue.end_plan()
             state.shared_queue.end_plan()
+    if not plan.decodes and not plan.chunks and not replica.in_flight:
+        trial = find_trial(state, replica, held_back=True)
+        if trial is not None:
+            _add_trial(state, replica, plan, trial)
     if not plan.decodes and not plan.chunks:
         return False
     _launch(state, replica, plan)
@@ -230,6 +234,8 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
                 line_open = line_open and skipped.skips < config.max_skips
             admit(state, replica, head, fit)
             _add_chunk(state, replica, plan, head.sequence)
+        elif is_held_back(state, head.sequence):
+            state.queue_of(head.sequence).pass_over()
         else:
             line_open = head.sequence.skips < config.max_skips and len(passed) < config.max_skips
             passed.append(head.sequence)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from eventlm.core.admission import measure
-from eventlm.core.poison_requests import find_trial, is_suspect
+from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
 from eventlm.core.preemption import find_victims
 from eventlm.core.replica import Replica
 from eventlm.core.scheduler import waiting_head
@@ -91,7 +91,10 @@ def _left_out(state: CoreState, replica: Replica, sequence: Sequence, launched: 
 
 def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launched: Launched | None) -> WaitReason:
     """Why a replica has not admitted a sequence that waits in line for it."""
-    trial = find_trial(state, replica)
+    trial = find_trial(state, replica) or (sequence if is_held_back(state, sequence) else None)
+    if trial is sequence and launched is not None and not is_held_back(state, sequence):
+        # It did not fit when that step was planned, and by now it would.
+        return WaitReason("steps_in_flight", replica.index)
     if trial is not None:
         return WaitReason("trial", replica.index, other=trial.id)
     was_planned = _was_planned(state, replica, launched)
@@ -129,7 +132,10 @@ def _is_full(state: CoreState, launched: Launched | None) -> bool:
 
 
 def _fits(state: CoreState, replica: Replica, sequence: Sequence) -> bool:
-    return measure(state, replica, sequence).num_lacking <= 0 and not is_suspect(state, sequence)
+    if is_suspect(state, sequence):
+        # One that is held back keeps nobody from running.
+        return is_held_back(state, sequence)
+    return measure(state, replica, sequence).num_lacking <= 0
 
 
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:
