@@ -34,7 +34,7 @@ AUTO = "auto"
 #: Far above it the libraries that compute die instead of refusing.
 MAX_THREADS = 1024
 
-#: Most tokens in one step where nobody says: what keeps a processor, and a GPU, busy.
+#: The default for the most tokens in one step: enough to keep a processor, and a GPU, busy.
 BATCHED_TOKENS = 512
 BATCHED_TOKENS_ON_GPU = 8192
 

@@ -167,7 +167,8 @@ def test_nothing_of_what_a_client_sent_is_logged() -> None:
 
 
 def test_what_a_worker_prints_is_logged_too_and_a_request_is_found_in_the_trace(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--model", "fake", "--fake", "die_ppm=1000000", "--max-restarts", "1")
+    fake = ("--model", "fake", "--fake", "die_ppm=1000000")
+    server = Server(tmp_path, *fake, "--max-restarts", "1", "--max-losses", "0")
     try:
         server.wait_ready()
         server.complete()
