@@ -90,7 +90,7 @@ def _add_penalties(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="never this text, at the start or behind a space; may be repeated",
+        help="never this text, at the start or after a space; may be repeated",
     )
 
 
@@ -102,11 +102,13 @@ def _add_ends(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--include-stop-str-in-output", action="store_true", default=None, help="print the stop text or token too"
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens whatever the model says")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="generate --max-tokens tokens, past end-of-text tokens"
+    )
 
 
 def _add_output(group: argparse._ActionsContainer) -> None:
-    _number(group, "--logprobs", int, "log-probability of each token, and the N most likely ones beside it")
+    _number(group, "--logprobs", int, "log-probability of each token, and the N most likely alternatives")
     _number(group, "--prompt-logprobs", int, "the same for the prompt's tokens")
     group.add_argument(
         "--show-special-tokens",

@@ -51,7 +51,7 @@ class ReplicaMetrics(Struct, kw_only=True, gc=False):
 
 
 class ClassMetrics(Struct, kw_only=True, gc=False):
-    """Sums over one class. Sequences are counted but for `num_requests` and `reject_reasons`.
+    """Sums over one class. It counts sequences, except in `num_requests` and `reject_reasons`.
 
     Deadlines are those of the requests themselves. One that the engine cut short has missed its objectives; one that
     was cancelled counts for neither.
@@ -60,7 +60,7 @@ class ClassMetrics(Struct, kw_only=True, gc=False):
     num_requests: int = 0
     reject_reasons: dict[str, int] = field(default_factory=dict)
     num_complete: int = 0
-    #: Ended for they were late.
+    #: Ended because they were late.
     num_dropped: int = 0
     num_deadlines_met: int = 0
     num_deadlines_missed: int = 0

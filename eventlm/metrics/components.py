@@ -1,4 +1,4 @@
-"""What cannot come from the log because it is about the engine's own parts: clocks read around them, bytes, lags."""
+"""Figures of the engine's own parts, which the log does not have: time spent planning, bytes, lags."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ HttpRequests = list[tuple[str, str, str, int]]
 
 
 class RecorderMetrics(Struct, frozen=True, kw_only=True):
-    """What the recorder has written, and how many events it is behind: those that a full disk keeps from being
-    written, and which a `gap` will stand for.
+    """Bytes that the recorder has written, and events that it has not written yet.
+
+    Where a full disk stops it, a `gap` will stand for those.
     """
 
     num_bytes: int
@@ -46,7 +47,7 @@ class FrontEndMetrics(Struct, frozen=True, kw_only=True):
 
 
 class EngineMetrics(Struct, frozen=True, kw_only=True):
-    """Everything that an engine can say in numbers: what its log adds up to, and its components' own figures.
+    """All figures of an engine: those of its log, and those of its own parts.
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None where nothing is recorded, front_ends empty where the engine's own process speaks HTTP.
@@ -64,7 +65,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 
 
 class TimedCore(Core):
-    """A core of which it is known how long it takes to plan. The time goes nowhere near its state."""
+    """A core that measures how long it plans. The times are no part of its state."""
 
     def __init__(
         self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram, clock: Clock

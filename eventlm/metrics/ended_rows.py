@@ -1,13 +1,11 @@
-"""What the metrics store says of sequences that have ended: for the outputs that tell their edges so, and for a while
-for whoever asks later.
-"""
+"""Rows of the sequences that ended last: for the outputs that report their end, and for later requests for them."""
 
 from __future__ import annotations
 
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.types import SequenceId
 
-#: As many as there are replies that can be looked up.
+#: As many as there are replies to look up.
 MAX_ROWS = 16_384
 
 
@@ -26,8 +24,8 @@ class EndedRows:
             del self._rows[next(iter(self._rows))]
 
     def step_completed(self, row: StepRow) -> None:
-        """Of steps nobody asks."""
+        """Steps are not kept."""
 
     def find(self, identity: SequenceId) -> RequestRow | None:
-        """The row of a sequence; None where it has not ended, or long ago, or where the store has not measured it."""
+        """The row of a sequence; None if it has not ended, ended long ago, or was not measured."""
         return self._rows.get(identity)

@@ -24,7 +24,7 @@ Identity = tuple[int, int]
 
 
 class Phase(IntEnum):
-    """Where a sequence is, as far as the log says it. Ending: closed, its edge has yet to look at the text."""
+    """Where a sequence is, by the log. Ending: closed, and its edge has not yet reported the end of its text."""
 
     WAITING = 0
     RUNNING = 1
@@ -114,7 +114,7 @@ class LiveSequence:
         self.num_restarts = 0
         self.next_position = 0
         self.cached_tokens = 0
-        #: Its block table, as its replica's worker was told it.
+        #: Its block table, as its replica's worker has it.
         self.table: list[int] = []
 
 
@@ -221,7 +221,7 @@ class LiveReplica:
                 references[block] -= 1
 
     def lose_worker(self) -> None:
-        """Steps in flight are gone. Residents give their blocks back when their preemption is told."""
+        """Steps in flight are gone. Resident sequences return their blocks with their `preempt` events."""
         self.launches.clear()
         self.completed = None
         self.last_end_ns = None
@@ -358,7 +358,7 @@ def step_row(
     token_gaps: list[tuple[int, int]],
     delay_ns: int | None,
 ) -> StepRow:
-    """What can be said of a step whose tokens have just been shown."""
+    """The row of a step whose tokens have just been emitted."""
     return StepRow(
         replica=fact.replica,
         step=fact.step,

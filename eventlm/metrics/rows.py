@@ -1,4 +1,4 @@
-"""What the metrics store says of single sequences and steps, to whoever wants to keep them. It keeps none itself."""
+"""Rows of single sequences and steps. The metrics store makes them for a sink and keeps none itself."""
 
 from __future__ import annotations
 

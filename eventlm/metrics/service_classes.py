@@ -6,7 +6,7 @@ from eventlm.events import Arrived
 from eventlm.metrics.aggregates import ClassMetrics
 from eventlm.metrics.rows import CANCELLED, RequestRow
 
-#: A trace may hold classes that nobody configured, as many as it likes.
+#: A trace may name any number of classes.
 MAX_CLASSES = 256
 _OTHERS = "(others)"
 

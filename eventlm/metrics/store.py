@@ -111,7 +111,7 @@ class MetricsStore:
 
     @property
     def next_s(self) -> int:
-        """The position behind the last event taken in."""
+        """The position after the last event taken in."""
         return self._next_s
 
     @property
@@ -321,7 +321,7 @@ class MetricsStore:
         if sequence is None:
             return
         sequence.num_preemptions += 1
-        # One that was admitted and had no chunk yet has not run, as far as the log says.
+        # By the log, a sequence that was admitted and had no chunk yet has not run.
         if sequence.phase is Phase.RUNNING:
             self._leave_phase(sequence)
             sequence.phase = Phase.WAITING

@@ -94,7 +94,7 @@ class TraceStats(Struct, frozen=True, kw_only=True):
 
 
 class ClassValues(Struct, frozen=True, kw_only=True):
-    """What is said of one service class, as values and how often each occurred: those of CLASS_METRICS."""
+    """The CLASS_METRICS of one service class: values, and how often each occurred."""
 
     values: dict[str, Counter[int]] = field(default_factory=lambda: {name: Counter() for name in CLASS_METRICS})
 

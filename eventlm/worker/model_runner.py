@@ -163,7 +163,7 @@ class ModelRunner:
         return tokens, extras
 
     def host_info(self) -> dict[str, Any]:
-        """What a trace says of the machinery that computed it."""
+        """The host as the header of a trace describes it."""
         return {
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),

@@ -237,7 +237,7 @@ def test_a_folder_that_cannot_be_recorded_to(error_of: ErrorOf, tmp_path: Path) 
 
 def test_a_server_that_everybody_can_reach_warns(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--host", "0.0.0.0")
-    warning = "anybody who can reach 0.0.0.0:0 can use the server"
+    warning = "everyone who can reach 0.0.0.0:0 can use the server"
     assert warning in server.stderr
     assert server.stop() == 0
     guarded = start_server("--model", "fake", "--host", "0.0.0.0", environment={"EVENTLM_API_KEY": "k" * 8})

@@ -28,4 +28,4 @@ examples:
         kinds.add_parser("throughput", help="tokens per second of the engine, all requests at once")
     )
     bench_engine.configure_latency(kinds.add_parser("latency", help="the time of one batch in the engine"))
-    bench_step.configure(kinds.add_parser("step", help="where the time of a step goes, beside its floor"))
+    bench_step.configure(kinds.add_parser("step", help="where the time of a step goes, next to its floor"))

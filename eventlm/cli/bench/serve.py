@@ -120,7 +120,9 @@ def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
         "--output-len", default=DEFAULT_OUTPUT_LENGTH, metavar="LENGTH",
         help=f"most output tokens, likewise (default: {DEFAULT_OUTPUT_LENGTH})",
     )  # fmt: skip
-    group.add_argument("--ignore-eos", action="store_true", help="go on to the output length whatever the model says")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="generate the full output length, past end-of-text tokens"
+    )
     group.add_argument("--prefix-len", type=int, metavar="N", help="tokens that prompts share, on top of --input-len")
     group.add_argument("--num-prefixes", type=int, metavar="N", help="how many such prefixes there are (default: 1)")
     group.add_argument(
@@ -221,7 +223,7 @@ def _progress(num_requests: int | None) -> Iterator[Callable[[RequestRecord], No
 
 
 def serve_options(arguments: argparse.Namespace) -> ServeOptions:
-    """The options that the flags say. Raises UsageError for what makes no sense."""
+    """The options from the flags. Raises UsageError for contradictory ones."""
     from eventlm.bench.lengths import parse_lengths
     from eventlm.bench.serve_bench import ServeOptions
     from eventlm.config.objectives import parse_objectives

@@ -34,7 +34,7 @@ class _Measured(NamedTuple):
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = """\
-Print where the time of a step goes, part by part, beside the least that it could take: an engine with its worker
+Print where the time of a step goes, part by part, next to the least that it could take: an engine with its worker
 process runs sequences of random tokens as a server does, recorder included, HTTP left out.
 
 floor ms is the longer of a part's bytes (weights, keys and values, as they are held) at the bandwidth of this machine
@@ -45,7 +45,7 @@ where all weights of a part fit the processor's last-level cache, which is faste
 share the machine slowed its memory while that was measured.
 
   lm_head         the output matrix, and the draw of tokens whose logits
-                  nobody else needs
+                  nothing else needs
   sampling        what remains of drawing the tokens
   preparation     what the worker does around the model: block tables,
                   token ids, ends
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _profiled(config: Config, folder: str) -> Config:
-    """With the worker's operations timed, and recorded as a server would be, if nothing else is said."""
+    """Time the worker's operations, and record as a server does unless the flags choose otherwise."""
     from msgspec import structs
 
     record = folder if config.record.record == AUTO else config.record.record

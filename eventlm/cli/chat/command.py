@@ -135,7 +135,7 @@ def _backend(config: Config, arguments: argparse.Namespace) -> ChatBackend:
 
 
 def _prepare(session: ChatSession, arguments: argparse.Namespace) -> None:
-    """What the flags say of the conversation. Raises UsageError, and EventLMError for parameters."""
+    """Apply the flags to the conversation. Raises UsageError, and EventLMError for parameters."""
     from eventlm.cli.chat.settings import parse_setting
     from eventlm.cli.chat.slash_commands import load_chat
 

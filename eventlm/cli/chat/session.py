@@ -73,7 +73,7 @@ class ChatSession:
         self._answering: asyncio.Task[None] | None = None
 
     def fail(self, message: str) -> None:
-        """Say what went wrong; a script hears of it by the exit code too."""
+        """Show what went wrong. A script sees it in the exit code too."""
         self.failed = True
         self.screen.error(message)
 

@@ -118,7 +118,7 @@ async def _retry(session: ChatSession, argument: str) -> None:
 
 async def _history(session: ChatSession, argument: str) -> None:
     if not session.conversation.messages():
-        session.screen.line("nothing was said yet")
+        session.screen.line("there is no message yet")
     for message in session.conversation.messages():
         session.screen.line(f"{message['role']}: {message['content']}")
 

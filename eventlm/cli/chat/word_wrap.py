@@ -55,7 +55,7 @@ class WordWrap:
         return shown
 
     def _place(self, limit: int) -> str:
-        """The word that is held back, behind its gap or in a new line."""
+        """The word that is held back, after its gap or on a new line."""
         word, self._word = self._word, ""
         goes_on, self._is_long = self._is_long, False
         if not word:

@@ -26,7 +26,7 @@ from eventlm.formatting import counted
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
 
-#: Of what a worker says of its machinery, in the log line of a server that is ready.
+#: Facts about a worker's host that the log line of a ready server has.
 _MACHINERY = ("gpu", "attention_backend", "threads")
 _TRY = """\
 curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
@@ -48,7 +48,7 @@ def configure(parser: Parser) -> None:
         "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
         "key of the scope admin.\n"
         "Without MODEL it is the default model, fetched at its first use.\n\n"
-        "Every run is recorded in the state folder (~/.local/state/eventlm/runs), or in --record DIR;\n"
+        "Every run is recorded in $EVENTLM_STATE/runs, by default ~/.local/state/eventlm/runs, or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them.\n"
         "SIGHUP reads the API keys and the TLS certificate again."
@@ -187,7 +187,7 @@ def _exposure(config: ServerConfig) -> list[str]:
     warnings = []
     if not config.api_key and not config.api_keys_file:
         warnings.append(
-            f"anybody who can reach {address} can use the server: set EVENTLM_API_KEY, or --api-keys-file FILE, "
+            f"everyone who can reach {address} can use the server: set EVENTLM_API_KEY, or --api-keys-file FILE, "
             "or bind 127.0.0.1"
         )
     if not config.tls_cert:
@@ -270,7 +270,7 @@ def _kv_memory(engine: InferenceEngine) -> str:
 
 
 def _hint(url: str, model: str, server: ServerConfig) -> str:
-    """A first request for a shell. Where a key is asked for it says where that comes from."""
+    """A first request for a shell, with the source of the key if one is needed."""
     first, authorization = "", ""
     if server.api_key and server.api_key == os.environ.get(API_KEY_VARIABLE):
         authorization = _AUTHORIZATION.format(variable=API_KEY_VARIABLE)

@@ -3,7 +3,7 @@
     python -m eventlm.cli.serve.front_end CONTROL LISTENING,...
 
 file descriptors all: its end of a socket pair with the engine, and the sockets to accept connections from. It ends when
-it is told to, or when the other end of the pair is closed, so that no front end outlives its engine.
+it is asked to, or when the other end of the pair is closed, so that no front end outlives its engine.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class FrontEnd:
         #: Once there is one.
         self.context: ServerContext | None = None
         self._connection: FrameConnection | None = None
-        #: What the engine says first. The next message may be there in the same moment.
+        #: The engine's first message. The next one may arrive with it.
         self._begun: asyncio.Future[Beginning] = asyncio.get_running_loop().create_future()
 
     async def open(self, end: socket.socket) -> Beginning:
-        """Connect, and wait for what the engine says first."""
+        """Connect, and wait for the engine's first message."""
         self._connection = await FrameConnection.open(end, self._receive, self._lose)
         return await self._begun
 

@@ -1,4 +1,4 @@
-"""Standard streams that whoever started the program has closed."""
+"""Standard streams that were closed when the program started."""
 
 from __future__ import annotations
 

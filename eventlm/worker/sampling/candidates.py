@@ -78,7 +78,7 @@ def mask_candidates(logits_SV: Tensor, params: np.ndarray, num_candidates: int) 
     ranks = torch.arange(num_candidates, device=device)
     is_out = (scores < floor) | ((ranks >= top_k) & (top_k > 0))
     is_out[:, 0] = False
-    # Nothing that min-p and top-k would leave lies behind the candidates.
+    # All that min-p and top-k would leave is among the candidates.
     is_whole = (top_k > 0) & (top_k <= num_candidates) | (scores[:, -1:] < floor)
     scores = scores.masked_fill(is_out, -torch.inf)
     total = scores.logsumexp(dim=-1, keepdim=True)

@@ -54,7 +54,7 @@ def process_logits(
 
 
 def _match(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
-    """Minus infinity for what a grammar does not allow, or allowed ids and bans beside it."""
+    """Minus infinity for what a grammar, a list of allowed ids or a ban excludes."""
     needs = rows.params["needs"]
     numbers = np.flatnonzero(needs & GRAMMAR)
     assert rows.masks is not None

@@ -1,4 +1,4 @@
-"""What rows of a step give beside their tokens: log-probabilities and embeddings, for those that asked."""
+"""What rows of a step give besides tokens, where their requests ask for it: log-probabilities and embeddings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class OutputLayer(Protocol):
     vocab_size: int
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
-        """The last norm of hidden states behind the last layer, [S, H]."""
+        """The final norm of the last layer's hidden states, [S, H]."""
         ...
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
-        """Logits [S, V] of hidden states behind the last layer."""
+        """Logits [S, V] of the last layer's hidden states."""
         ...
 
 
@@ -97,7 +97,7 @@ def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: OutputLayer,
 
 
 def _pool(row: Row, forward: OutputLayer, own_TH: Tensor) -> Tensor | None:
-    """The embedding behind the last chunk of a prompt, [H]. Chunks before it add to the sum of a mean."""
+    """The embedding after the last chunk of a prompt, [H]. Earlier chunks add to the sum of a mean."""
     sequence = row.sequence
     is_complete = row.start + row.num_tokens == sequence.num_prompt_tokens
     if sequence.params.pooling == "last":

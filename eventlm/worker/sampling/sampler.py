@@ -36,7 +36,7 @@ NOT_FINITE = -1
 
 #: One token id a row, or NOT_FINITE, of logits float32 [S, V] over the whole vocabulary. The lowest id of equal scores.
 Draw = Callable[[Tensor, DrawRows], list[int]]
-#: The same of the hidden states behind the last layer, float32 [S, H], whose logits nobody needs.
+#: As `Draw`, of the last layer's hidden states, float32 [S, H], where nothing else needs the logits.
 DrawNext = Callable[[Tensor, DrawRows], list[int]]
 
 

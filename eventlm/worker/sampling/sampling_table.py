@@ -1,7 +1,7 @@
-"""What a worker knows of how each of its sequences is sampled: a slot each, filled once when the sequence arrives.
+"""How a worker samples each of its sequences: one slot for each, filled when the sequence arrives.
 
-Numbers lie in one array that a step gathers by slot; `needs` says which of the processors a sequence has any use for,
-so that a batch pays for none that nobody in it asked for.
+Numbers lie in one array that a step gathers by slot. `needs` says which processors a sequence uses, so that a batch
+pays only for those that one of its sequences uses.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FreeDraw(NamedTuple):
 class SampledRows(NamedTuple):
     """S rows that sample: their slots int64 [S], places in the output int64 [S], and parameters [S].
 
-    masks: what grammars allow, a bit a token, uint8 [S, mask_bytes]; of a row without a grammar it says nothing. None
+    masks: what grammars allow, a bit a token, uint8 [S, mask_bytes]; of a row without a grammar it means nothing. None
     where no row has one.
     """
 

@@ -59,7 +59,7 @@ def test_a_failed_turn_is_told_and_the_chat_goes_on(tmp_path: Path) -> None:
     ]
     done = chat("--model", "fake", "--max-model-len", "64", "--set", "seed=5", stdin="\n".join(lines), cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout == f"nothing was said yet\n{ANSWER}\n"
+    assert done.stdout == f"there is no message yet\n{ANSWER}\n"
     errors = done.stderr.splitlines()
     assert len(errors) == 5
     assert "maximum context length is 64 tokens" in errors[0]
