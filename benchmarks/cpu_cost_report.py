@@ -112,7 +112,7 @@ def render(measured: Measured, found: Iterable[Cliff]) -> Iterator[str]:
         for place, cost in enumerate(measured.costs)
     ]
     yield f"{series.plot}, {series.name}; the machine {measured.machine}"
-    yield from table((series.plot, "step ms", "ms a token", "floor ms", "x floor", "cliff"), rows, num_left=0)
+    yield from table((series.plot, "step ms", "ms a token", "floor ms", "x floor", "cliff"), rows, left=())
 
 
 def as_json(backend: str, measured: Iterable[Measured]) -> dict[str, Any]:

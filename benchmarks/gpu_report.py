@@ -46,7 +46,7 @@ def read(path: Path) -> Report:
 
 def render(rows: Sequence[Row]) -> Iterator[str]:
     """The lines of the table for a terminal."""
-    yield from table(COLUMNS[:-1], [cells(row)[:-1] for row in rows], num_left=NUM_NAMES)
+    yield from table(COLUMNS[:-1], [cells(row)[:-1] for row in rows], left=range(NUM_NAMES))
     for row in rows:
         if row.note and row.outcome in ("failed", "skipped"):
             yield f"{row.outcome}: {row.section}, {row.what}: {row.note}"

@@ -184,7 +184,7 @@ def main() -> int:
         num_tokens = min(int(CONTROL_SHARE * arguments.tokens), MAX_CONTROL_TOKENS)
         control = run(CONTROL, model, "bfloat16", num_tokens, folder, teacher_force=True, rows_alone=True)
     names = ["load", "dtype", "tokens", "steps", "a step", "preempted", "record s", "again s", "outcome"]
-    print("\n".join(table(names, [row(outcome) for outcome in (*outcomes, control)], num_left=2)))
+    print("\n".join(table(names, [row(outcome) for outcome in (*outcomes, control)], left=range(2))))
     is_identical = all(outcome.result.exit_code == 0 for outcome in outcomes)
     total = sum(outcome.result.num_tokens for outcome in outcomes)
     differing = sum(len(outcome.result.mismatches) for outcome in outcomes)

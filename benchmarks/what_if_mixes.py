@@ -310,7 +310,7 @@ def report(figures: Sequence[Figure]) -> bool:
         sign = "-" if not each.is_significant else "WRONG" if each.has_wrong_sign else "right"
         within = "yes" if each.is_within else "NO"
         rows.append([each.mix, each.change, each.metric, *(f"{n / unit:,.1f}" for n in numbers), within, sign])
-    for line in table(headings, rows, num_left=3):
+    for line in table(headings, rows, left=range(3)):
         print(line)
     num_within = sum(each.is_within for each in figures)
     num_wrong = sum(each.has_wrong_sign for each in figures)

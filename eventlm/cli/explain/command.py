@@ -204,12 +204,10 @@ def _ranks(explained: Explained, ranking: Ranking, window: TimeWindow | None) ->
     if not ranking.rows:
         yield f"no sequence has a value of {ranking.by}{left}"
         return
-    columns = ["request", *_COLUMNS.values(), "prompt", "output", "end"]
-    lines = table(columns, [_rank_row(row, each) for row, each in _pairs(explained, ranking)])
-    remarks = ["largest part" + ("" if ranking.by == "e2e" else f" of {ranking.by}")]
-    remarks += [_largest(row, each, ranking.by) for row, each in _pairs(explained, ranking)]
-    for line, remark in zip(lines, remarks, strict=True):
-        yield f"{line}  {remark}"
+    largest = "largest part" + ("" if ranking.by == "e2e" else f" of {ranking.by}")
+    columns = ["request", *_COLUMNS.values(), "prompt", "output", "end", largest]
+    rows = [[*_rank_row(row, each), _largest(row, each, ranking.by)] for row, each in _pairs(explained, ranking)]
+    yield from table(columns, rows, left=(0, len(columns) - 2, len(columns) - 1))
     yield f"the slowest {len(ranking.rows):,} of {counted(ranking.num_ranked, 'sequence')} by {ranking.by}{left}"
 
 

@@ -100,7 +100,7 @@ def render(found: TraceDiff, *, metric: str, num_most: int, whole: bool = False)
     if found.header:
         yield ""
         rows = [[field.name, _value(field.a), _value(field.b)] for field in found.header[:_MAX_LISTED]]
-        yield from table(["set up", "A", "B"], rows, num_left=3)
+        yield from table(["set up", "A", "B"], rows, left=range(3))
         yield from _rest(len(found.header))
     yield ""
     yield _pairs(found)
@@ -175,7 +175,7 @@ def _deltas(found: TraceDiff) -> Iterator[str]:
             changed = [f"{metric.num_less:,}", f"{metric.num_more:,}"] if place == 2 else ["", ""]
             rows.append([title, name, f"{of.count:,}", *cells, *changed])
     yield ""
-    yield from table(["sequences", "", "count", *_QUANTILES, "less", "more"], rows, num_left=2)
+    yield from table(["sequences", "", "count", *_QUANTILES, "less", "more"], rows, left=range(2))
     if found.num_uncompared:
         yield f"{counted(found.num_uncompared, 'sequence')} did not run to the end in both and are not compared"
 

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"eventlm: no run is recorded in {folder}", file=sys.stderr)
         return 0
     columns = [*_COLUMNS, *_FULL_COLUMNS] if arguments.full else _COLUMNS
-    print("\n".join(table(columns, [_row(run)[: len(columns)] for run in runs], num_left=_NUM_LEFT)))
+    print("\n".join(table(columns, [_row(run)[: len(columns)] for run in runs], left=range(_NUM_LEFT))))
     num_unreadable = sum(bool(run.problem) for run in runs)
     if num_unreadable:
         print(f"eventlm: warning: {counted(num_unreadable, 'run')} cannot be read, --json says why", file=sys.stderr)
