@@ -172,13 +172,18 @@ def _over_time(axes: Axes, stats: TraceStats, lines: list[_Line], label: str, *,
 
 def _label_time_of_day(axes: Axes, begin_ns: int, end_ns: int) -> None:
     """Ticks at times of day as exact as the span (unix time) needs, and the date beside them."""
-    from matplotlib.dates import AutoDateLocator, DateFormatter
+    from matplotlib.dates import AutoDateLocator, num2date
 
     seconds = (end_ns - begin_ns) / NANOSECONDS_PER_SECOND
-    form = next((form for limit, form in _TICKS if seconds > limit), "%H:%M:%S.%f")
+    form = next((form for limit, form in _TICKS if seconds > limit), "")
+
+    def tick(x: float, _: float) -> str:
+        moment = num2date(x, tz=UTC)  # type: ignore[no-untyped-call]
+        return str(moment.strftime(form) if form else f"{moment:%H:%M:%S.%f}".rstrip("0").rstrip("."))
+
     locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(DateFormatter(form, tz=UTC))  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(tick)
     days = [f"{datetime.fromtimestamp(ns / NANOSECONDS_PER_SECOND, UTC):%Y-%m-%d}" for ns in (begin_ns, end_ns)]
     axes.set_xlabel(f"time of day (UTC), {' to '.join(dict.fromkeys(days))}")
 

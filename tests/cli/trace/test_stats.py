@@ -168,6 +168,9 @@ def test_time_axes_show_the_time_of_day() -> None:
     start = datetime(2026, 11, 23, 14, 5, 10, tzinfo=UTC)
     axes = axes_over_time(int(start.timestamp()) * 10**9)
     assert "UTC" in axes.get_xlabel()
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert all(re.fullmatch(r"14:05:10(\.\d*[1-9])?", label) for label in labels)
+    assert len(set(labels)) == len(labels) >= 3
     first, last = num2date(axes.get_xlim())
     assert first == start
     assert (last - first).total_seconds() == pytest.approx(trace_stats(GOLDEN).snapshot.duration_ns / 1e9, abs=1e-5)
