@@ -2,7 +2,7 @@
 
 Handlers are called in the publisher's own stack, event by event, in the order in which they were attached.
 Subscriptions are read by other tasks of the same loop, from a bounded buffer each. Neither can harm the
-publisher: a handler that raises is detached and reported, a subscriber that is slow is told what it missed.
+publisher: a handler that raises is detached and reported, a slow subscriber receives a note of what it missed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Bus:
 
         What lies before now is read from the history; where there is none, the first item is a Lagged. At
         most `capacity` events wait for the subscriber, then the oldest are dropped and a Lagged stands in
-        their place. Closing the bus ends the iteration behind the last event; dropping or closing the
+        their place. Closing the bus ends the iteration after the last event; dropping or closing the
         subscription detaches it.
         """
         return Subscription(
@@ -103,7 +103,7 @@ class Bus:
         return len(self._buffers)
 
     def close(self) -> None:
-        """End all subscriptions behind the last published event."""
+        """End all subscriptions after the last published event."""
         self.closed = True
         for buffer in self._buffers:
             buffer.wake()

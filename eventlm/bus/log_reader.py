@@ -38,7 +38,7 @@ class LogReader:
 
     Raises UsageError if there is nothing to read, TraceVersionError for a trace of another version,
     TraceCorruptError for damage (at opening for the first line, else while iterating), and with `strict`
-    TornTraceError behind the last complete line of a torn trace.
+    TornTraceError after the last complete line of a torn trace.
     """
 
     def __init__(self, path: Path | str, *, strict: bool = False) -> None:
@@ -81,7 +81,7 @@ class LogReader:
 
     @property
     def torn(self) -> TornTail | None:
-        """What lies behind the last complete line."""
+        """What lies after the last complete line."""
         return self._last.torn
 
     @property
@@ -96,7 +96,7 @@ class LogReader:
 
     @contextlib.contextmanager
     def _segment(self, place: int) -> Iterator[SegmentReader]:
-        """A reader of a segment, closed behind its use; the last one's is kept."""
+        """A reader of a segment, closed after its use; that of the last segment is kept."""
         if place == len(self._closed):
             yield self._last
             return

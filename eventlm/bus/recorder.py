@@ -59,7 +59,7 @@ class Recorder:
 
     @property
     def previous_h(self) -> str:
-        """The hash of the line behind which a segment would start now."""
+        """The hash of the line after which a segment would start now."""
         return self.writer.previous_h
 
     def start_segment(self, first_s: int, lines: Iterator[bytes], then: Effect) -> None:

@@ -6,7 +6,7 @@
     DIR/<run>/tokens*.jsonl               the token log of each of these, where one is written (`eventlm.bus.token_log`)
 
 A segment is closed by a second name (link) for the last one, and the next one then takes the name `trace.jsonl`
-(rename). So `trace.jsonl` is always there, and whoever dies in between leaves one segment with two names.
+(rename). So `trace.jsonl` is always there, and a process that dies in between leaves one segment with two names.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class SegmentFile:
         self._num_begun_bytes = self._num_bytes
 
     def write(self, bodies: list[bytes], previous_h: str) -> Written:
-        """Append lines. If that fails, the file is cut behind the last whole one, now or by `truncate`."""
+        """Append lines. If that fails, the file is cut after the last whole one, now or by `truncate`."""
         hashes, lines = [], []
         h = previous_h
         for body in bodies:
@@ -101,7 +101,7 @@ class SegmentFile:
             os.rename(self.path, path)
 
     def rename(self, path: Path) -> None:
-        """Take another name, from whoever has it."""
+        """Take another name, which may be that of another file."""
         os.rename(self.path, path)
         self.path = path
 

@@ -39,7 +39,7 @@ _HEAD = re.compile(rb'\{"t":"(\w+)","s":(\d+)')
 
 
 class TornTail(Struct, frozen=True):
-    """What lies behind the last complete line: where it would have begun, and how many bytes of it there
+    """What lies after the last complete line: where it would have begun, and how many bytes of it there
     are."""
 
     line_number: int
@@ -92,7 +92,7 @@ class SegmentReader:
 
     Raises UsageError if there is nothing to read, TraceVersionError for a trace of another version,
     TraceCorruptError for damage (at opening for the first line, else while iterating), and with `strict`
-    TornTraceError behind the last complete line of a torn trace.
+    TornTraceError after the last complete line of a torn trace.
     """
 
     def __init__(self, path: Path | str, *, strict: bool = False) -> None:
@@ -105,7 +105,7 @@ class SegmentReader:
         except OSError as error:
             raise UsageError(f"cannot read the trace {path}: {error.strerror}") from error
         try:
-            # Probed before the size is taken: once the lock is free, nobody writes to the file any more.
+            # Probed before the size is taken: once the lock is free, no process writes to the file any more.
             self.still_being_written = is_locked(self._file)
             status = os.fstat(self._file.fileno())
             if not stat.S_ISREG(status.st_mode):

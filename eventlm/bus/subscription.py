@@ -88,7 +88,7 @@ class LiveBuffer:
         return self._items.popleft() if self._items else None
 
     async def wait(self) -> None:
-        """Return once `wake` is called. Raises RuntimeError if somebody waits already."""
+        """Return once `wake` is called. Raises RuntimeError if another task waits already."""
         if self._waiter is not None:
             raise RuntimeError("a subscription is read by one task only")
         self._waiter = asyncio.get_running_loop().create_future()

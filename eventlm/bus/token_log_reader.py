@@ -1,7 +1,7 @@
 """Reading the token log of a segment in step with the trace: what it holds for a fact, if its line is sound and can be
 of that fact.
 
-A line that does not fit the chain is damage. It is left out and counted; those behind it are checked against the hash
+A line that does not fit the chain is damage. It is left out and counted; those after it are checked against the hash
 that it claims, so that one bad line costs only itself. A torn tail is none: it has no fact.
 """
 

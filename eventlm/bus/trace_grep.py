@@ -67,7 +67,7 @@ def _check_request(reader: LogReader, request: int) -> None:
 
 
 def _first_at(reader: LogReader, ts: int) -> int:
-    """The first event that is not before `ts`; behind the last if there is none. Times never fall along the log."""
+    """The first event that is not before `ts`; after the last if there is none. Times never fall along the log."""
 
     def time_of(s: int) -> int:
         line = _line_at(reader, s)

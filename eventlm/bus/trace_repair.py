@@ -23,7 +23,7 @@ class RepairResult(Struct, frozen=True):
 
 
 def repair(path: Path | str) -> RepairResult:
-    """Truncate a torn trace behind its last complete line, and keep the file as it was as `<name>.broken`.
+    """Truncate a torn trace after its last complete line, and keep the file as it was as `<name>.broken`.
 
     A whole trace is left as it is. Raises UsageError while the trace is being written or where there is no
     room for the copy, TraceCorruptError for damage that is not a torn tail.

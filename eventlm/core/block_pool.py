@@ -1,7 +1,7 @@
 """Blocks of one replica: reference counts, the free list and the radix tree of content that can be hit.
 
 A block is free (in no table, holds nothing), held (in `references` tables), or idle: in no table, but in the tree and
-still to be hit. Idle blocks are taken back least recently used first. Block integers are chained hashes at heart, so
+still to be hit. Idle blocks are taken back least recently used first. Block integers stand for chained hashes, so
 a name stands for its whole path from the root and one dictionary holds the tree; each node knows its parent's name.
 
 Why a leaf is always taken before its parent: a sequence holds a path of the tree from the root (it inserts and hits
@@ -180,7 +180,7 @@ class BlockPool:
         try:
             data = struct.pack(layout, *self._changes)
         except struct.error:
-            # A trace that somebody made may name its blocks by any integers.
+            # A trace that was made by hand may name its blocks by any integers.
             data = struct.pack(layout, *(change & MASK for change in self._changes))
         self._digest = zlib.crc32(data, self._digest)
         self._changes.clear()

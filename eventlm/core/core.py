@@ -1,4 +1,4 @@
-"""The door: `Core.apply(event)` is the only way in which the state changes.
+"""The core as a state machine: `Core.apply(event)` is the only way in which its state changes.
 
 Facts are applied in order; plans are made at the fact that carries the mark. Decisions and markers change nothing but
 the position in the log: a replay compares them with what `apply` returned for the facts.
@@ -47,7 +47,7 @@ class Core:
 
     @classmethod
     def restored(cls, config: CoreConfig, plugins: Plugins, taken: bytes) -> Core:
-        """The core that a snapshot was taken of. Raises InvariantError if it is none of such a core."""
+        """The core that a snapshot was taken of. Raises InvariantError if it was taken of another kind of core."""
         core = cls.__new__(cls)
         core.state = snapshot.restore(config, plugins, taken)
         return core
@@ -63,7 +63,7 @@ class Core:
         return self.state.timers[0][0] if self.state.timers else None
 
     def apply(self, event: Fact | Marker) -> list[Decision]:
-        """Take in a stamped fact or marker; returns the decisions it led to, stamped behind it.
+        """Take in a stamped fact or marker; returns the decisions it led to, stamped after it.
 
         Raises InvariantError for an event that is out of order or contradicts the state.
         """

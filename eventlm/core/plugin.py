@@ -26,7 +26,7 @@ class SequenceView(Struct, kw_only=True, eq=False):
     Times are nanoseconds since the run started; `deadline_ns` counts from the arrival and is 0 if the request has
     none. `prompt_tokens` includes, after a preemption, the kept output; `done_tokens` of them are done or under way.
     `cached_tokens` of a partial prefill were found in the cache before any preemption, as its request reports them; of
-    a waiting sequence they can be hit now, and are 0 under a policy that does not say `reads_prefixes`. `prefill_ns`
+    a waiting sequence they can be hit now, and are 0 under a policy without `reads_prefixes`. `prefill_ns`
     is the predicted time of the whole prompt, `remaining_ns` of what is left.
     """
 
@@ -95,14 +95,14 @@ class StepLoad(Struct, eq=False):
     chunk_context: int = 0
 
     def add_chunk(self, start: int, num_tokens: int) -> None:
-        """Account for a prefill chunk of `num_tokens` behind `start` tokens of context."""
+        """Account for a prefill chunk of `num_tokens` after `start` tokens of context."""
         self.num_tokens += num_tokens
         self.prefill_tokens += num_tokens
         self.context_tokens += start + num_tokens
         self.chunk_context += num_tokens * (start + num_tokens // 2)
 
     def predicted_ns(self, predictor: Predictor, start: int = 0, num_tokens: int = 0) -> int:
-        """Predicted duration of the step as it stands, or with a chunk more: `num_tokens` behind `start`."""
+        """Predicted duration of the step as it stands, or with one more chunk of `num_tokens` after `start`."""
         taken_ps = predictor.step_ps(
             self.prefill_tokens + num_tokens,
             self.num_decodes,
@@ -112,7 +112,7 @@ class StepLoad(Struct, eq=False):
         return taken_ps // PICOSECONDS_PER_NANOSECOND
 
     def largest_chunk(self, predictor: Predictor, target_ns: int, start: int, max_tokens: int) -> int:
-        """Most tokens behind `start`, from 0 to `max_tokens`, with which the step is predicted to take at most
+        """Most tokens after `start`, from 0 to `max_tokens`, with which the step is predicted to take at most
         `target_ns`.
         """
         taken_ps = predictor.step_ps(
@@ -136,7 +136,7 @@ class ReplicaView(Struct, frozen=True):
     """A replica whose worker is up. Tokens are prompt tokens, with kept output after a preemption.
 
     `prefix_tokens` is how much of this request's prompt, in whole blocks, the replica's cache holds or will hold once
-    it has computed what waits there; 0 for a router that does not say `reads_prefixes`.
+    it has computed what waits there; 0 for a router without `reads_prefixes`.
     """
 
     index: int

@@ -66,7 +66,7 @@ def ask_batcher(state: CoreState, load: StepLoad, view: SequenceView, max_tokens
 
 
 def ask_router(state: CoreState, question: RequestView, replicas: Seq[ReplicaView]) -> int | None:
-    """The index of one of `replicas`, or None for whoever has room; else None."""
+    """The index of one of `replicas`, or None for any that has room; else None."""
     try:
         home = state.plugins.router.route(question, replicas)
         if home is None or (type(home) is int and any(view.index == home for view in replicas)):

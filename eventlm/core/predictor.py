@@ -64,7 +64,7 @@ class Predictor(Struct, frozen=True):
         )
 
     def tokens_within(self, spare_ps: int, start: int, max_tokens: int) -> int:
-        """Most tokens of a chunk behind `start`, up to `max_tokens`, that add at most `spare_ps` to a step which reads
+        """Most tokens of a chunk after `start`, up to `max_tokens`, that add at most `spare_ps` to a step which reads
         the `start` tokens already.
 
         n tokens add linear x n + quadratic x n x floor(n / 2), so the largest n for n^2 / 2 is it, or an odd one more.

@@ -1,4 +1,4 @@
-"""One replica: who is resident on it, what is in flight, and what its worker must forget.
+"""One replica: its resident sequences, its steps in flight, and what its worker must forget.
 
 Residents hold blocks and a slot. `running` is kept in order of the urgency each had at its admission, so that a step
 is formed without sorting.
@@ -40,7 +40,7 @@ class StepInFlight(NamedTuple):
     predicted_ns: int
 
     def is_long(self, config: CoreConfig) -> bool:
-        """Whether it is predicted to take so long that no step is planned behind it."""
+        """Whether it is predicted to take so long that no step is planned after it."""
         return 0 < config.run_ahead_ms * NANOSECONDS_PER_MILLISECOND <= self.predicted_ns
 
 
@@ -100,7 +100,7 @@ class Replica:
         self.admitted_tokens += sequence.prefill_tokens
 
     def vacate(self, sequence: Sequence) -> None:
-        """Take a resident's blocks and slot. Its worker is told to forget it with the next launch."""
+        """Take a resident's blocks and slot. The next launch lists it among those that the worker must forget."""
         place = bisect_left(self.running, sequence.urgency, key=_urgency)
         del self.running[place]
         self.num_partial -= sequence.state is State.PREFILL
@@ -157,7 +157,7 @@ class Replica:
     def prefix_tokens(self, sequence: Sequence, block_size: int) -> int:
         """Leading tokens of a sequence that are hittable here, or will be by what was sent here before and waits.
 
-        A name stands for all blocks before it, so whoever shares a block shares those too.
+        A name stands for all blocks before it, so sequences that share a block share those too.
         """
         if sequence.arrival.skip_cache_read:
             return 0

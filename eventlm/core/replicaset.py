@@ -14,9 +14,9 @@ from eventlm.events import CacheFlushed, Desynced, PolicySwapped, WorkerLost, Wo
 
 
 def worker_up(state: CoreState, fact: WorkerUp) -> None:
-    """A worker with an empty cache is ready; the one before it, if its loss has not been said, is gone.
+    """A worker with an empty cache is ready. The one before it is gone, even if its loss was never reported.
 
-    One of an epoch that is not newer than any heard of is a no-op.
+    A no-op unless its epoch is newer than every epoch seen so far.
     """
     replica = replica_of(state, fact.replica)
     if fact.epoch <= replica.epoch:
@@ -31,7 +31,7 @@ def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
     """Cache and steps in flight are gone; the sequences wait for another worker with the tokens they have.
 
     Those that are found to kill their workers end (see `eventlm.core.poison_requests`).
-    The loss of an older worker is a no-op; that of one never heard of is remembered, so that it cannot come up.
+    The loss of an older worker is a no-op. The loss of one that never came up is remembered, so that it cannot come up.
     """
     replica = replica_of(state, fact.replica)
     if fact.epoch < replica.epoch:

@@ -45,7 +45,7 @@ def plan(state: CoreState) -> None:
 
 
 def _has_preempted(state: CoreState, num_before: int) -> bool:
-    """Whether anybody was preempted since so many decisions. Without a launch that ends: only decodes give way to
+    """Whether a sequence was preempted since so many decisions. Without a launch that ends: only decodes give way to
     memory, and an eviction at admission counts against its victim until its next token.
     """
     return any(isinstance(decision, Preempted) for decision in state.decisions[num_before:])
@@ -253,7 +253,7 @@ def _partial_heap(state: CoreState, replica: Replica) -> list[tuple[Urgency, Seq
 
 
 def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
-    """The next chunk of a partial prefill, behind what can be hit by now; none if the batcher wants none."""
+    """The next chunk of a partial prefill, after what can be hit by now; none if the batcher wants none."""
     config = state.config
     before = sequence.launched_tokens
     replica.exchange_hits(sequence, config.block_size)

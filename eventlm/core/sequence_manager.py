@@ -92,7 +92,7 @@ def enqueue(state: CoreState, sequence: Sequence) -> None:
 
 
 def text_end(state: CoreState, fact: TextEnded) -> None:
-    """The edge's word on a sequence's text: an end of its own, or the answer to `closing`."""
+    """What the front end found in a sequence's text: an end of its own, or the answer to `closing`."""
     request = state.requests.get(fact.request)
     if request is None or not request.arrival.has_text_ends or not 0 <= fact.index < request.arrival.n:
         return
@@ -107,7 +107,7 @@ def text_end(state: CoreState, fact: TextEnded) -> None:
 
 
 def end(state: CoreState, sequence: Sequence, reason: FinishReason) -> None:
-    """Worker or core saw an end behind the last confirmed token: finish, or close until the edge has looked."""
+    """An end was seen after the last confirmed token: finish, or close until the front end has looked at the text."""
     if not sequence.arrival.has_text_ends:
         finish(state, sequence, reason, sequence.num_output_tokens)
         return
@@ -176,8 +176,8 @@ def timers_due(state: CoreState, fact: TimerDue) -> None:
 
 
 def _watch_deadline(state: CoreState, request: Request, *, because: int) -> None:
-    """End the sequences of a request that is dropped if late which will have no first token in time; a timer says when
-    to look at the others again.
+    """End those sequences of a request with `drop_if_late` that will have no first token in time; set a timer for the
+    others.
 
     One that waits ends once its prompt alone is predicted to take longer than what is left; one that is on a replica
     may go on until the deadline, for its prediction leaves out what it does not know.

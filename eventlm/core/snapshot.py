@@ -1,7 +1,7 @@
 """The whole state of a core as JSON, and back: what a later segment of a trace starts from.
 
 Taken between drains only. It holds what decides and cannot be computed from the rest; sums, counts, lines and running
-lists follow from it, so a snapshot cannot contradict itself there. It holds nothing that facts do not.
+lists follow from it, so a snapshot cannot contradict itself there. It holds nothing that is not in the facts.
 
 Of a sequence that has ended nothing is kept but its name: rows of it that are still in flight change nothing any more.
 """
@@ -32,10 +32,10 @@ from eventlm.types import FinishReason, SequenceId
 class SequenceRow(NamedTuple):
     """A sequence that has not ended. The fields up to `block_table` are attributes of `Sequence` by the same names,
     those from `view_prompt_tokens` on attributes of its view. `key_in_line` is the key of its urgency,
-    `generated_names` are its block names behind those of its arrival.
+    `generated_names` are its block names after those of its arrival.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     state: State
     num_tokens: int
     prefill_tokens: int
@@ -91,7 +91,7 @@ class StepSnapshot(Struct, frozen=True, array_like=True):
 
 
 class ReplicaSnapshot(Struct, frozen=True, kw_only=True):
-    """A replica without its residents, who are told by their state."""
+    """A replica without its residents, which follow from the sequences' states."""
 
     up: bool
     epoch: int

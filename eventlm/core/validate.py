@@ -29,9 +29,9 @@ def validate(state: CoreState) -> None:
 
 
 def validate_liveness(state: CoreState) -> None:
-    """Raises LivenessError if somebody waits and nothing is under way. For the state after a marked fact.
+    """Raises LivenessError if a sequence waits and nothing is under way. For the state after a marked fact.
 
-    What can be under way: a step, a worker's start, an edge's `text_end`, a grammar; or the engine is paused.
+    What can be under way: a step, a worker's start, a front end's `text_end`, a grammar; or the engine is paused.
     """
     if state.paused or any(replica.in_flight for replica in state.replicas):
         return

@@ -1,6 +1,6 @@
-"""What keeps a sequence from being in a step: questions to the state behind a drain. They change nothing.
+"""Why a sequence is not in any step, as a question to the state after a drain. It changes nothing.
 
-The planner says who runs. This says of one that does not what it lacked, by the functions that the planner asked.
+The scheduler decides which sequences run. This finds what another one lacked, by the functions that the scheduler uses.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _kept_waiting(state: CoreState, replica: Replica, sequence: Sequence, launch
     is_full = _is_full(state, launched)
     if head is not None and not is_head and not _fits(state, replica, head.sequence):
         closes_line = head.sequence.skips >= state.config.max_skips
-        # One that may be passed over closes it too, where too many behind it do not fit.
+        # One that may be passed over closes it too, where too many after it do not fit.
         if closes_line or (was_planned and not is_full):
             return WaitReason("head_of_line", replica.index, other=head.sequence.id)
     # If neither, it was looked at and did not fit, and by now it would; or no step was planned since it came.
@@ -133,7 +133,7 @@ def _is_full(state: CoreState, launched: Launched | None) -> bool:
 
 def _fits(state: CoreState, replica: Replica, sequence: Sequence) -> bool:
     if is_suspect(state, sequence):
-        # One that is held back keeps nobody from running.
+        # One that is held back does not keep others from running.
         return is_held_back(state, sequence)
     return measure(state, replica, sequence).num_lacking <= 0
 

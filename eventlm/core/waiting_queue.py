@@ -2,7 +2,7 @@
 
 Under a static policy an entry's key never changes and a heap keeps the order; entries that have left are skipped by
 their ticket. Under any other policy the keys of a round are set by `order_by`, and since most rounds look at the
-head alone, the head is found by one pass and the heap is built only when somebody looks behind it.
+head alone, the head is found by one pass and the heap is built only when the plan looks past it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class WaitingQueue:
         return Candidate(entry[:4], sequence)
 
     def pass_over(self) -> None:
-        """Look behind the head until `end_plan`."""
+        """Look past the head until `end_plan`."""
         if self._heap is None:
             self._build_heap()
         assert self._heap is not None

@@ -36,7 +36,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     """One step of one replica: everything that its worker needs, except the token ids, which travel beside it.
 
     decodes: (request, index, confirmed tokens of the sequence, steps of it already in flight), most urgent first.
-    chunks: (request, index, position of the first token, tokens, 1 if the row samples), behind the decodes.
+    chunks: (request, index, position of the first token, tokens, 1 if the row samples), after the decodes.
     most: for each row the most tokens it may produce; empty where every sampling row may produce one.
     blocks: (row, place in the block table, block numbers to write there).
     forget: (request, index) that the worker must drop before it computes anything of this step.
