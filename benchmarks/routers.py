@@ -15,9 +15,7 @@ to do while a request waited in a queue.
 from __future__ import annotations
 
 import argparse
-import heapq
 import random
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +30,7 @@ from eventlm.engine.plugins.registry import BUILT_IN
 from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
 from eventlm.engine.setup import EngineSetup, make_header, make_setup
 from eventlm.events import Launched, WorkerUp
+from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.sampler_params import SamplerParams
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
@@ -81,12 +80,10 @@ class Cluster:
 
     def __init__(self, setup: EngineSetup) -> None:
         core = setup.core
-        self.now_ns = 0
+        self.clock = VirtualClock()
         self.busy_ns = [0] * core.num_replicas
         self.idle_ns = [0] * core.num_replicas
         self.prefilled_tokens = 0
-        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
-        self._num_entries = 0
         self._free_ns = [0] * core.num_replicas
         self._runners = [
             FakeRunner(COSTS, epoch=1, block_size=core.block_size, num_blocks=core.num_blocks)
@@ -101,6 +98,7 @@ class Cluster:
             make_header(setup, "routers", 0, predictor, "default", ready, unix_start_ns=0),
             Core(core, setup.plugins, Predictor.from_coefficients(predictor)),
             LiveRequests(names, block_size=core.block_size, seed_key=b"seed", digest_key=b"digest"),
+            clock=self.clock,
             bus=Bus(on_broken=_raise),
             ship=self._ship,
             on_broken=_raise_of,
@@ -108,20 +106,13 @@ class Cluster:
         for replica in range(core.num_replicas):
             self.driver.put_fact(WorkerUp(replica=replica, epoch=1))
 
-    def at(self, time_ns: int, action: Callable[[], None]) -> None:
-        """Do something at a time; ties in the order of asking."""
-        heapq.heappush(self._agenda, (time_ns, self._num_entries, action))
-        self._num_entries += 1
-
     def run(self) -> None:
         """Until nothing is left to do."""
-        while self._agenda:
-            due_ns = self._agenda[0][0]
-            self._note_idle(due_ns - self.now_ns)
-            self.now_ns = due_ns
-            while self._agenda and self._agenda[0][0] <= self.now_ns:
-                heapq.heappop(self._agenda)[2]()
-            self.driver.drain(self.now_ns)
+        now_ns = 0
+        while self.clock.has_more:
+            before_ns, now_ns = now_ns, self.clock.advance()
+            self._note_idle(now_ns - before_ns)
+            self.driver.drain(now_ns)
 
     def _note_idle(self, passed_ns: int) -> None:
         state = self.driver.core.state
@@ -134,13 +125,13 @@ class Cluster:
         replica = launched.replica
         done = self._runners[replica].execute(launched, payload)
         self.prefilled_tokens += launched.num_tokens - len(launched.decodes)
-        start_ns = max(self.now_ns, self._free_ns[replica])
+        start_ns = max(self.clock.now_ns(), self._free_ns[replica])
         end_ns = self._free_ns[replica] = start_ns + done.duration_ns
         self.busy_ns[replica] += done.duration_ns
         result = StepResult(
             epoch=1, step=launched.step, start_ns=start_ns, end_ns=end_ns, tokens=done.tokens, ends=done.ends
         )
-        self.at(end_ns, lambda: self.driver.complete(replica, result, start_ns=start_ns, end_ns=end_ns))
+        self.clock.at(end_ns, lambda: self.driver.complete(replica, result, start_ns=start_ns, end_ns=end_ns))
 
 
 def _raise(handler: object, event: object, error: Exception) -> None:
@@ -192,20 +183,20 @@ def measure(router: str, workload: Workload, *, num_replicas: int = 4, slack: fl
     num_finished = 0
 
     def submit(request: EngineRequest) -> None:
-        arrived_ns, waits = cluster.now_ns, True
+        arrived_ns, waits = cluster.clock.now_ns(), True
 
         def listen(output: Any) -> None:
             nonlocal num_finished, waits
             if isinstance(output, TokensOutput) and waits:
                 waits = False
-                ttft_ns.append(cluster.now_ns - arrived_ns)
+                ttft_ns.append(cluster.clock.now_ns() - arrived_ns)
             num_finished += isinstance(output, FinishedOutput)
 
         cluster.driver.submit([(request, listen)], lambda reason, seqs: None)
 
-    cluster.at(0, lambda: None)
+    cluster.clock.at(0, lambda: None)
     for time_ns, request in arrivals:
-        cluster.at(time_ns, partial(submit, request))
+        cluster.clock.at(time_ns, partial(submit, request))
     cluster.run()
     assert num_finished == len(ttft_ns) == workload.num_requests
     return Outcome(
@@ -215,7 +206,7 @@ def measure(router: str, workload: Workload, *, num_replicas: int = 4, slack: fl
         sorted(ttft_ns),
         cluster.busy_ns,
         cluster.idle_ns,
-        cluster.now_ns,
+        cluster.clock.now_ns(),
     )
 
 

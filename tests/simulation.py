@@ -6,7 +6,6 @@ event, and `tests.bounds` watches the events go by.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +33,8 @@ from eventlm.events import (
     PredictorSwapped,
     Preempted,
     Resumed,
-    TimerDue,
 )
+from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.worker.protocol import StepPayload, decode_to_worker, encode
 from tests.bounds import EvictionBounds
 from tests.virtual_worker import VirtualWorker
@@ -154,16 +153,13 @@ class Simulation:
         fake = structs.replace(self.machine.fake, poison_ppm=self.chaos.poison_ppm)
         self.machine = self.machine._replace(fake=fake)
         self.num_requests = num_requests
-        self.now_ns = 0
+        self.clock = VirtualClock()
         self.clients: list[Client] = []
         self.seeds: dict[int, int] = {}
         #: The state is validated after every so many events; 0: nothing is checked.
         self.check_every = check_every
         self._text_rng = random.Random(f"{seed}/{text_delay_seed}")
-        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
-        self._num_entries = 0
         self._num_applied = 0
-        self._armed_ns: int | None = None
         self.log = writer or MemoryLog()
         self.recorder = recorder or Recorder(self.log)
         header, core = make_core(self.machine)
@@ -178,6 +174,7 @@ class Simulation:
             header,
             core,
             live,
+            clock=self.clock,
             bus=bus,
             ship=self._ship,
             on_broken=_raise_of,
@@ -191,10 +188,14 @@ class Simulation:
             self._decide, core.state.decide = core.state.decide, self._checked_decide  # type: ignore[method-assign]
             self._apply, core.apply = core.apply, self._checked_apply  # type: ignore[method-assign]
 
+    @property
+    def now_ns(self) -> int:
+        """The virtual time."""
+        return self.clock.now_ns()
+
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
-        """Do something at a time; ties in the order of asking."""
-        heapq.heappush(self._agenda, (max(time_ns, self.now_ns), self._num_entries, action))
-        self._num_entries += 1
+        """Do something at a time, or now if that has passed; ties in the order of asking."""
+        self.clock.at(max(time_ns, self.now_ns), action)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
         """Do something later."""
@@ -207,13 +208,9 @@ class Simulation:
     def run(self) -> dict[tuple[int, int], Outcome]:
         """Outcomes by (client, index); rejected requests have none."""
         self._plan_life()
-        while self._agenda:
-            self.now_ns = self._agenda[0][0]
-            while self._agenda and self._agenda[0][0] <= self.now_ns:
-                heapq.heappop(self._agenda)[2]()
-            self.driver.drain(self.now_ns)
+        while self.clock.has_more:
+            self.driver.drain(self.clock.advance())
             self.recorder.settle()
-            self._arm_timer()
         self.driver.end("stop")
         self._check_end()
         return {
@@ -292,19 +289,6 @@ class Simulation:
         sent = decode_to_worker(encode(payload))
         assert isinstance(sent, StepPayload)
         self.workers[launched.replica].step(launched, sent)
-
-    def _arm_timer(self) -> None:
-        """One timer at a time, as in the engine: whatever was armed before does not fire any more."""
-        due_ns = self.driver.core.next_timer_ns
-        if due_ns != self._armed_ns:
-            self._armed_ns = due_ns
-            if due_ns is not None:
-                self.at(due_ns, lambda: self._fire_timer(due_ns))
-
-    def _fire_timer(self, due_ns: int) -> None:
-        if due_ns == self._armed_ns:
-            self._armed_ns = None
-            self.driver.put_fact(TimerDue(due_ns=self.now_ns))
 
     def _checked_apply(self, event: Any) -> Any:
         decisions = self._apply(event)

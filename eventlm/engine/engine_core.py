@@ -1,8 +1,7 @@
-"""The closed loop without its clock: pending facts are stamped, written, applied, and their effects delivered.
+"""What an engine does with the events of its loop: launches are shipped, events written, and clients served.
 
-One `drain` takes all facts that are pending as one tick. A launch leaves for its worker as soon as it is decided, for
-it can be recomputed; what a client may see waits until its fact is written. The asynchronous engine and the tests'
-virtual time drive this same class.
+A launch leaves for its worker as soon as it is decided, because it can be recomputed. What a client may see waits until
+its fact is written. Live engines and the tests' virtual time use this same class.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
 from eventlm.core.validate import validate, validate_liveness
+from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.request import EngineRequest, EngineUnavailableError, RequestOutput
@@ -23,10 +23,8 @@ from eventlm.errors import EventLMError
 from eventlm.events import (
     Admitted,
     Cancelled,
-    Checkpoint,
     Closing,
     Decision,
-    Desynced,
     Emitted,
     End,
     Event,
@@ -41,8 +39,6 @@ from eventlm.events import (
     Snapshot,
     StepOps,
     TextEnded,
-    WorkerLost,
-    WorkerUp,
 )
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
@@ -51,9 +47,6 @@ from eventlm.metrics.ended_rows import EndedRows
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import StepPayload, StepResult
 
-#: Makes facts just before they are stamped, so that they can depend on what earlier facts of the drain did. Gets the
-#: position that the first of them will have, and makes at least one.
-MakeFacts = Callable[[int], Sequence[Fact]]
 #: Told once whether a group was admitted: None, or why not; and the seqs of its requests.
 OnAdmission = Callable[[RejectReason | None, list[int]], None]
 #: Called with the seqs of requests of which a callback raised, and what it raised. They must be cancelled.
@@ -77,6 +70,7 @@ class Driver:
         core: Core,
         live: LiveRequests,
         *,
+        clock: RunClock,
         bus: Bus,
         ship: Ship,
         on_broken: OnBroken,
@@ -100,11 +94,8 @@ class Driver:
             recorder.on_idle = self._turn
         #: Between two drains: the state is one that a segment can start from.
         self._is_settled = False
-        self._checkpoint_events = checkpoint_events
         self._validate_every = validate_every
         self._num_drains = 0
-        self._last_checkpoint = 0
-        self._inbox: list[MakeFacts] = []
         self._unpublished: list[Event] = []
         #: Bodies of the launches among them, which their workers have had already.
         self._shipped: dict[int, bytes] = {}
@@ -119,21 +110,19 @@ class Driver:
         self._ops: list[StepOps] = []
         self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
         self._header = header
-        self._mark(header)
+        shell = Shell(self._see_fact, self._worker_changed, self._carry_out, self._see_marker, self._drained)
+        self._loop = CoreLoop(core, clock, shell, checkpoint_events=checkpoint_events)
+        self._loop.mark(header)
         self._deliver()
-
-    def put(self, make: MakeFacts) -> None:
-        """Queue facts for the next drain."""
-        self._inbox.append(make)
 
     def put_fact(self, fact: Fact) -> None:
         """Queue one fact that depends on nothing."""
-        self._inbox.append(lambda _: [fact])
+        self._loop.put_fact(fact)
 
     def submit(self, group: list[tuple[EngineRequest, Sink]], on_admission: OnAdmission) -> None:
         """Queue the arrivals of one group, which is not empty."""
 
-        def make(seq: int) -> list[Fact]:
+        def make(seq: int, ts: int) -> list[Fact]:
             facts: list[Fact] = [
                 self.live.arrive(seq + i, request, sink, group_size=len(group), group_index=i)
                 for i, (request, sink) in enumerate(group)
@@ -143,7 +132,7 @@ class Driver:
             self._groups[seq] = (on_admission, [seq + i for i in range(len(group))])
             return facts
 
-        self.put(make)
+        self._loop.put(make)
 
     def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
         """Queue the completion of a step; nothing if its worker is lost.
@@ -155,14 +144,14 @@ class Driver:
             return
         self.live.answer(replica, result)
 
-        def make(seq: int) -> list[Fact]:
+        def make(seq: int, ts: int) -> list[Fact]:
             if result.ops:
                 self._ops.append(StepOps(c=seq, replica=replica, epoch=result.epoch, step=result.step, ops=result.ops))
             if self._records_tokens:
                 self._token_lines.append(encode_line(OutputTokens(s=seq, tokens=result.tokens)))
             return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)]
 
-        self.put(make)
+        self._loop.put(make)
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue the edge's word on a text; nothing if the request has left."""
@@ -179,21 +168,11 @@ class Driver:
 
     def drain(self, now_ns: int) -> None:
         """Apply all that is pending as one tick at `now_ns`, or 1 ns after the last one if the clock stood still."""
-        if not self._inbox:
+        if not self._loop.has_pending:
             return
-        ts = max(now_ns, self.core.state.now_ns + 1)
-        inbox, self._inbox = self._inbox, []
         self._is_settled = False
         try:
-            for position, make in enumerate(inbox, start=1):
-                facts = make(self.core.next_seq)
-                for place, fact in enumerate(facts, start=1):
-                    marked = position == len(inbox) and place == len(facts)
-                    self._apply(structs.replace(fact, s=self.core.next_seq, ts=ts, p=int(marked)))
-            self._check()
-            self._mark_ops()
-            if self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
-                self.checkpoint()
+            self._loop.drain(now_ns)
         finally:
             self._deliver()
         self._is_settled = True
@@ -206,11 +185,6 @@ class Driver:
             request.fail(error)
         self.live.fail(error)
 
-    def checkpoint(self) -> None:
-        """Write a digest of the state into the log."""
-        self._mark(Checkpoint(digests=self.core.digests()))
-        self._last_checkpoint = self.core.next_seq
-
     def end(self, reason: str) -> None:
         """Close the log cleanly."""
         recorder = self._recorder
@@ -220,8 +194,8 @@ class Driver:
                 if recorder.problem:
                     self._start_segment(recorder)
             self._is_settled = False
-            self.checkpoint()
-            self._mark(End(reason=reason))
+            self._loop.checkpoint()
+            self._loop.mark(End(reason=reason))
             self._deliver()
         finally:
             self.close()
@@ -229,34 +203,36 @@ class Driver:
     def close(self) -> None:
         """Close the log, as it is, and end all subscriptions."""
         self._is_settled = False
+        self._loop.disarm()
         try:
             if self._recorder is not None:
                 self._recorder.close()
         finally:
             self.bus.close()
 
-    def _apply(self, fact: Fact) -> None:
+    def _see_fact(self, fact: Fact) -> None:
         self._unpublished.append(fact)
         if isinstance(fact, Cancelled):
             self.live.cancel(fact.request, fact.reason)
-        decisions = self.core.apply(fact)
-        if isinstance(fact, WorkerUp | WorkerLost | Desynced):
-            self.live.set_worker(fact.replica, self.core.state.replicas[fact.replica].worker)
-            self._report_condemned(decisions)
-        for decision in decisions:
-            self._unpublished.append(decision)
-            self._effect(decision)
 
-    def _report_condemned(self, decisions: list[Decision]) -> None:
-        """The loss of a worker ends only those that are found to be its reason."""
+    def _see_marker(self, marker: Marker) -> None:
+        self._unpublished.append(marker)
+
+    def _worker_changed(self, index: int, decisions: Sequence[Decision]) -> None:
+        self.live.set_worker(index, self.core.state.replicas[index].worker)
+        # The loss of a worker ends only those that are found to be its reason.
         for decision in decisions:
             if isinstance(decision, Finished) and self._on_condemned is not None:
                 self._on_condemned(decision.request)
 
-    def _mark_ops(self) -> None:
+    def _drained(self) -> None:
+        self._num_drains += 1
+        if self._validate_every and self._num_drains % self._validate_every == 0:
+            validate(self.core.state)
+            validate_liveness(self.core.state)
         ops, self._ops = self._ops, []
         for marker in ops:
-            self._mark(marker)
+            self._loop.mark(marker)
 
     def _turn(self) -> None:
         """Start a segment if one is due."""
@@ -274,25 +250,16 @@ class Driver:
 
     def _first_lines(self, previous_h: str, gap: Gap | None, events: list[Event]) -> Iterator[bytes]:
         """What a segment begins with; each is stamped when it is asked for, and lost if it cannot be written."""
-        events.append(self._stamp(structs.replace(self._header, previous_h=previous_h)))
+        events.append(self._loop.stamp(structs.replace(self._header, previous_h=previous_h)))
         yield encode_body(events[-1])
         if gap is not None:
-            events.append(self._stamp(gap))
+            events.append(self._loop.stamp(gap))
             yield encode_body(events[-1])
-        events.append(self._stamp(Snapshot(state=Raw(self.core.snapshot()))))
+        events.append(self._loop.stamp(Snapshot(state=Raw(self.core.snapshot()))))
         yield encode_body(events[-1])
 
-    def _mark(self, marker: Marker) -> None:
-        self._unpublished.append(self._stamp(marker))
-
-    def _stamp(self, marker: Marker) -> Marker:
-        """Its cause is the event before it, unless it names one."""
-        seq = self.core.next_seq
-        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
-        self.core.apply(stamped)
-        return stamped
-
-    def _effect(self, decision: Decision) -> None:
+    def _carry_out(self, decision: Decision) -> None:
+        self._unpublished.append(decision)
         if isinstance(decision, Launched):
             body = self._shipped[decision.s] = encode_body(decision)
             self._ship(decision, body, self.live.launch(decision))
@@ -320,12 +287,6 @@ class Driver:
         group = self._groups.pop(seq, None)
         if group is not None:
             self._admissions.append((group[0], reason, group[1]))
-
-    def _check(self) -> None:
-        self._num_drains += 1
-        if self._validate_every and self._num_drains % self._validate_every == 0:
-            validate(self.core.state)
-            validate_liveness(self.core.state)
 
     def _deliver(self) -> None:
         """Write, then let everybody see: subscribers, and clients."""

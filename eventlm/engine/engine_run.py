@@ -17,6 +17,7 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.config.state_folder import runs_folder
 from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
+from eventlm.engine.core_loop import RunClock
 from eventlm.engine.engine_core import Driver, OnBroken, OnCondemned, Ship
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.failures import PluginFailures
@@ -42,6 +43,7 @@ class RunParts(NamedTuple):
     guard: calls what it is given, and knows what to do if that raises.
     """
 
+    clock: RunClock
     ship: Ship
     on_broken: OnBroken
     guard: Callable[[Effect], None]
@@ -127,6 +129,7 @@ def _begin(
                 parts.system.clock,
             ),
             _make_live(setup, seed, header.block_table_size, parts.system.chance.token_bytes(32), digest_key),
+            clock=parts.clock,
             bus=bus,
             ship=parts.ship,
             on_broken=parts.on_broken,

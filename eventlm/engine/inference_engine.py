@@ -17,7 +17,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
 from eventlm.engine.admission import Admission, AdmissionParts, with_cache_rules
-from eventlm.engine.core_timer import CoreTimer
+from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import Driver
 from eventlm.engine.engine_run import EngineRun, RunParts
 from eventlm.engine.explanations import ExplainAnswer, Explanations
@@ -67,8 +67,9 @@ class InferenceEngine:
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
         self.model_names = list(setup.core.models)
+        self._clock = AsyncioClock(system.clock, self._wake)
         #: Where the run's clock stands at 0, on this host's monotonic one.
-        self.origin_ns = system.clock.monotonic_ns()
+        self.origin_ns = self._clock.origin_ns
         self._driver: Driver | None = None
         #: Groups of which nobody knows yet whether they are admitted.
         self._undecided: list[Admission] = []
@@ -85,7 +86,6 @@ class InferenceEngine:
         #: Why it died, for everybody who asks later.
         self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
-        self._timer = CoreTimer(self.now_ns, self.put_fact)
         self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
         self._replicas = Replicas(setup, self, self._replica_dead)
         #: Grammars of live requests; the replicas tell it of their workers.
@@ -129,7 +129,7 @@ class InferenceEngine:
 
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
-        return self._system.clock.monotonic_ns() - self.origin_ns
+        return self._clock.now_ns()
 
     @property
     def bus(self) -> Bus:
@@ -170,17 +170,17 @@ class InferenceEngine:
                 LogWriter.check_folder(folder)
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
             self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
-            ship = self._replicas.ship
-            guards = self._cancel_broken, self._guarded
             parts = RunParts(
-                ship,
-                *guards,
-                self.grammars,
-                self._metrics,
-                self._rows,
-                self._scheduling_time,
-                self._system,
-                self._replicas.request_condemned,
+                clock=self._clock,
+                ship=self._replicas.ship,
+                on_broken=self._cancel_broken,
+                guard=self._guarded,
+                grammars=self.grammars,
+                metrics=self._metrics,
+                rows=self._rows,
+                scheduling_time=self._scheduling_time,
+                system=self._system,
+                on_condemned=self._replicas.request_condemned,
             )
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
@@ -338,7 +338,6 @@ class InferenceEngine:
         driver, self._driver = self._driver, None
         if driver is None:
             return
-        self._timer.cancel()
         self.state = "dead"
         if self._broken:
             driver.close()
@@ -377,8 +376,6 @@ class InferenceEngine:
         if driver is None or self.state == "dead":
             return
         self._guarded(lambda: driver.drain(self.now_ns()))
-        if not self._broken:
-            self._timer.arm(driver.core)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Whatever the driver is asked to do: if that fails, nothing more can be said of the state."""

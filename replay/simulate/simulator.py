@@ -1,26 +1,24 @@
 """The simulator is the engine: the same core, a virtual clock, a cost model in the worker's place.
 
-A fact is due at a time; all that are due at one time are one drain, as in the live driver, and what the core decides
-leads to further facts: a launch to its completion, a token to a cancel or a text end, the end of a turn to the next.
-Facts of one time go in the order of their ranks (their places in a recorded run, if it is repeated), then of asking.
+All facts that are due at one time are one tick of the loop that live engines use too. What the core decides leads to
+further facts: a launch to its completion, a token to a cancel or a text end, the end of a turn to the next. Facts of
+one time go in the order of their ranks (their places in a recorded run, if it is repeated), then of asking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 from msgspec import structs
 
 from eventlm.core.core import Core
+from eventlm.engine.core_loop import CoreLoop, MakeFacts, Shell
 from eventlm.events import (
     Admitted,
     Cancelled,
-    Checkpoint,
     Closing,
     Decision,
-    Desynced,
     Emitted,
     End,
     Event,
@@ -33,21 +31,16 @@ from eventlm.events import (
     Rejected,
     StepCompleted,
     TextEnded,
-    TimerDue,
-    WorkerLost,
-    WorkerUp,
 )
+from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.replay.simulate.requests import Answer, SimulatedRequests, Watched
 from eventlm.replay.simulate.timing import StepTimes, Timing
 from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
 from eventlm.types import OnProgress
 
-_OF_WORKERS = (WorkerUp, WorkerLost, Desynced)
 #: Sees every event in the order of the log.
 Subscriber = Callable[[Event], None]
-#: Makes the facts that are due, at least one, just before they are applied; gets the seq of the first, and the time.
-MakeFacts = Callable[[int, int], list[Fact]]
 #: Whether there is still something to say. Asked before the drain.
 IsDue = Callable[[], bool]
 
@@ -83,14 +76,17 @@ class Simulator:
         self._workload = workload
         self._subscribers = subscribers
         self._until_s = until_s
-        self._checkpoint_events = checkpoint_events
-        self._last_checkpoint = 0
         self._model = header.core.models[0]
         self._block_size = header.core.block_size
         self._live = SimulatedRequests(block_size=self._block_size, first_free_name=_first_free_name(workload, header))
-        #: (time, rank, order, facts, whether they are due), earliest first.
-        self._agenda: list[tuple[int, int, int, MakeFacts, IsDue | None]] = []
-        self._num_entries = 0
+        self._clock = VirtualClock()
+        self._loop = CoreLoop(
+            core,
+            self._clock,
+            Shell(self._publish, self._change_worker, self._carry_out, self._publish, self._take_markers),
+            checkpoint_events=checkpoint_events,
+            fires_timers=timing.fires_timers,
+        )
         #: What each launch will lead to, by its seq.
         self._answers: dict[int, tuple[Answer, StepTimes]] = {}
         #: Positions that the tokens of the completion being applied reach, by row.
@@ -103,7 +99,6 @@ class Simulator:
         self._num_unended: dict[int, int] = {}
         #: Live requests whose clients leave unless the first token comes before.
         self._patient: set[int] = set()
-        self._armed_ns: int | None = None
         self._markers = list(reversed(markers))
         self._handlers: dict[type[Decision], Callable[[Any], None]] = {
             Launched: self._launched,
@@ -114,7 +109,7 @@ class Simulator:
             Rejected: self._rejected,
         }
         if not markers:
-            self._mark(header)
+            self._loop.mark(header)
         self._plan = ArrivalPlan(workload, closed_loop=closed_loop, pause_ns=pause_ns)
         for fact in incidents:
             self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [fact])  # type: ignore[misc]
@@ -134,11 +129,8 @@ class Simulator:
         """Until nothing more happens. `on_progress` gets how many requests have ended, and of how many."""
         num_requests, num_drains = len(self._workload.requests), 0
         self._take_markers()
-        while self._agenda and self.core.next_seq < self._until_s:
-            self._drain()
-            self._take_markers()
-            if self._checkpoint_events and self.core.next_seq - self._last_checkpoint >= self._checkpoint_events:
-                self._checkpoint()
+        while self._clock.has_more and self.core.next_seq < self._until_s:
+            self._loop.drain(self._clock.advance())
             num_drains += 1
             if on_progress is not None and num_drains % 1024 == 0:
                 on_progress(self.num_ended, num_requests)
@@ -147,78 +139,31 @@ class Simulator:
 
     def end(self, reason: str = "stop") -> None:
         """Put the markers of a clean end behind the run."""
-        self._checkpoint()
-        self._mark(End(reason=reason))
-
-    def _checkpoint(self) -> None:
-        self._mark(Checkpoint(digests=self.core.digests()))
-        self._last_checkpoint = self.core.next_seq
+        self._loop.checkpoint()
+        self._loop.mark(End(reason=reason))
 
     def _at(self, time_ns: int, rank: int, make: MakeFacts, is_due: IsDue | None = None) -> None:
-        heappush(self._agenda, (time_ns, rank, self._num_entries, make, is_due))
-        self._num_entries += 1
+        """Put facts at a time, if they are still due then."""
+        if is_due is None:
+            self._clock.at(time_ns, lambda: self._loop.put(make), rank)
+        else:
+            self._clock.at(time_ns, lambda: self._loop.put(make) if is_due() else None, rank)
 
-    def _drain(self) -> None:
-        """Apply all that is due at the earliest time, as one tick."""
-        agenda = self._agenda
-        due_ns = agenda[0][0]
-        makers = []
-        while agenda and agenda[0][0] == due_ns:
-            *_, make, is_due = heappop(agenda)
-            if is_due is None or is_due():
-                makers.append(make)
-        if not makers:
-            return
-        ts = max(due_ns, self.core.state.now_ns + 1)
-        last = makers.pop()
-        for make in makers:
-            for fact in make(self.core.next_seq, ts):
-                self._apply(fact, ts, 0)
-        facts = last(self.core.next_seq, ts)
-        for fact in facts[:-1]:
-            self._apply(fact, ts, 0)
-        self._apply(facts[-1], ts, 1)
-        self._arm_timer()
-
-    def _apply(self, fact: Fact, ts: int, p: int) -> None:
-        stamped = structs.replace(fact, s=self.core.next_seq, ts=ts, p=p)
+    def _publish(self, event: Event) -> None:
         for see in self._subscribers:
-            see(stamped)
-        decisions = self.core.apply(stamped)
-        if isinstance(fact, _OF_WORKERS):
-            self._change_worker(fact.replica, ts)
-        for decision in decisions:
-            for see in self._subscribers:
-                see(decision)
-            handler = self._handlers.get(type(decision))
-            if handler is not None:
-                handler(decision)
+            see(event)
 
-    def _mark(self, marker: Marker) -> None:
-        seq = self.core.next_seq
-        stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
-        self.core.apply(stamped)
+    def _carry_out(self, decision: Decision) -> None:
         for see in self._subscribers:
-            see(stamped)
+            see(decision)
+        handler = self._handlers.get(type(decision))
+        if handler is not None:
+            handler(decision)
 
     def _take_markers(self) -> None:
         """Those of a repeated run, each at its place."""
         while self._markers and self._markers[-1].s == self.core.next_seq:
-            self._mark(self._markers.pop())
-
-    def _arm_timer(self) -> None:
-        """One timer at a time, as in the engine: whatever was armed before does not fire any more."""
-        due_ns = self.core.next_timer_ns
-        if self._timing.fires_timers and due_ns != self._armed_ns:
-            self._armed_ns = due_ns
-            if due_ns is not None:
-                self._at(due_ns, 0, lambda seq, ts: [TimerDue(due_ns=ts)], lambda: self._fires(due_ns))
-
-    def _fires(self, due_ns: int) -> bool:
-        if due_ns != self._armed_ns:
-            return False
-        self._armed_ns = None
-        return True
+            self._loop.mark(self._markers.pop())
 
     def _plan_arrivals(self, arrivals: list[GroupArrival]) -> None:
         for group, arrival_ns in arrivals:
@@ -272,7 +217,7 @@ class Simulator:
             filled=completion.filled,
         )
 
-    def _change_worker(self, index: int, ts: int) -> None:
+    def _change_worker(self, index: int, decisions: Sequence[Decision]) -> None:
         """The answers of a worker that is gone will not come."""
         worker = self.core.state.replicas[index].worker
         if worker == self._workers[index]:
@@ -283,7 +228,7 @@ class Simulator:
             if launched.replica == index and launched.epoch != worker:
                 self._live.give_up(answer)
                 del self._answers[s]
-        self._timing.worker_up(index, ts)
+        self._timing.worker_up(index, self.core.state.now_ns)
 
     def _emitted(self, emitted: Emitted) -> None:
         if not self._watched:

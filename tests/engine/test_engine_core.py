@@ -38,6 +38,7 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.events.codec import decode_body, encode_body
+from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 from tests.engine.engines import fake_setup, request
@@ -70,7 +71,15 @@ class Rig:
         recorder = Recorder(self.writer) if self.writer is not None else None
         self.broken: list[tuple[list[int], Exception]] = []
         self.driver = Driver(
-            header, core, live, bus=bus, ship=self._ship, on_broken=self._break, recorder=recorder, **settings
+            header,
+            core,
+            live,
+            clock=VirtualClock(),
+            bus=bus,
+            ship=self._ship,
+            on_broken=self._break,
+            recorder=recorder,
+            **settings,
         )
 
     def _watch(self, writer: LogWriter) -> None:

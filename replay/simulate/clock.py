@@ -1,0 +1,46 @@
+"""Virtual time: it goes from one thing that is due to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+
+class VirtualClock:
+    """A clock that stands still until it is advanced. Ties go by rank, then in the order of asking."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+        self._agenda: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._num_entries = 0
+
+    def now_ns(self) -> int:
+        """The time of the last advance."""
+        return self._now_ns
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything is still due."""
+        return bool(self._agenda)
+
+    def at(self, due_ns: int, action: Callable[[], None], rank: int = 0) -> None:
+        """Do something at a time that has not passed."""
+        heappush(self._agenda, (due_ns, rank, self._num_entries, action))
+        self._num_entries += 1
+
+    def call_at(self, due_ns: int, action: Callable[[], None]) -> Callable[[], None]:
+        """The same for a timer of the loop, which knows by itself whether a call that it cancelled still counts."""
+        self.at(due_ns, action)
+        return _do_nothing
+
+    def advance(self) -> int:
+        """Go to the next time at which something is due, and do all of it; the time."""
+        agenda = self._agenda
+        self._now_ns = now_ns = agenda[0][0]
+        while agenda and agenda[0][0] <= now_ns:
+            heappop(agenda)[3]()
+        return now_ns
+
+
+def _do_nothing() -> None:
+    """There is nothing to take back."""
