@@ -18,7 +18,7 @@ namespace {
 
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, eventlm::Shape, the order of Weight, Part or KVFormat. native.py takes a library with another for none.
-constexpr int kInterface = 2;
+constexpr int kInterface = 3;
 
 template <class Work>
 std::int32_t run(Work&& work) {

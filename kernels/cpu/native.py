@@ -24,7 +24,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 2
+_INTERFACE = 3
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
