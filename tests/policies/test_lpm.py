@@ -97,13 +97,16 @@ def test_a_waiting_sequence_sees_what_it_can_hit_now() -> None:
     assert rig.sequence(whole).view.cached_tokens == 12
 
 
-def test_of_those_that_are_gone_nothing_is_remembered_for_long() -> None:
+def test_paths_are_remembered_of_those_that_wait_alone() -> None:
     rig = Rig(policy=Lpm(), max_num_seqs=1)
     rig.arrive(17, 1, blocks=SHARED)
     for _ in range(200):
         rig.feed(rig.completion(), arrival(17, 1, blocks=SHARED), arrival(17, 1, blocks=SHARED))
         rig.complete()
-    assert len(rig.state.replicas[0]._paths) < 100
+    [running] = rig.state.replicas[0].running
+    assert running.paths == {}
+    # Paths lie with the sequences, and those that have ended are gone.
+    assert len(rig.state.requests) == 1 + rig.state.num_waiting
 
 
 def test_other_policies_do_not_see_it() -> None:
