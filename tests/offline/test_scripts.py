@@ -294,9 +294,13 @@ def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> Non
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": path},
         stderr=subprocess.DEVNULL,
     ) as process:
-        [worker] = wait_until(lambda: _children(process.pid))
-        process.send_signal(number)
-        assert process.wait(PATIENCE_SECONDS) == -number
+        try:
+            [worker] = wait_until(lambda: _children(process.pid))
+            process.send_signal(number)
+            assert process.wait(PATIENCE_SECONDS) == -number
+        finally:
+            # Or this test would wait for one that goes on, and not fail.
+            process.kill()
     wait_until(lambda: not is_running(worker))
     wait_until(lambda: not list((tmp_path / "tmp").iterdir()))
 
