@@ -53,7 +53,7 @@ from eventlm.models.config import (
     resolve_kv_dtype,
 )
 from eventlm.models.cpu_kernels import AUTO, TORCH
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import ceil_div
 from eventlm.worker.forward import Forward, make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
@@ -134,7 +134,7 @@ class Bench:
         rows = []
         for number in range(point.num_rows):
             ids = [(number + place) % self.config.vocab_size for place in range(length)]
-            new = NewSequence(request=number, index=0, token_ids=ids, num_prompt_tokens=1, params=SamplerParams())
+            new = NewSequence(request=number, index=0, token_ids=ids, num_prompt_tokens=1, params=SamplingParams())
             sequence = WorkerSequence(new)
             sequence.block_table.extend(range(number * blocks, (number + 1) * blocks))
             rows.append(Row(sequence, point.context, point.num_tokens, samples=True))

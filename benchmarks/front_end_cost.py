@@ -218,11 +218,11 @@ async def run_engine(arguments: argparse.Namespace) -> None:
     from eventlm.config.load import load_config
     from eventlm.engine.inference_engine import InferenceEngine
     from eventlm.engine.request import EngineRequest, TokensOutput
-    from eventlm.sampler_params import SamplerParams
+    from eventlm.sampling_params import SamplingParams
 
     async def one(engine: InferenceEngine, seed: int, places: asyncio.Semaphore) -> int:
-        params = SamplerParams(max_tokens=arguments.tokens, ignore_eos=True)
-        request = EngineRequest(model="fake", prompt_token_ids=list(PROMPT.encode()), params=params, seed=seed)
+        params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, seed=seed)
+        request = EngineRequest(model="fake", prompt_token_ids=list(PROMPT.encode()), params=params)
         num_tokens = 0
         async with places:
             [handle] = await engine.submit([request])

@@ -29,7 +29,7 @@ import torch
 from eventlm.bootstrap.model_source import find_model
 from eventlm.config import ModelConfig
 from eventlm.events.decisions import Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.grammar import json_schema_grammar
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import NewSequence, StepOutput, StepPayload, WorkerSetup
@@ -93,7 +93,7 @@ class Bench:
                 index=0,
                 token_ids=[(7 * place + row) % 1000 + 100 for place in range(NUM_PROMPT_TOKENS)],
                 num_prompt_tokens=NUM_PROMPT_TOKENS,
-                params=SamplerParams(seed=row, ignore_eos=True, grammar=grammars[row] if grammars else ""),
+                params=SamplingParams(seed=row, ignore_eos=True, grammar=grammars[row] if grammars else ""),
             )
             for row in rows
         ]

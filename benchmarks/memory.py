@@ -26,7 +26,7 @@ from eventlm.config import Config, ModelConfig, RecordConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest, FinishedOutput
 from eventlm.engine.setup import make_setup
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 40
@@ -86,7 +86,7 @@ async def run(folder: str, *, num_requests: int, num_clients: int) -> None:
     async def client() -> None:
         while (number := next(numbers)) < num_requests:
             prompt = [(number * 7919 + place * 104_729) % 256 for place in range(PROMPT_TOKENS)]
-            params = SamplerParams(max_tokens=OUTPUT_TOKENS)
+            params = SamplingParams(max_tokens=OUTPUT_TOKENS)
             (handle,) = await engine.submit([EngineRequest(model="m", prompt_token_ids=prompt, params=params)])
             async for output in handle:
                 assert not isinstance(output, FinishedOutput) or output.reason == "length"

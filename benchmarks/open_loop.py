@@ -23,7 +23,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest
 from eventlm.events import Arrived
 from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 
@@ -153,8 +153,7 @@ async def _serve(engine: InferenceEngine, prompt: list[int], max_tokens: int, *,
     request = EngineRequest(
         model=engine.model_names[0],
         prompt_token_ids=prompt,
-        params=SamplerParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True),
-        seed=seed,
+        params=SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True, seed=seed),
         received_ns=now_ns,
         ready_ns=now_ns,
     )

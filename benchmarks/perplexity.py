@@ -32,7 +32,7 @@ from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.models.config import read_config
 from eventlm.models.pull import pull
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.table import table
 from eventlm.text.tokenizer import CheckpointTokenizer
 from eventlm.types import ceil_div
@@ -144,7 +144,7 @@ def in_worker(folder: Path, length: int, chunk_tokens: int, options: dict[str, A
 
     def logits_of(token_ids: list[int], num_last: int) -> Tensor:
         count = len(token_ids)
-        new = NewSequence(request=0, index=0, token_ids=token_ids, num_prompt_tokens=count, params=SamplerParams())
+        new = NewSequence(request=0, index=0, token_ids=token_ids, num_prompt_tokens=count, params=SamplingParams())
         sequence = WorkerSequence(new)
         # In no order, as a pool that has been in use gives them.
         sequence.block_table.extend(range(num_blocks - 1, -1, -1))

@@ -28,7 +28,7 @@ from eventlm.engine.request import EngineRequest
 from eventlm.engine.setup import make_setup
 from eventlm.events import Event
 from eventlm.models.pull import pull
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 128
@@ -109,7 +109,7 @@ async def run(model: str, record: RecordConfig, num_clients: int, num_requests: 
         while pending:
             number = pending.pop()
             prompt = [5 + (number * 7919 + place * 104_729) % 1000 for place in range(PROMPT_TOKENS)]
-            params = SamplerParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+            params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
             (handle,) = await engine.submit([EngineRequest(model="m", prompt_token_ids=prompt, params=params)])
             async for _ in handle:
                 pass

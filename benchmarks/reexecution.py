@@ -38,7 +38,7 @@ from eventlm.models.config import read_config
 from eventlm.models.pull import pull
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from eventlm.table import table
 
@@ -104,8 +104,10 @@ def requests(load: Load, num_tokens: int, vocab_size: int) -> Iterator[EngineReq
     while num_tokens > 0:
         prompt = [rng.randrange(vocab_size) for _ in range(rng.randint(*load.prompt_tokens))]
         max_tokens = min(rng.randint(*load.output_tokens), most)
-        params = SamplerParams(max_tokens=max_tokens, ignore_eos=True, **load.params[number % len(load.params)])
-        yield EngineRequest(model="m", prompt_token_ids=prefix + prompt, params=params, n=load.n, offline=True)
+        params = SamplingParams(
+            n=load.n, max_tokens=max_tokens, ignore_eos=True, **load.params[number % len(load.params)]
+        )
+        yield EngineRequest(model="m", prompt_token_ids=prefix + prompt, params=params, offline=True)
         num_tokens -= max_tokens * load.n
         number += 1
 

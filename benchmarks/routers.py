@@ -31,7 +31,7 @@ from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
 from eventlm.engine.setup import EngineSetup, make_header, make_setup
 from eventlm.events import Launched, WorkerUp
 from eventlm.replay.simulate.clock import VirtualClock
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
@@ -148,7 +148,7 @@ def draw_arrivals(workload: Workload) -> list[tuple[int, EngineRequest]]:
     prefixes = [_tokens(rng, workload.prefix_tokens) for _ in range(workload.num_prefixes)]
     # Of Zipf's kind: the most popular prefix comes about five times as often as the mean.
     weights = [1 / (place + 4) for place in range(workload.num_prefixes)]
-    params = SamplerParams(max_tokens=workload.output_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=workload.output_tokens, ignore_eos=True)
     arrivals, now_s = [], 0.0
     for number in range(workload.num_requests):
         now_s += rng.expovariate(workload.rate)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.protocol import NewSequence
 from eventlm.worker.sampling.sampler import Sampler
 from eventlm.worker.sequence_table import Sequence
@@ -53,7 +53,7 @@ def make_sequences(batch: int, vocab_size: int, params: dict[str, Any]) -> list[
                 index=0,
                 token_ids=ids[number],
                 num_prompt_tokens=NUM_PROMPT_TOKENS,
-                params=SamplerParams(seed=number, **params),
+                params=SamplingParams(seed=number, **params),
             )
         )
         for number in range(batch)

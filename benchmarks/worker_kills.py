@@ -31,7 +31,7 @@ from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
 from eventlm.engine.setup import make_setup
 from eventlm.events import Event, WorkerLost
 from eventlm.replay.verify.verifier import verify
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 
@@ -107,19 +107,18 @@ class Run:
                 async with asyncio.timeout(STUCK_SECONDS):
                     await self._check(request, n)
             except Exception as error:
-                self.problems.append(f"request with seed {request.seed}: {error!r}")
+                self.problems.append(f"request with seed {request.params.seed}: {error!r}")
             self.num_requests += 1
 
     def _draw_request(self) -> tuple[EngineRequest, int]:
         rng = self.rng
         prompt = [rng.randrange(4)] * rng.choice([0, 32, 128]) + [rng.randrange(256) for _ in range(rng.randint(1, 90))]
         n = rng.choice([1, 1, 2])
-        params = SamplerParams(max_tokens=rng.randint(1, 120))
-        return EngineRequest(model="m", prompt_token_ids=prompt, params=params, n=n, seed=rng.getrandbits(63)), n
+        params = SamplingParams(max_tokens=rng.randint(1, 120), n=n, seed=rng.getrandbits(63))
+        return EngineRequest(model="m", prompt_token_ids=prompt, params=params), n
 
     async def _check(self, request: EngineRequest, n: int) -> None:
         (handle,) = await self.engine.submit([request])
-        assert request.seed is not None
         tokens: list[list[int]] = [[] for _ in range(n)]
         reasons: dict[int, str] = {}
         async for output in handle:
@@ -130,7 +129,8 @@ class Run:
             elif isinstance(output, FinishedOutput):
                 reasons[output.index] = output.reason
         right = [
-            [fake_token(request.seed, index, place) for place in range(request.params.max_tokens)] for index in range(n)
+            [fake_token(request.params.noise_seed, index, place) for place in range(request.max_tokens)]
+            for index in range(n)
         ]
         if reasons != dict.fromkeys(range(n), "length") or tokens != right:
             raise AssertionError(f"it ended with {reasons}, {sum(map(len, tokens))} tokens")

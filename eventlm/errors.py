@@ -56,8 +56,8 @@ class UsageError(EventLMError):
     exit_code = ExitCode.USAGE
 
 
-class InputError(UsageError):
-    """A value in a request is wrong.
+class InputError(UsageError, ValueError):
+    """A value in a request is wrong. It is a ValueError too, as callers of Python libraries expect.
 
     `param` is its path in the request, such as `messages[1].role`; None stands for the request as a whole. The message
     is a sentence. `code` is the one that OpenAI's API has for this kind of mistake.
@@ -66,8 +66,13 @@ class InputError(UsageError):
     code: str | None = "invalid_value"
 
     def __init__(self, param: str | None, message: str) -> None:
-        super().__init__(message)
+        # Both, so that another process can raise it again from its arguments.
+        super().__init__(param, message)
         self.param = param
+        self._message = message
+
+    def __str__(self) -> str:
+        return self._message
 
 
 class InvalidTypeError(InputError):

@@ -18,7 +18,7 @@ from eventlm.core.state import Plugins
 from eventlm.engine.plugins.registry import resolve
 from eventlm.engine.request import EngineRequest
 from eventlm.events import Header
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
@@ -172,10 +172,12 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRe
     return EngineRequest(
         model="fake",
         prompt_token_ids=prompt,
-        params=SamplerParams(max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24)))),
+        params=SamplingParams(
+            max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24))),
+            n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
+            seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),
+        ),
         kind=kind,
-        n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
-        seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),
         skip_cache_read=rng.random() < 0.1,
         waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",
         priority=rng.choice([0, 0, 0, -1, 3]),

@@ -13,7 +13,7 @@ from eventlm.bootstrap.composition import Composition
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
 from eventlm.errors import EventLMError
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 
 
 class BatchResult(NamedTuple):
@@ -56,8 +56,9 @@ class RequestFactory:
         return EngineRequest(
             model=self._model,
             prompt_token_ids=self._prefix + tokens,
-            params=SamplerParams(temperature=1.0, max_tokens=output_lengths.draw(self._output_random), ignore_eos=True),
-            seed=place,
+            params=SamplingParams(
+                temperature=1.0, max_tokens=output_lengths.draw(self._output_random), ignore_eos=True, seed=place
+            ),
             offline=True,
         )
 

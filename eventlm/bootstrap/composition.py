@@ -22,9 +22,9 @@ from eventlm.formatting import counted
 from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import check_quantization, read_config, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from eventlm.text.generation_config import GenerationDefaults
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
@@ -41,7 +41,7 @@ class Composition(NamedTuple):
 
     engine: InferenceEngine
     tokenizer: Tokenizer
-    defaults: GenerationDefaults
+    defaults: SamplingParams
     vocab_size: int
     embedding_size: int
     warnings: list[str]

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.models.config import read_config
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from eventlm.text.generation_config import GenerationDefaults, load_generation_defaults
+from eventlm.text.generation_config import load_generation_defaults
 from eventlm.text.tokenizer import CheckpointTokenizer, Tokenizer
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 from eventlm.worker.protocol import FAKE_MODEL
@@ -19,7 +20,7 @@ class TextParts(NamedTuple):
     """
 
     tokenizer: Tokenizer
-    defaults: GenerationDefaults
+    defaults: SamplingParams
     embedding_size: int
 
 
@@ -28,7 +29,7 @@ def load_text(model: str, tokenizer_folder: str = "") -> TextParts:
     if model == FAKE_MODEL:
         fake = FakeTokenizer()
         assert fake.eos_token_id is not None
-        return TextParts(fake, GenerationDefaults(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
+        return TextParts(fake, SamplingParams(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
     folder = Path(model)
     tokenizer = CheckpointTokenizer(Path(tokenizer_folder) if tokenizer_folder else folder)
     return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_config(folder).hidden_size)

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from eventlm.bus.run_folder import NEXT_TOKENS_NAME, TOKENS_NAME, closed_name, tokens_name
 from eventlm.bus.segment_file import SegmentFile
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 
 TOKEN_LOG_FORMAT = 1
 
@@ -48,7 +48,7 @@ class PromptTokens(TokenLogLine, frozen=True, kw_only=True, tag="prompt"):
     """
 
     token_ids: list[int]
-    params: SamplerParams
+    params: SamplingParams
     cache_salt: str = ""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from eventlm.bootstrap.composition import Composition
     from eventlm.engine.request import EngineRequest
-    from eventlm.sampler_params import TokenLogprobs
+    from eventlm.sampling_params import TokenLogprobs
     from eventlm.text.choice_output import ChoiceOutput
     from eventlm.text.protocol import CompletionRequest
     from eventlm.text.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
     from msgspec import structs
 
     from eventlm.text.prompt_encoder import bad_words_token_ids
-    from eventlm.text.requests.validation import Limits, check_request, engine_request
+    from eventlm.text.requests.validation import Limits, check_request, engine_request, sampling_params
 
     engine = composed.engine
     limits = Limits(engine.model_names, engine.max_model_len, composed.vocab_size)
@@ -110,8 +110,8 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
         check_request(body, limits)
         request = engine_request(
             body,
+            sampling_params(body, composed.defaults, composed.vocab_size),
             token_ids,
-            defaults=composed.defaults,
             limits=limits,
             bad_words=bad_words_token_ids(composed.tokenizer, body.bad_words or []),
             prompt_param="prompt",

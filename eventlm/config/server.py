@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from eventlm.config.sizes import PATTERN as SIZE_PATTERN
-from eventlm.sampler_params import Pooling
+from eventlm.sampling_params import Pooling
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -143,8 +143,8 @@ class LiveRequests:
 
     def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
         """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
-        seed = request.seed if request.seed is not None else self._draw_seed(seq)
-        request = structs.replace(request, params=structs.replace(request.params, seed=seed))
+        seed = self._draw_seed(seq) if request.params.seed is None else request.params.noise_seed
+        request = structs.replace(request, params=request.params.for_worker(seed))
         live = LiveRequest(seq, request, sink)
         self._requests[seq] = live
         if wants_extras(request):
@@ -160,7 +160,7 @@ class LiveRequests:
             n=request.n,
             prompt_tokens=len(request.prompt_token_ids),
             blocks=names.integers,
-            max_tokens=request.params.max_tokens if request.kind == "generate" else 0,
+            max_tokens=request.max_tokens,
             skip_cache_read=request.skip_cache_read,
             adapter=request.adapter,
             priority=request.priority,
@@ -189,7 +189,7 @@ class LiveRequests:
         return PromptTokens(
             s=seq,
             token_ids=request.prompt_token_ids,
-            params=structs.replace(request.params, seed=0),
+            params=structs.replace(request.params, seed=None),
             # Of a client's salt nobody needs more than whether another is the same.
             cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
         )

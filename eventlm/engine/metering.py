@@ -18,7 +18,7 @@ def charge_for(
     """
     if not submission.limits:
         return None
-    num_tokens = sum(len(each.prompt_token_ids) + each.n * each.params.max_tokens for each in group)
+    num_tokens = sum(len(each.prompt_token_ids) + each.n * each.max_tokens for each in group)
     classes = [each.service_class for each in group]
     return limiter.charge(submission.owner, submission.limits, num_tokens, now_ns, classes=classes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from eventlm.bus.token_log import PromptTokens
 from eventlm.engine.request import EngineRequest
 from eventlm.events import Arrived
@@ -12,10 +14,8 @@ def recorded_request(arrived: Arrived, prompt: PromptTokens) -> EngineRequest:
     return EngineRequest(
         model=arrived.model,
         prompt_token_ids=prompt.token_ids,
-        params=prompt.params,
+        params=structs.replace(prompt.params, seed=int(arrived.seed)),
         kind=arrived.kind,
-        n=arrived.n,
-        seed=int(arrived.seed),
         skip_cache_read=arrived.skip_cache_read,
         cache_salt=prompt.cache_salt,
         adapter=arrived.adapter,

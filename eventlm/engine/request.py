@@ -16,7 +16,7 @@ from msgspec import Struct
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.errors import EventLMError, InputError, UsageError
 from eventlm.metrics.rows import RequestRow
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.types import FinishReason, RequestKind
 
 
@@ -36,13 +36,9 @@ class RequestFieldError(InputError):
     """A field of a request is outside its limits, which `limits` states: the field must be ..."""
 
     def __init__(self, param: str, limits: str) -> None:
-        self._message = f"Invalid value for '{param}': it must be {limits}."
-        super().__init__(param, self._message)
-        #: All that another process needs to raise it again.
+        super().__init__(param, f"Invalid value for '{param}': it must be {limits}.")
+        # Those of this class, so that another process can raise it again.
         self.args = (param, limits)
-
-    def __str__(self) -> str:
-        return self._message
 
 
 class TokenIdError(UsageError):
@@ -70,19 +66,18 @@ LOGITS_NOT_FINITE = "logits_not_finite"
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One prompt. `seed` None lets the engine draw one, which it records. Times are of `InferenceEngine.now_ns`.
+    """One prompt. Where `params.seed` is None the engine draws one and records it. Times are those of
+    `InferenceEngine.now_ns`.
 
-    `stop` strings are found by the edge, in the text; the engine only needs to know `has_text_ends`. Neither does it
-    look at the fields that say what belongs into the text: `include_stop_str_in_output`, `skip_special_tokens`, all but
-    `visible_token_ids`, and `message_format`, what a chat's message may consist of (a struct of the edge's own).
+    The edge finds stop strings in the text; the engine only needs to know `has_text_ends`. It ignores what is for the
+    text alone: `visible_token_ids`, special tokens that are shown in any case, and `message_format`, what a chat's
+    message may consist of (a struct of the edge's own).
     """
 
     model: str
     prompt_token_ids: list[int]
-    params: SamplerParams
+    params: SamplingParams
     kind: RequestKind = "generate"
-    n: int = 1
-    seed: int | None = None
     skip_cache_read: bool = False
     cache_salt: str = ""
     adapter: str = ""
@@ -94,9 +89,6 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     session: int = 0
     parent: int = 0
     drop_if_late: bool = False
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
     visible_token_ids: tuple[int, ...] = ()
     message_format: bytes = b""
     has_text_ends: bool = False
@@ -105,6 +97,16 @@ class EngineRequest(Struct, frozen=True, kw_only=True):
     received_ns: int = 0
     ready_ns: int = 0
     front_end: int = 0
+
+    @property
+    def n(self) -> int:
+        """How many sequences it has."""
+        return self.params.n
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that each sequence produces; 0 for score and pool."""
+        return self.params.max_tokens or 0 if self.kind == "generate" else 0
 
 
 class Submission(Struct, frozen=True, kw_only=True):

@@ -4,9 +4,8 @@ trace, sent to a worker and computed there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from eventlm.config import CoreConfig
 from eventlm.engine.request import (
@@ -16,22 +15,13 @@ from eventlm.engine.request import (
     RequestFieldError,
     TokenIdError,
 )
-from eventlm.sampler_params import (
-    LARGEST_LOGIT_BIAS,
-    LARGEST_PENALTY,
-    LARGEST_REPETITION_PENALTY,
-    SMALLEST_REPETITION_PENALTY,
-    Pooling,
-    SamplerParams,
-)
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import RequestKind
 
 #: Token ids are below this where the vocabulary's size is unknown. Workers and block hashes hold 32-bit integers.
 TOKEN_ID_LIMIT = 1 << 31
 #: Names of models, adapters and service classes have at most this many characters.
 MAX_NAME_LENGTH = 256
-#: vLLM's bound on the samples of one request.
-MAX_SAMPLES = 16_384
 #: Deadlines and objectives, in nanoseconds: 11.5 days.
 MAX_DURATION_NS = 1_000_000_000_000_000
 
@@ -39,8 +29,8 @@ MAX_DURATION_NS = 1_000_000_000_000_000
 class Limits(NamedTuple):
     """The smallest and the largest value of a field, both included."""
 
-    low: float
-    high: float
+    low: int
+    high: int
 
 
 _INT32 = Limits(0, (1 << 31) - 1)
@@ -48,13 +38,9 @@ _INT32 = Limits(0, (1 << 31) - 1)
 _ID = Limits(0, (1 << 53) - 1)
 _TIME_NS = Limits(0, (1 << 62) - 1)
 _DURATION_NS = Limits(0, MAX_DURATION_NS)
-_SEED = Limits(0, (1 << 64) - 1)
-_PENALTY = Limits(-LARGEST_PENALTY, LARGEST_PENALTY)
 
 #: Integers of `EngineRequest`.
 REQUEST_LIMITS = {
-    "n": Limits(1, MAX_SAMPLES),
-    "seed": _SEED,
     "priority": Limits(-(1 << 31), (1 << 31) - 1),
     "deadline_ns": _DURATION_NS,
     "slo_ttft_ns": _DURATION_NS,
@@ -65,27 +51,6 @@ REQUEST_LIMITS = {
     "ready_ns": _TIME_NS,
     "front_end": _INT32,
 }
-#: Integers of `SamplerParams`, beside the tokens that it names. -1 log-probabilities are those of all tokens.
-SAMPLER_LIMITS = {
-    "top_k": _INT32,
-    "seed": _SEED,
-    "min_tokens": _INT32,
-    "max_tokens": _INT32,
-    "logprobs": Limits(-1, _INT32.high),
-    "prompt_logprobs": Limits(-1, _INT32.high),
-}
-#: Its other numbers.
-SAMPLER_FLOAT_LIMITS = {
-    "temperature": Limits(0.0, 2.0),
-    # 0 would leave no token to draw.
-    "top_p": Limits(math.ulp(0.0), 1.0),
-    "min_p": Limits(0.0, 1.0),
-    "repetition_penalty": Limits(SMALLEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-}
-#: Fields that may be None.
-_OPTIONAL = frozenset({"logprobs", "prompt_logprobs"})
 
 
 def check_group(group: Sequence[EngineRequest], core: CoreConfig, *, vocab_size: int) -> None:
@@ -103,25 +68,23 @@ def check_group(group: Sequence[EngineRequest], core: CoreConfig, *, vocab_size:
 
 
 def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
-    """Raise ContextLengthError, TokenIdError or RequestFieldError. `vocab_size`: 0 if unknown."""
+    """Raise ContextLengthError, TokenIdError or another InputError. `vocab_size`: 0 if unknown."""
     params = request.params
-    _check_integers(request, REQUEST_LIMITS, optional={"seed"})
-    _check_integers(params, SAMPLER_LIMITS, optional=_OPTIONAL)
-    _check_floats(params)
+    params.check()
+    _check_integers(request, REQUEST_LIMITS)
     _check_choice("kind", request.kind, get_args(RequestKind))
-    _check_choice("pooling", params.pooling, get_args(Pooling))
     for name in ("model", "adapter", "service_class"):
         _check_text(name, getattr(request, name), MAX_NAME_LENGTH)
     _check_text("cache_salt", request.cache_salt)
     _check_text("grammar", params.grammar)
     if request.waits_for_grammar and not params.grammar:
         raise RequestFieldError("waits_for_grammar", "false for a request without a grammar")
-    if request.kind == "generate" and not params.max_tokens:
+    if request.kind == "generate" and not request.max_tokens:
         raise RequestFieldError("max_tokens", "at least 1 for a request that generates")
     num_tokens = len(request.prompt_token_ids)
-    if not num_tokens or num_tokens + params.max_tokens > max_model_len:
+    if not num_tokens or num_tokens + request.max_tokens > max_model_len:
         raise ContextLengthError(
-            f"{num_tokens} prompt tokens and {params.max_tokens} to produce do not fit the context of "
+            f"{num_tokens} prompt tokens and {request.max_tokens} to produce do not fit the context of "
             f"{max_model_len} tokens"
         )
     _check_ids("the prompt", request.prompt_token_ids, vocab_size)
@@ -129,34 +92,19 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
     _check_ids("eos_token_ids", params.eos_token_ids, TOKEN_ID_LIMIT)
     for name, token_ids in _named_ids(params):
         _check_ids(name, token_ids, vocab_size)
-    if not all(params.bad_words):
+    if not all(params.bad_words_token_ids):
         raise RequestFieldError("bad_words", "of at least one token each")
 
 
-def _check_integers(checked: Any, limits: dict[str, Limits], *, optional: Iterable[str]) -> None:
+def _check_integers(request: EngineRequest, limits: dict[str, Limits]) -> None:
     for name, (low, high) in limits.items():
-        value = getattr(checked, name)
-        if value is None and name in optional:
-            continue
+        value = getattr(request, name)
         # A bool is no number here.
         if type(value) is not int or not low <= value <= high:
             raise RequestFieldError(name, f"an integer from {low} to {high}")
 
 
-def _check_floats(params: SamplerParams) -> None:
-    for name, (low, high) in SAMPLER_FLOAT_LIMITS.items():
-        if not _is_between(getattr(params, name), low, high):
-            raise RequestFieldError(name, f"a number from {low:g} to {high:g}")
-    for _, bias in params.logit_bias:
-        if not _is_between(bias, -LARGEST_LOGIT_BIAS, LARGEST_LOGIT_BIAS):
-            raise RequestFieldError("logit_bias", f"numbers from {-LARGEST_LOGIT_BIAS:g} to {LARGEST_LOGIT_BIAS:g}")
-
-
-def _is_between(value: Any, low: float, high: float) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise RequestFieldError(name, f"one of {', '.join(choices)}")
 
@@ -170,12 +118,11 @@ def _check_text(name: str, text: str, max_length: int | None = None) -> None:
         raise RequestFieldError(name, f"valid text, and has a lone surrogate at {error.start}") from error
 
 
-def _named_ids(params: SamplerParams) -> Iterator[tuple[str, Iterable[int]]]:
-    if params.logit_bias:
-        yield "logit_bias", [token_id for token_id, _ in params.logit_bias]
-    yield "allowed_token_ids", params.allowed_token_ids
-    yield "stop_token_ids", params.stop_token_ids
-    for word in params.bad_words:
+def _named_ids(params: SamplingParams) -> Iterator[tuple[str, Iterable[int]]]:
+    yield "logit_bias", params.logit_bias or ()
+    yield "allowed_token_ids", params.allowed_token_ids or ()
+    yield "stop_token_ids", params.stop_token_ids or ()
+    for word in params.bad_words_token_ids:
         yield "bad_words", word
 
 

@@ -13,7 +13,7 @@ from eventlm.engine.request import EngineRequest
 from eventlm.engine.request_check import TOKEN_ID_LIMIT
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.worker.protocol import RowExtras, StepResult
 
 #: Times and durations in a result are below this many nanoseconds, about 146 years.

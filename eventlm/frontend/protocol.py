@@ -37,7 +37,7 @@ from eventlm.engine.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import EventLMError, InputError, InvalidTypeError, UsageError
 from eventlm.metrics.components import HttpRequests
 
 T = TypeVar("T")
@@ -280,6 +280,8 @@ ERRORS: dict[str, type[EventLMError]] = {
         ContextLengthError,
         TokenIdError,
         RequestFieldError,
+        InputError,
+        InvalidTypeError,
         EngineUnavailableError,
         UnknownReplyError,
         UnknownPolicyError,

@@ -11,8 +11,7 @@ from eventlm.offline.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from eventlm.offline.sampling_params import SamplingParams
-from eventlm.offline.structured_outputs import StructuredOutputsParams
+from eventlm.sampling_params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",

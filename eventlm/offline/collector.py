@@ -20,7 +20,7 @@ from eventlm.offline.outputs import (
     TokenLogprobDict,
 )
 from eventlm.offline.prompts import Prompt
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
 from eventlm.text.generation import Generation
 from eventlm.text.tokenizer import Tokenizer, token_text

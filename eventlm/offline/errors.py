@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from eventlm.errors import UsageError
+from eventlm.errors import InputError
 
 
-class InvalidInputError(UsageError, ValueError):
-    """An argument makes no sense. It is a ValueError too, as callers of such libraries expect."""
+class InvalidInputError(InputError):
+    """An argument makes no sense; the message names it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, message)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from msgspec import structs
+
 from eventlm.config import ModelConfig
 from eventlm.engine.request import EngineRequest
 from eventlm.errors import UsageError
@@ -32,7 +34,7 @@ from eventlm.offline.prompts import (
     render_conversations,
 )
 from eventlm.offline.requests import RequestMaker
-from eventlm.offline.sampling_params import SamplingParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.generation import submit
 
 if TYPE_CHECKING:
@@ -170,14 +172,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend in generation_config.json; vLLM's defaults where they are silent."""
-        defaults = self._composition.defaults
-        return SamplingParams(
-            temperature=defaults.temperature,
-            top_p=defaults.top_p,
-            top_k=defaults.top_k,
-            min_p=defaults.min_p,
-            repetition_penalty=defaults.repetition_penalty,
-        )
+        return structs.replace(self._composition.defaults, eos_token_ids=())
 
     def shutdown(self) -> None:
         """End the workers and close the record. Harmless when called twice."""

@@ -13,10 +13,11 @@ from eventlm.engine.request import EngineRequest
 from eventlm.errors import InputError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.prompts import Prompt
-from eventlm.offline.sampling_params import SamplingParams
-from eventlm.sampler_params import SMALLEST_TEMPERATURE, SamplerParams
+from eventlm.sampling_params import SamplingParams
+from eventlm.text.grammar import structured_outputs_grammar
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.prompt_encoder import bad_words_token_ids
+from eventlm.text.sampling import check_known_tokens, resolved
 
 
 class RequestMaker:
@@ -36,14 +37,12 @@ class RequestMaker:
     ) -> list[EngineRequest]:
         """One request for each prompt. Raises InvalidInputError."""
         # Often one object stands for all prompts.
-        converted: dict[int, SamplerParams] = {}
+        resolved_by_id: dict[int, SamplingParams] = {}
         group = []
         for prompt, each, priority in zip(prompts, params, priorities, strict=True):
-            if id(each) not in converted:
-                each.check()
-                converted[id(each)] = self._convert(each)
-            sampling = structs.replace(converted[id(each)], max_tokens=self._max_tokens(prompt, each))
-            group.append(self._request(prompt, each, sampling, priority))
+            if id(each) not in resolved_by_id:
+                resolved_by_id[id(each)] = self._resolved(each)
+            group.append(self._request(prompt, resolved_by_id[id(each)], priority))
         return group
 
     def embedding(self, prompts: Sequence[Prompt]) -> list[EngineRequest]:
@@ -55,7 +54,7 @@ class RequestMaker:
                 EngineRequest(
                     model=self._engine.model_names[0],
                     prompt_token_ids=prompt.token_ids,
-                    params=SamplerParams(max_tokens=0),
+                    params=SamplingParams(max_tokens=None),
                     kind="pool",
                     cache_salt=prompt.cache_salt,
                     offline=True,
@@ -63,73 +62,39 @@ class RequestMaker:
             )
         return group
 
-    def _request(self, prompt: Prompt, params: SamplingParams, sampling: SamplerParams, priority: int) -> EngineRequest:
+    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> EngineRequest:
         now_ns = self._engine.now_ns()
+        seed = self._draw_seed() if params.seed is None else params.seed
         return EngineRequest(
             model=self._engine.model_names[0],
             prompt_token_ids=prompt.token_ids,
-            params=sampling,
-            n=params.n,
-            seed=self._draw_seed() if params.seed is None else params.seed % 2**64,
-            # Nothing predicts what is not computed.
+            params=structs.replace(params, seed=seed, max_tokens=self._max_tokens(prompt, params)),
+            # Only what is computed has log-probabilities.
             skip_cache_read=params.prompt_logprobs is not None,
             cache_salt=prompt.cache_salt,
             priority=priority,
-            stop=tuple(params.stop or ()),
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
             has_text_ends=bool(params.stop),
-            waits_for_grammar=bool(sampling.grammar),
+            waits_for_grammar=bool(params.grammar),
             offline=True,
             received_ns=now_ns,
             ready_ns=now_ns,
         )
 
-    def _convert(self, params: SamplingParams) -> SamplerParams:
-        """Parameters as the worker takes them, but for `max_tokens`, which depends on the prompt."""
-        vocab_size = self._vocab_size
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token_id in getattr(params, name) or ():
-                if token_id >= vocab_size:
-                    raise InvalidInputError(f"{name} has the id {token_id}, but ids are from 0 to {vocab_size - 1}")
-        return SamplerParams(
-            temperature=float(params.temperature) if params.temperature >= SMALLEST_TEMPERATURE else 0.0,
-            top_k=params.top_k if 0 < params.top_k < vocab_size else 0,
-            top_p=float(params.top_p),
-            min_p=float(params.min_p),
-            repetition_penalty=float(params.repetition_penalty),
-            presence_penalty=float(params.presence_penalty),
-            frequency_penalty=float(params.frequency_penalty),
-            logit_bias=tuple((token_id, float(bias)) for token_id, bias in (params.logit_bias or {}).items()),
-            allowed_token_ids=tuple(params.allowed_token_ids or ()),
-            bad_words=self._bad_words(params.bad_words or ()),
-            min_tokens=params.min_tokens,
-            ignore_eos=params.ignore_eos,
-            eos_token_ids=self._eos_token_ids,
-            stop_token_ids=tuple(params.stop_token_ids or ()),
-            grammar=self._grammar(params),
-            logprobs=self._num_logprobs(params.logprobs),
-            prompt_logprobs=self._num_logprobs(params.prompt_logprobs),
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """As the worker takes them, except for `max_tokens`, which depends on the prompt."""
+        params.check()
+        if params.n > 1 and params.temperature == 0:
+            raise InputError("n", f"n is {params.n} at temperature 0: all completions would be the same")
+        check_known_tokens(params, self._vocab_size)
+        grammar = ""
+        if params.structure is not None:
+            grammar = self._grammars.check_now(structured_outputs_grammar(params.structure))
+        return resolved(
+            structs.replace(params, eos_token_ids=self._eos_token_ids),
+            vocab_size=self._vocab_size,
+            bad_words_token_ids=bad_words_token_ids(self._tokenizer, params.bad_words or ()),
+            grammar=grammar,
         )
-
-    def _grammar(self, params: SamplingParams) -> str:
-        if params.structure is None:
-            return ""
-        try:
-            return self._grammars.check_now(params.structure.requested())
-        except InputError as error:
-            raise InvalidInputError(str(error)) from error
-
-    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        try:
-            return bad_words_token_ids(self._tokenizer, words)
-        except InputError as error:
-            raise InvalidInputError(str(error)) from error
-
-    def _num_logprobs(self, asked: int | None) -> int | None:
-        if asked is None:
-            return None
-        return self._vocab_size if asked < 0 else min(asked, self._vocab_size)
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
         self._check_length(prompt, params.max_tokens or max(params.min_tokens, 1))

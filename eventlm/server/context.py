@@ -19,6 +19,7 @@ from eventlm.config.sizes import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, EngineRequest, Submission
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import HttpRequests
+from eventlm.sampling_params import SamplingParams
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.engine_protocol import Engine
 from eventlm.server.errors import ApiError, body_too_large, from_engine_error, timed_out, unavailable
@@ -26,7 +27,6 @@ from eventlm.server.http.content_encoding import body_decoder
 from eventlm.server.http.tls import Tls
 from eventlm.text import generation as generations
 from eventlm.text.generation import Generation
-from eventlm.text.generation_config import GenerationDefaults
 from eventlm.text.output_queue import TakenOverError
 from eventlm.text.requests.maker import RequestMaker
 from eventlm.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ class ServerContext:
         tokenizer: Tokenizer,
         config: ServerConfig,
         *,
-        defaults: GenerationDefaults | None = None,
+        defaults: SamplingParams | None = None,
         vocab_size: int | None = None,
         embedding_size: int = FAKE_EMBEDDING_SIZE,
         keys: ApiKeys | None = None,
@@ -74,7 +74,7 @@ class ServerContext:
         self.requests = RequestMaker(
             engine,
             tokenizer,
-            defaults=defaults or GenerationDefaults(),
+            defaults=defaults or SamplingParams(),
             vocab_size=self.vocab_size,
             formats=self.formats,
         )

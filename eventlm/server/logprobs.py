@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, UnsetType
 
 from eventlm.engine.request import EngineRequest
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.server.responses import (
     ChatLogprobs,
     CompletionLogprobs,

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 
 from eventlm.engine.request import FinishedOutput
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.text.generation_error import GenerationError, generation_error
 from eventlm.types import FinishReason
 

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct, inspect
 
 from eventlm.config.options import did_you_mean
-from eventlm.errors import InputError, InvalidJsonError, InvalidTypeError, MissingParameterError, UnknownParameterError
+from eventlm.errors import InputError, InvalidJsonError, InvalidTypeError, UnknownParameterError
+from eventlm.field_errors import field_error, split_message
 from eventlm.text.whole_numbers import with_integers
 
 #: Why some of them are not.
@@ -24,7 +25,6 @@ _REASONS = {
 RequestT = TypeVar("RequestT", bound=Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
 
 
 def decode_request(body: bytes, type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
@@ -100,19 +100,13 @@ def validation_error(text: str, root: str = "", type_: type[Struct] | None = Non
 
     `root`: where in the body the value is that was converted. `type_`: to what, for the words that a field can have.
     """
-    problem, _, place = text.partition(" - at ")
-    # Keys of an object are the client's own words: "[...]" in a message of msgspec.
-    path = (root + place.strip("`").removeprefix("$")).removeprefix(".").replace("[...]", "")
-    if missing := _MISSING_FIELD.match(problem):
-        return MissingParameterError(f"{path}.{missing[1]}" if path else missing[1])
+    problem, place = split_message(text)
+    path = (f"{root}.{place}" if root and not place.startswith("[") else root + place).strip(".")
     if unknown := _UNKNOWN_FIELD.match(problem):
-        return _unknown_parameter(path, unknown[1], _fields_at(type_, place.strip("`")))
-    param = path or None
-    if ", got `" in problem:
-        return InvalidTypeError(param, f"Invalid type for '{path}': {_lower_first(problem)}.")
-    if problem.startswith("Invalid enum value") and (words := _words(type_).get(place.strip("`").removeprefix("$."))):
+        return _unknown_parameter(path, unknown[1], _fields_at(type_, place))
+    if problem.startswith("Invalid enum value") and (words := _words(type_).get(place)):
         problem = f"supported values are {', '.join(map(repr, words))}"
-    return InputError(param, f"Invalid value for '{path}': {_lower_first(problem)}.")
+    return field_error(problem, path)
 
 
 @functools.cache
@@ -135,17 +129,13 @@ def _unknown_parameter(path: str, name: str, known: list[str]) -> InputError:
 
 
 def _fields_at(type_: type[Struct] | None, place: str) -> list[str]:
-    """Names of the fields of the struct at a place such as `$.slo`."""
+    """Names of the fields of the struct at a place such as `slo`; of `type_` itself where it is empty."""
     found: Any = inspect.type_info(type_)
-    for name in place.split(".")[1:]:
+    for name in filter(None, place.split(".")):
         found = next(field.type for field in found.fields if field.encode_name == name)
         if isinstance(found, inspect.UnionType):
             found = next(each for each in found.types if isinstance(each, inspect.StructType))
     return [field.encode_name for field in found.fields]
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _to_json(value: Any) -> str:

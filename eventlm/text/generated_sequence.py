@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eventlm.engine.request import EngineRequest, PromptLogprobsOutput
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.text.choice_output import ChoiceOutput, part_of
 from eventlm.text.detokenizer import SequenceText
 from eventlm.text.stop_strings import StopStrings
@@ -53,10 +53,10 @@ def generated_sequences(tokenizer: Tokenizer, request: EngineRequest, formats: F
     """Those of a request, as many as it wants, with nothing in them yet."""
     params = request.params
     format = message_format(request)
-    include_stop = request.include_stop_str_in_output
-    stops = StopStrings(request.stop) if request.stop else None
+    include_stop = params.include_stop_str_in_output
+    stops = StopStrings(params.stop_strings) if params.stop_strings else None
     token_bytes = _token_bytes(tokenizer, request)
-    ends = params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids)
+    ends = [*(params.stop_token_ids or ()), *(() if params.ignore_eos else params.eos_token_ids)]
     return [
         GeneratedSequence(
             SequenceText(
@@ -75,7 +75,7 @@ def generated_sequences(tokenizer: Tokenizer, request: EngineRequest, formats: F
 
 def _token_bytes(tokenizer: Tokenizer, request: EngineRequest) -> Callable[[int], bytes]:
     """What each token adds to the text."""
-    if not request.skip_special_tokens:
+    if not request.params.skip_special_tokens:
         return tokenizer.raw_token_bytes
     if not request.visible_token_ids:
         return tokenizer.token_bytes

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
 from eventlm.grammars import MAX_GRAMMAR_CHARACTERS
-from eventlm.text.protocol import GenerationRequest, ResponseFormat, StructuredOutputs
+from eventlm.sampling_params import StructuredOutputsParams
+from eventlm.text.protocol import GenerationRequest, ResponseFormat
 
 #: Between two tokens of a JSON text. Without a bound a model can go on with it for ever.
 JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -59,7 +60,7 @@ def requested_grammar(request: GenerationRequest) -> RequestedGrammar:
 def _grammar_of(name: str, value: Any) -> RequestedGrammar:
     if isinstance(value, ResponseFormat):
         return _response_format(value)
-    if isinstance(value, StructuredOutputs):
+    if isinstance(value, StructuredOutputsParams):
         return structured_outputs_grammar(value)
     return RequestedGrammar(_GUIDED[name](value, name), name)
 
@@ -93,7 +94,7 @@ def _response_format(asked: ResponseFormat) -> RequestedGrammar:
             )
 
 
-def structured_outputs_grammar(asked: StructuredOutputs) -> RequestedGrammar:
+def structured_outputs_grammar(asked: StructuredOutputsParams) -> RequestedGrammar:
     """What vLLM's `structured_outputs` ask for. Raises InputError."""
     if asked.structural_tag is not None:
         raise InputError(
@@ -125,7 +126,7 @@ def structured_outputs_grammar(asked: StructuredOutputs) -> RequestedGrammar:
     return RequestedGrammar(_GUIDED[f"guided_{kind}"](kinds[kind], param), param)
 
 
-def _whitespace(asked: StructuredOutputs, *, is_json: bool) -> str:
+def _whitespace(asked: StructuredOutputsParams, *, is_json: bool) -> str:
     """The pattern of whitespace between the tokens of a JSON text; empty: none is allowed. Raises InputError."""
     asks = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(asked, name)]
     if len(asks) > (1 if is_json else 0):

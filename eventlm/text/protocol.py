@@ -8,16 +8,12 @@ dropped.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
-from eventlm.sampler_params import (
-    LARGEST_LOGIT_BIAS,
-    LARGEST_PENALTY,
-    LARGEST_REPETITION_PENALTY,
-    SMALLEST_REPETITION_PENALTY,
-)
+from eventlm.sampling_params import LARGEST_LOGIT_BIAS, SamplingParams, StructuredOutputsParams
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_N = 128
@@ -60,11 +56,6 @@ Seed = Annotated[int, _described(minimum=-(2**63), maximum=2**64 - 1)]
 Text = Annotated[str, _described(minLength=1)]
 #: A text, token ids, or a list of either.
 Prompts = Text | Annotated[list[Text | TokenId | list[TokenId]], _described(minItems=1)]
-Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
-Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
-MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
-RepetitionPenalty = Annotated[float, Meta(ge=SMALLEST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -99,24 +90,6 @@ class ResponseFormat(Struct):
     schema: dict[str, Any] | bool | None = None
 
 
-class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's `structured_outputs`: exactly one of the first five, and how JSON may be laid out.
-
-    json: a JSON schema, or its text. grammar: Lark or GBNF. disable_fallback: there is nothing to fall back on.
-    """
-
-    json: dict[str, Any] | str | bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_fallback: bool | None = None
-    disable_any_whitespace: bool | None = None
-    whitespace_pattern: str | None = None
-    disable_additional_properties: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
-
-
 class EventlmOptions(Struct, forbid_unknown_fields=True):
     """`eventlm`: what only this server knows. `timings`: say in the reply where the time went."""
 
@@ -145,18 +118,31 @@ class SchedulingFields(Struct, kw_only=True):
         return UNSET if self.service_tier is None else self.service_tier
 
 
-class GenerationRequest(SchedulingFields, kw_only=True):
-    """What both endpoints take. Absent and null mean the default."""
+#: Fields of `SamplingParams` that are no fields of a body: another name of one, and what is found out from others.
+_NOT_IN_BODIES = {"guided_decoding", "eos_token_ids", "bad_words_token_ids", "grammar", "pooling"}
+SAMPLING_FIELDS = tuple(field for field in structs.fields(SamplingParams) if field.name not in _NOT_IN_BODIES)
+
+if TYPE_CHECKING:
+    _SamplingFields = SchedulingFields
+else:
+    #: Those fields with their limits; in a body each may be null, which is as if it were absent.
+    _SamplingFields = msgspec.defstruct(
+        "SamplingFields",
+        [(field.name, field.type | None, None) for field in SAMPLING_FIELDS],
+        bases=(SchedulingFields,),
+        kw_only=True,
+    )
+
+
+class GenerationRequest(_SamplingFields, kw_only=True):
+    """What both endpoints take. Absent and null mean the default.
+
+    The fields of `SamplingParams` come by themselves. Those that stand here too have another form or narrower limits
+    than in Python, or a description.
+    """
 
     model: str
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     #: Token ids, as strings since JSON has no other keys, and what is added to their logits.
     logit_bias: LogitBiases | None = None
     allowed_token_ids: (
@@ -191,9 +177,7 @@ class GenerationRequest(SchedulingFields, kw_only=True):
     seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], _described(maxItems=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -202,7 +186,7 @@ class GenerationRequest(SchedulingFields, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     prompt_logprobs: NumLogprobs | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     #: Names that `structured_outputs` had in older versions of vLLM.
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None

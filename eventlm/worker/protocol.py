@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Union
 import msgspec
 from msgspec import Struct
 
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.types import RequestKind, WorkerEnd
 
 #: `WorkerSetup.model` of a worker without one.
@@ -85,7 +85,7 @@ class NewSequence(Struct, frozen=True, kw_only=True):
     index: int
     token_ids: list[int]
     num_prompt_tokens: int
-    params: SamplerParams
+    params: SamplingParams
     kind: RequestKind = "generate"
 
 

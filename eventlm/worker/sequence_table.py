@@ -13,7 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.events.decisions import Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import SequenceId, WorkerEnd, ceil_div
 from eventlm.worker.protocol import NewSequence, StepPayload
 
@@ -83,13 +83,13 @@ class Row(NamedTuple):
     samples: bool
 
 
-def end_of(params: SamplerParams, token_id: int, place: int) -> WorkerEnd | None:
+def end_of(params: SamplingParams, token_id: int, place: int) -> WorkerEnd | None:
     """The end that a produced token, at this place of the output (from 0), is to its request, if it is one."""
     if place < params.min_tokens:
         return None
     if token_id in params.eos_token_ids and not params.ignore_eos:
         return "eos"
-    if token_id in params.stop_token_ids:
+    if params.stop_token_ids and token_id in params.stop_token_ids:
         return "stop_token"
     return None
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.predictor import NUM_COEFFICIENTS
 from eventlm.events.decisions import Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import NewSequence, StepOutput, StepPayload, StepSample, WorkerSetup
 
@@ -137,7 +137,7 @@ def measure(runner: MeasuredRunner, shape: Shape) -> StepSample:
         predicted_ns=0,
         bucket=bucket_of(runner.setup.graph_buckets, num_rows) if is_decode else 0,
     )
-    params = SamplerParams(temperature=0.0, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
     new = [
         NewSequence(request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params)
         for index in range(num_rows)

@@ -17,7 +17,7 @@ from eventlm.bus.run_folder import closed_segments
 from eventlm.bus.token_log import OutputTokens, PromptTokens, decode_line, encode_line
 from eventlm.events import Arrived, End, Event, Gap, Snapshot, StepCompleted
 from eventlm.events.codec import encode_body
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from tests.bus import traces
 from tests.bus.crashes import Killed, die_at
 from tests.bus.token_logs import facts_without_tokens
@@ -45,7 +45,7 @@ class Run:
         """One drain."""
         for event in events:
             if isinstance(event, Arrived):
-                prompt = PromptTokens(s=event.s, token_ids=[1, 2, event.s], params=SamplerParams(temperature=0.3))
+                prompt = PromptTokens(s=event.s, token_ids=[1, 2, event.s], params=SamplingParams(temperature=0.3))
                 self.writer.append_tokens([encode_line(prompt)])
             elif isinstance(event, StepCompleted):
                 self.writer.append_tokens([encode_line(OutputTokens(s=event.s, tokens=[[event.s], []]))])
@@ -107,8 +107,8 @@ def test_every_file_of_a_run_has_a_token_log_with_the_tokens_of_its_facts(tmp_pa
 
 
 def test_lines_come_back_as_they_were() -> None:
-    params = SamplerParams(
-        temperature=0.1, top_p=0.95, logit_bias=((5, -1.5),), bad_words=((1, 2),), seed=0, logprobs=3, max_tokens=7
+    params = SamplingParams(
+        temperature=0.1, top_p=0.95, logit_bias={5: -1.5}, bad_words_token_ids=((1, 2),), logprobs=3, max_tokens=7
     )
     for line in (
         PromptTokens(s=3, token_ids=[0, 127_999], params=params, cache_salt="ab"),

@@ -11,16 +11,16 @@ from eventlm.bus.token_log_reader import TokenLogReader, open_token_log
 from eventlm.errors import TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from tests.bus import traces
 
 START = TokenLogStart(s=0, format=1, run="run", digest_key="0a0b")
 LINES = [
     START,
-    PromptTokens(s=2, token_ids=[5, 6], params=SamplerParams()),
+    PromptTokens(s=2, token_ids=[5, 6], params=SamplingParams()),
     OutputTokens(s=5, tokens=[[7]]),
     OutputTokens(s=9, tokens=[[8], []]),
-    PromptTokens(s=11, token_ids=[1], params=SamplerParams()),
+    PromptTokens(s=11, token_ids=[1], params=SamplingParams()),
     OutputTokens(s=14, tokens=[[9]]),
 ]
 

@@ -22,7 +22,7 @@ from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.events import Event
 from eventlm.events.codec import decode_body
 from eventlm.replay.verify.verifier import VerifyResult, verify
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 from tests.processes import PATIENCE_SECONDS
@@ -62,10 +62,12 @@ async def running(**changes: Any) -> AsyncIterator[InferenceEngine]:
         await engine.stop()
 
 
-def request(max_tokens: int = 12, *, prompt: Sequence[int] = (1, 2, 3), seed: int = 5, **changes: Any) -> EngineRequest:
+def request(
+    max_tokens: int = 12, *, prompt: Sequence[int] = (1, 2, 3), seed: int = 5, n: int = 1, **changes: Any
+) -> EngineRequest:
     """A request for the fake model."""
-    params = SamplerParams(max_tokens=max_tokens)
-    return EngineRequest(model="m", prompt_token_ids=list(prompt), params=params, seed=seed, **changes)
+    params = SamplingParams(max_tokens=max_tokens, seed=seed, n=n)
+    return EngineRequest(model="m", prompt_token_ids=list(prompt), params=params, **changes)
 
 
 def expected_tokens(seed: int, index: int, num_tokens: int) -> list[int]:

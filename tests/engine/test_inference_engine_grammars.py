@@ -15,7 +15,6 @@ from msgspec import structs
 from eventlm.engine.replicas import grammar_builds
 from eventlm.engine.request import EngineRequest
 from eventlm.events import GrammarReady, Launched, WorkerLost
-from eventlm.sampler_params import SamplerParams
 from eventlm.text.grammar import choice_grammar, json_schema_grammar, lark_grammar
 from tests.engine.engines import FAKE, Reader, generate, recorded, request, running, verified
 from tests.processes import PATIENCE_SECONDS
@@ -34,8 +33,9 @@ GRAMMAR = json_schema_grammar(SCHEMA, "p")
 
 
 def asking(grammar: str = GRAMMAR, *, seed: int = 5, **changes: Any) -> EngineRequest:
-    params = SamplerParams(max_tokens=200, grammar=grammar, eos_token_ids=(EOS,))
-    return structs.replace(request(seed=seed, **changes), params=params, waits_for_grammar=True)
+    asked = request(200, seed=seed, **changes)
+    params = structs.replace(asked.params, grammar=grammar, eos_token_ids=(EOS,))
+    return structs.replace(asked, params=params, waits_for_grammar=True)
 
 
 def text(tokens: list[int]) -> str:

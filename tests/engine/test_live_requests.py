@@ -18,7 +18,7 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.protocol import StepResult
 from tests.worker.launches import launched
 
@@ -34,9 +34,9 @@ class Shell:
         self.live = LiveRequests(names, block_size=BLOCK_SIZE, seed_key=b"s", digest_key=b"d" * 32)
         self.got: dict[int, list[OutputOrError]] = {}
 
-    def arrive(self, seq: int, prompt: list[int], *, seed: int | None = 1, **fields: Any) -> Arrived:
-        params = SamplerParams(max_tokens=50)
-        request = EngineRequest(model="m", prompt_token_ids=prompt, params=params, seed=seed, **fields)
+    def arrive(self, seq: int, prompt: list[int], *, seed: int | None = 1, n: int = 1, **fields: Any) -> Arrived:
+        params = SamplingParams(max_tokens=50, seed=seed, n=n)
+        request = EngineRequest(model="m", prompt_token_ids=prompt, params=params, **fields)
         sink = self.got.setdefault(seq, []).append
         return self.live.arrive(seq, request, sink, group_size=1, group_index=0)
 

@@ -12,17 +12,24 @@ from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recorded_request import recorded_request
 from eventlm.engine.request import EngineRequest
 from eventlm.events import Arrived
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from tests.worker.launches import launched
 
 #: Every field has a value that is not its default.
 FIELDS: dict[str, Any] = {
     "model": "m",
     "prompt_token_ids": [5, 6, 7, 8, 9, 10, 11, 12, 13],
-    "params": SamplerParams(max_tokens=7, temperature=0.25, seed=1, logit_bias=((3, 1.5),), stop_token_ids=(4,)),
+    "params": SamplingParams(
+        n=2,
+        max_tokens=7,
+        temperature=0.25,
+        seed=77,
+        logit_bias={3: 1.5},
+        stop_token_ids=[4],
+        stop=["a"],
+        bad_words=["b"],
+    ),
     "kind": "score",
-    "n": 2,
-    "seed": 77,
     "skip_cache_read": True,
     "cache_salt": "salt",
     "adapter": "a",
@@ -42,7 +49,7 @@ FIELDS: dict[str, Any] = {
     "front_end": 2,
 }
 #: What only the edge looks at; it has done so when the trace is there.
-EDGE_FIELDS = {"stop", "include_stop_str_in_output", "skip_special_tokens", "visible_token_ids", "message_format"}
+EDGE_FIELDS = {"visible_token_ids", "message_format"}
 
 
 def live_requests() -> LiveRequests:
@@ -67,6 +74,7 @@ def test_nothing_is_lost_on_the_way() -> None:
     for field in structs.fields(EngineRequest):
         if field.name not in {"params", "cache_salt"}:
             assert getattr(again, field.name) == getattr(request, field.name), field.name
+    assert again.params == structs.replace(request.params, stop=[], bad_words=[])
     arrived_again, line_again = arrive(second, 3, again)
     assert arrived_again == arrived
     assert structs.replace(line_again, cache_salt=line.cache_salt) == line
@@ -75,10 +83,10 @@ def test_nothing_is_lost_on_the_way() -> None:
 
 
 def test_a_drawn_seed_is_that_of_the_arrival() -> None:
-    request = EngineRequest(**FIELDS | {"seed": None})
+    request = EngineRequest(**FIELDS | {"params": structs.replace(FIELDS["params"], seed=None)})
     arrived, line = arrive(live_requests(), 3, request)
-    assert line.params.seed == 0
-    assert recorded_request(arrived, line).seed == int(arrived.seed) > 0
+    assert line.params.seed is None
+    assert recorded_request(arrived, line).params.seed == int(arrived.seed) > 0
 
 
 def test_a_salt_is_not_told_and_still_tells_blocks_apart() -> None:

@@ -19,7 +19,7 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.engine.request_registry import Reply, RequestRegistry
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 
 KEEP_NS = 1_000
 LOGPROBS = TokenLogprobs(
@@ -58,7 +58,7 @@ class Wire:
 
     def __init__(self, desk: Desk, submission: Submission, *, n: int, prompts: int) -> None:
         self.heard: list[Any] = []
-        request = EngineRequest(model="m", prompt_token_ids=[1, 2], params=SamplerParams(), n=n)
+        request = EngineRequest(model="m", prompt_token_ids=[1, 2], params=SamplingParams(n=n))
         self.group = [request] * prompts
         reply = Reply(submission, self.group, [self.heard.append] * prompts)
         self.puts = desk.registry.sinks(reply)

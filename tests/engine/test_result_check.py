@@ -17,7 +17,7 @@ from eventlm.engine.request import EmbeddingOutput, EngineRequest, PromptLogprob
 from eventlm.engine.result_check import ResultMismatchError
 from eventlm.events import Event, StepCompleted, WorkerLost, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import FromWorker, RowExtras, StepResult, decode_from_worker, encode
 from tests.engine.engines import SLOW, expected_tokens, generate, recorded, request, running, verified
@@ -29,12 +29,12 @@ Change = Callable[[StepResult], StepResult]
 def requests() -> list[EngineRequest]:
     """One of each kind, with everything that a row can give beside its tokens."""
     plain = request(9, seed=1)
-    alternatives = structs.replace(plain, params=SamplerParams(max_tokens=9, logprobs=2, prompt_logprobs=1))
+    alternatives = structs.replace(plain, params=SamplingParams(seed=1, max_tokens=9, logprobs=2, prompt_logprobs=1))
     return [
         plain,
         alternatives,
-        structs.replace(plain, kind="score", params=SamplerParams(max_tokens=0)),
-        structs.replace(plain, kind="pool", params=SamplerParams(max_tokens=0)),
+        structs.replace(plain, kind="score", params=SamplingParams(seed=1, max_tokens=None)),
+        structs.replace(plain, kind="pool", params=SamplingParams(seed=1, max_tokens=None)),
     ]
 
 

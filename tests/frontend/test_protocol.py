@@ -66,7 +66,7 @@ from eventlm.metrics.components import (
 )
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from tests.replay.golden import FOLDER
 
 LOGPROBS = TokenLogprobs(logprobs=[-0.5, -math.inf], ranks=[1, 9], top_ids=[[3], [4]], top_logprobs=[[-0.1], [0.0]])
@@ -96,12 +96,16 @@ OUTPUTS = Outputs(
 REQUEST = EngineRequest(
     model="fake",
     prompt_token_ids=[1, 2, 3],
-    params=SamplerParams(
-        logit_bias=((3, -1.5),), bad_words=((1, 2), (3,)), stop_token_ids=(9,), logprobs=2, seed=2**64 - 1
+    params=SamplingParams(
+        n=2,
+        logit_bias={3: -1.5},
+        bad_words=["größer"],
+        bad_words_token_ids=((1, 2), (3,)),
+        stop_token_ids=[9],
+        logprobs=2,
+        seed=2**64 - 1,
     ),
     kind="generate",
-    n=2,
-    seed=2**63,
     cache_salt="größer",
     deadline_ns=10**15,
     has_text_ends=True,

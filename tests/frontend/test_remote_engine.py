@@ -204,7 +204,7 @@ async def test_generations_work_over_it() -> None:
     async with connected() as pair:
         from eventlm.text.fake_tokenizer import FakeTokenizer
 
-        generation = await submit(pair.engine, FakeTokenizer(), [request(stop=("wor",), has_text_ends=True)])
+        generation = await submit(pair.engine, FakeTokenizer(), [request(stop=["wor"], has_text_ends=True)])
         outputs = [output async for output in generation.outputs()]
         assert "".join(output.text for output in outputs) == "Hello, "
         assert outputs[-1].stop_reason == "wor"

@@ -12,7 +12,7 @@ from eventlm.errors import EventLMError
 from eventlm.offline.collector import Collector
 from eventlm.offline.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
 from eventlm.offline.prompts import Prompt
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.types import FinishReason, RequestKind
@@ -24,7 +24,7 @@ def collector(*requests: EngineRequest) -> Collector:
 
 
 def request(n: int = 1, kind: RequestKind = "generate", **params: int) -> EngineRequest:
-    return EngineRequest(model="m", prompt_token_ids=[97, 98, 256], n=n, kind=kind, params=SamplerParams(**params))
+    return EngineRequest(model="m", prompt_token_ids=[97, 98, 256], kind=kind, params=SamplingParams(n=n, **params))
 
 
 def end(choice: int, *, reason: FinishReason = "length", stop_reason: str | int | None = None) -> ChoiceOutput:

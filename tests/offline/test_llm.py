@@ -19,9 +19,8 @@ import tqdm
 
 from eventlm import LLM, RequestOutput, SamplingParams
 from eventlm.engine.request import EngineUnavailableError
-from eventlm.errors import CheckpointError, UsageError
+from eventlm.errors import CheckpointError, InputError, UsageError
 from eventlm.events import Arrived, Cancelled
-from eventlm.offline.errors import InvalidInputError
 from tests.engine.engines import expected_tokens
 from tests.processes import PATIENCE_SECONDS, is_running
 from tests.serving import fake_text, verified
@@ -154,14 +153,15 @@ def test_chat_goes_on_with_the_last_message(llm: LLM) -> None:
         ("\ud800", None, "the prompt is not valid text: it has a lone surrogate at 0"),
         (["a", "b"], [SamplingParams()], "there are 2 prompts, but 1 sampling_params"),
         ("a", {"temperature": 0}, "sampling_params must be a SamplingParams or a list of them"),
-        ("a", seeded(stop_token_ids=[1024]), "stop_token_ids has the id 1024, but ids are from 0 to 1023"),
-        ("a", seeded(allowed_token_ids=[5, 2000]), "allowed_token_ids has the id 2000, but ids are from 0 to 1023"),
-        ("a", seeded(logit_bias={1024: 1}), "logit_bias has the id 1024, but ids are from 0 to 1023"),
+        ("a", seeded(stop_token_ids=[1024]), "Invalid value for 'stop_token_ids[0]': token ids are from 0 to 1023"),
+        ("a", seeded(allowed_token_ids=[5, 2000]), "Invalid value for 'allowed_token_ids[1]': token ids are"),
+        ("a", seeded(logit_bias={1024: 1}), "Invalid value for 'logit_bias.1024': token ids are from 0 to 1023"),
+        ("a", SamplingParams(n=2, temperature=0), "n is 2 at temperature 0"),
         ("a", seeded(bad_words=[" "]), "Invalid value for 'bad_words[0]': it has nothing but spaces."),
     ],
 )  # fmt: skip
 def test_a_bad_prompt_is_found_before_anything_runs(llm: LLM, prompts: Any, params: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InputError) as caught:
         llm.generate(prompts, params, use_tqdm=False)
     assert str(caught.value).startswith(message)
 
@@ -183,7 +183,7 @@ def test_a_bad_prompt_is_found_before_anything_runs(llm: LLM, prompts: Any, para
     ],
 )  # fmt: skip
 def test_a_bad_conversation(llm: LLM, messages: Any, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InputError) as caught:
         llm.chat(messages, use_tqdm=False, **changes)
     assert str(caught.value).startswith(message)
 
@@ -193,7 +193,7 @@ def test_a_bad_conversation(llm: LLM, messages: Any, changes: dict[str, Any], me
     [([1], "there are 2 prompts, but 1 priorities"), ([1, "a"], "priority must be a list"), (3, "priority must be")],
 )
 def test_a_bad_priority(llm: LLM, priority: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InputError, match=message):
         llm.generate(["a", "b"], priority=priority, use_tqdm=False)
 
 
@@ -205,7 +205,7 @@ def test_adapters_are_not_there(llm: LLM) -> None:
         lambda: llm.generate("a", greedy, lora_request=lora),
         lambda: llm.chat([{"role": "user", "content": "a"}], greedy, lora_request=lora),
     ):
-        with pytest.raises(InvalidInputError, match="lora_request must be None: adapters are not supported yet"):
+        with pytest.raises(InputError, match="lora_request must be None: adapters are not supported yet"):
             ask()
 
 

@@ -19,10 +19,10 @@ from structlog.typing import EventDict
 
 from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
+from eventlm.sampling_params import SamplingParams
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from eventlm.text.generation_config import GenerationDefaults
 from tests.http_exchange import Reply, exchange
 from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
@@ -44,7 +44,7 @@ class RunningServer:
                 self.engine,
                 FakeTokenizer(),
                 config,
-                defaults=GenerationDefaults(eos_token_ids=(257,)),
+                defaults=SamplingParams(eos_token_ids=(257,)),
                 classes=classes,
             )
             self._server = HttpServer(self.context)

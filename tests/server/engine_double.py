@@ -48,7 +48,7 @@ from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.types import FinishReason
 
 #: Steps of one sequence, each the tokens of a step.

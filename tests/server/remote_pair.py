@@ -16,7 +16,7 @@ from eventlm.frontend.link import FrontEndLink
 from eventlm.frontend.protocol import FrontEndSetup, Outputs, decode_to_front_end, encode
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.metrics.components import FrontEndMetrics
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.clock import SystemClock
 from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
@@ -69,7 +69,7 @@ async def connected(text: str = "Hello, world", **limits: Any) -> AsyncIterator[
 
 
 def request(**fields: Any) -> EngineRequest:
-    params = SamplerParams(max_tokens=fields.pop("max_tokens", 64))
+    params = SamplingParams(max_tokens=fields.pop("max_tokens", 64), n=fields.pop("n", 1), stop=fields.pop("stop", []))
     return EngineRequest(model="test", prompt_token_ids=[72, 105], params=params, **fields)
 
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from eventlm.engine.request import EngineRequest, FinishedOutput
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.server.endpoints.completions import CompletionReplies
 from eventlm.server.responses import ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput
@@ -137,7 +137,7 @@ def test_stop_reason(server: RunningServer, stream: bool) -> None:
 async def test_the_loop_runs_on_while_a_reply_of_many_choices_is_written() -> None:
     num_choices = 20
     tokenizer = FakeTokenizer()
-    group = [EngineRequest(model="test", prompt_token_ids=[97], params=SamplerParams(), n=num_choices)]
+    group = [EngineRequest(model="test", prompt_token_ids=[97], params=SamplingParams(n=num_choices))]
     body = CompletionRequest(model="test", prompt="a", n=num_choices, logprobs=0)
     replies = CompletionReplies(body, tokenizer, group, ReplyIdentity.draw("cmpl"), [])
     logprobs = TokenLogprobs(logprobs=[-1.0], ranks=[1], top_ids=[[]], top_logprobs=[[]])
@@ -164,9 +164,9 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     [request] = server.engine.requests
     params = request.params
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.5, 1.2)
-    assert (params.min_p, params.min_tokens, params.allowed_token_ids) == (0.1, 3, (5, 6))
-    assert params.logit_bias == ((7, -100.0), (8, 5.5))
+    assert (params.min_p, params.min_tokens, params.allowed_token_ids) == (0.1, 3, [5, 6])
+    assert params.logit_bias == {7: -100.0, 8: 5.5}
     # This tokenizer has one token a byte: behind a space a word is longer, and is found without it.
     assert params.bad_words == (tuple(b"the"), tuple(b"of"))
-    assert (request.include_stop_str_in_output, request.skip_special_tokens) == (True, False)
+    assert (request.params.include_stop_str_in_output, request.params.skip_special_tokens) == (True, False)
     assert (params.logprobs, params.prompt_logprobs, request.skip_cache_read) == (None, None, False)

@@ -55,7 +55,7 @@ def test_whole_floats_are_integers_where_those_are_wanted(server: RunningServer,
     floats, integers = requests[: len(requests) // 2], requests[len(requests) // 2 :]
     for one, other in zip(floats, integers, strict=True):
         assert repr((one.params, one.prompt_token_ids)) == repr((other.params, other.prompt_token_ids))
-        assert repr((one.n, one.seed, one.priority)) == repr((other.n, other.seed, other.priority))
+        assert repr((one.n, one.params.seed, one.priority)) == repr((other.n, other.params.seed, other.priority))
 
 
 def _in_integers(value: Any) -> Any:

@@ -151,7 +151,7 @@ def test_as_harnesses_ask_for_loglikelihoods(server: RunningServer, client: open
     assert whole.usage is not None
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 3 * max_tokens)
     kinds = {(request.kind, request.params.max_tokens, request.has_text_ends) for request in server.engine.requests}
-    assert kinds == {("generate", 1, True) if max_tokens else ("score", 0, False)}
+    assert kinds == {("generate", 1, True) if max_tokens else ("score", None, False)}
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eventlm.engine.request import (
     ClosingOutput,
@@ -18,7 +19,7 @@ from eventlm.engine.request import (
     Submission,
     TokensOutput,
 )
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.choice_output import ChoiceOutput, join_outputs
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation import Generation, TokenCounts, resume, submit
@@ -29,12 +30,12 @@ from tests.server.engine_double import EngineDouble, spell, spell_logprobs
 class Wire:
     """A generation over one handle whose outputs the test puts."""
 
-    def __init__(self, stop: tuple[str, ...] = (), params: SamplerParams | None = None, **fields: Any) -> None:
+    def __init__(self, stop: tuple[str, ...] = (), params: SamplingParams | None = None, **fields: Any) -> None:
+        params = structs.replace(params or SamplingParams(), stop=list(stop))
         request = EngineRequest(
             model="test",
             prompt_token_ids=[1, 2, 3],
-            params=params or SamplerParams(),
-            stop=stop,
+            params=params,
             has_text_ends=bool(stop),
             **fields,
         )
@@ -112,13 +113,13 @@ async def test_tokens_and_logprobs_end_with_the_output() -> None:
 async def test_a_stop_token_is_an_output_token(
     fields: dict[str, Any], reason: Any, text: str, stop_reason: int | None
 ) -> None:
-    wire = Wire(params=SamplerParams(stop_token_ids=(33,)), **fields)
+    wire = Wire(params=SamplingParams(stop_token_ids=[33], **fields))
     output = await wire.read_all(TokensOutput(0, 0, list(b"ab!")), FinishedOutput(0, reason, 3, 0))
     assert (output.text, bytes(output.token_ids), output.stop_reason) == (text, b"ab!", stop_reason)
 
 
 async def test_special_tokens_can_be_shown() -> None:
-    wire = Wire(params=SamplerParams(ignore_eos=True), skip_special_tokens=False)
+    wire = Wire(params=SamplingParams(ignore_eos=True, skip_special_tokens=False))
     output = await wire.read_all(TokensOutput(0, 0, [97, 257]), FinishedOutput(0, "length", 2, 0))
     assert output.text == "a<|eos|>"
 
@@ -162,7 +163,7 @@ async def test_what_fails_behind_the_engines_word_leaves_nothing_behind() -> Non
     engine = EngineDouble(spell("Hello"))
     engine.keep(seconds=60)
     engine.step_seconds = 30
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
     submission = Submission(reply_id="r", is_resumable=True)
     broken: Any = object()
     with pytest.raises(AttributeError):
@@ -176,7 +177,7 @@ async def test_what_fails_behind_the_engines_word_leaves_nothing_behind() -> Non
 
 async def test_much_at_once_is_taken_with_pauses() -> None:
     """Others have something to say while a long reply is read again."""
-    wire = Wire(params=SamplerParams(max_tokens=1_000))
+    wire = Wire(params=SamplingParams(max_tokens=1_000))
     num_turns = 0
 
     def turn() -> None:
@@ -194,7 +195,7 @@ async def test_who_was_taken_over_from_keeps_nothing() -> None:
     """Else each of many who read a long reply again, and do not take what they asked for, has a copy of it."""
     engine = EngineDouble(spell("Hello"))
     engine.keep(seconds=60)
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
     first = await submit(engine, FakeTokenizer(), [request], Submission(reply_id="r", is_resumable=True))
     while not first.is_over:
         await first.take()
@@ -208,7 +209,7 @@ async def test_who_was_taken_over_from_keeps_nothing() -> None:
 
 async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
     outputs = OutputQueue()
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
     generation = Generation(FakeTokenizer(), [request] * 3, [], outputs)
     outputs.put(0, FinishedOutput(0, "length", 0, 0))
     await generation.take()
@@ -223,7 +224,7 @@ async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
 async def test_a_cancelled_submit_leaves_nothing_behind() -> None:
     engine = EngineDouble(spell("Hello"))
     engine.submit_seconds = 0.02
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplerParams())
+    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
     task = asyncio.create_task(submit(engine, FakeTokenizer(), [request, request]))
     await asyncio.sleep(0.001)
     task.cancel()

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from eventlm.errors import CheckpointError
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from eventlm.text.generation_config import GenerationDefaults, load_generation_defaults
+from eventlm.text.generation_config import load_generation_defaults
 
 TOKENIZER = FakeTokenizer()  # ends at 257
 
@@ -18,23 +19,23 @@ TOKENIZER = FakeTokenizer()  # ends at 257
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, GenerationDefaults(eos_token_ids=(257,))),
+        ({}, SamplingParams(eos_token_ids=(257,))),
         (
             {"generation_config.json": {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": [5, 257]}},
-            GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(5, 257)),
+            SamplingParams(temperature=0.6, top_p=0.9, top_k=20, eos_token_ids=(5, 257)),
         ),
         (
             {"generation_config.json": {"repetition_penalty": 1.05, "min_p": 0.1}},
-            GenerationDefaults(repetition_penalty=1.05, min_p=0.1, eos_token_ids=(257,)),
+            SamplingParams(repetition_penalty=1.05, min_p=0.1, eos_token_ids=(257,)),
         ),
         (
             {"generation_config.json": {"temperature": None, "eos_token_id": 7}, "config.json": {"eos_token_id": 8}},
-            GenerationDefaults(eos_token_ids=(7, 257)),
+            SamplingParams(eos_token_ids=(7, 257)),
         ),
-        ({"config.json": {"eos_token_id": 8}}, GenerationDefaults(eos_token_ids=(8, 257))),
+        ({"config.json": {"eos_token_id": 8}}, SamplingParams(eos_token_ids=(8, 257))),
     ],
 )
-def test_defaults(tmp_path: Path, files: dict[str, Any], expected: GenerationDefaults) -> None:
+def test_defaults(tmp_path: Path, files: dict[str, Any], expected: SamplingParams) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert load_generation_defaults(tmp_path, TOKENIZER) == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.sampling.sampler import Sampler
 from eventlm.worker.sequence_table import Sequence
 from tests.worker.launches import new_sequence
@@ -29,7 +29,7 @@ def sequence(
             [*prompt, *output],
             index=index,
             num_prompt_tokens=len(prompt),
-            params=SamplerParams(seed=seed, **params),
+            params=SamplingParams(seed=seed, **params),
         )
     )
 

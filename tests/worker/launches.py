@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from eventlm.events.decisions import Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import RequestKind
 from eventlm.worker.protocol import NewSequence, StepPayload
 
-GREEDY = SamplerParams(temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def new_sequence(
@@ -16,7 +16,7 @@ def new_sequence(
     *,
     index: int = 0,
     num_prompt_tokens: int | None = None,
-    params: SamplerParams = GREEDY,
+    params: SamplingParams = GREEDY,
     kind: RequestKind = "generate",
 ) -> NewSequence:
     """A sequence with its history; all of it is the prompt unless `num_prompt_tokens` says otherwise."""

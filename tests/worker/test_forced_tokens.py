@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.gpu.runner import GpuRunner
@@ -19,9 +19,9 @@ FORCED = [200, 201, 200, 300, 201]
 BLOCKS = [(0, 0, list(range(8)))]
 
 PARAMS = {
-    "greedy": SamplerParams(temperature=0.0),
-    "penalized": SamplerParams(temperature=0.0, frequency_penalty=1.5, presence_penalty=1.0, repetition_penalty=1.3),
-    "drawn": SamplerParams(temperature=1.2, seed=7, top_p=0.9, bad_words=((200, 201), (300, 7))),
+    "greedy": SamplingParams(temperature=0.0),
+    "penalized": SamplingParams(temperature=0.0, frequency_penalty=1.5, presence_penalty=1.0, repetition_penalty=1.3),
+    "drawn": SamplingParams(temperature=1.2, seed=7, top_p=0.9, bad_words_token_ids=((200, 201), (300, 7))),
 }
 
 
@@ -31,7 +31,9 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_runner(folder) if request.param == "cpu" else gpu_runner(folder, block_size=4)
 
 
-def _from_history(runner: ModelRunner | GpuRunner, request: int, forced: list[int], params: SamplerParams) -> list[int]:
+def _from_history(
+    runner: ModelRunner | GpuRunner, request: int, forced: list[int], params: SamplingParams
+) -> list[int]:
     """What a sequence with this history draws, and then it is forgotten."""
     history = PROMPT + forced
     new = new_sequence(request, history, num_prompt_tokens=len(PROMPT), params=params)
@@ -44,7 +46,7 @@ def _from_history(runner: ModelRunner | GpuRunner, request: int, forced: list[in
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 def test_each_draw_is_that_of_a_sequence_with_the_forced_history(
-    runner: ModelRunner | GpuRunner, params: SamplerParams
+    runner: ModelRunner | GpuRunner, params: SamplingParams
 ) -> None:
     own = [
         runner.execute(
@@ -64,7 +66,7 @@ def test_each_draw_is_that_of_a_sequence_with_the_forced_history(
 
 def test_an_end_is_that_of_the_workers_own_token(runner: ModelRunner | GpuRunner) -> None:
     (first,) = _from_history(runner, 3, [], PARAMS["greedy"])
-    params = SamplerParams(temperature=0.0, stop_token_ids=(first,))
+    params = SamplingParams(temperature=0.0, stop_token_ids=(first,))
     output = runner.execute(
         launched(0, chunks=[(4, 0, 0, len(PROMPT), 1)], blocks=BLOCKS),
         StepPayload(new=[new_sequence(4, PROMPT, params=params)], forced=[[first + 1]]),
@@ -75,7 +77,7 @@ def test_an_end_is_that_of_the_workers_own_token(runner: ModelRunner | GpuRunner
 
 def test_the_fake_worker_goes_on_behind_them() -> None:
     runner = FakeRunner({}, epoch=1, block_size=4, num_blocks=16)
-    params = SamplerParams(seed=9)
+    params = SamplingParams(seed=9)
     launch = launched(0, chunks=[(1, 0, 0, len(PROMPT), 1)], blocks=BLOCKS)
     step = runner.execute(launch, StepPayload(new=[new_sequence(1, PROMPT, params=params)], forced=[[1, 2, 3]]))
     assert step.tokens == [[fake_token(9, 0, 0)]]

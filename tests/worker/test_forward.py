@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.decoder import PARTS
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import SequenceId
 from eventlm.worker import forward as module
 from eventlm.worker.model_runner import ModelRunner
@@ -338,10 +338,10 @@ def test_logits_are_written_only_for_those_that_need_them(checkpoint: Path, monk
 
     monkeypatch.setattr(runner._forward, "logits", counted)
 
-    def run(request: int, *others: SamplerParams) -> tuple[list[list[int]], list[Any], int]:
+    def run(request: int, *others: SamplingParams) -> tuple[list[list[int]], list[Any], int]:
         """Tokens and extras of a step, the first sequence's own first, and how often logits were written."""
         before = num_calls
-        all_params = [SamplerParams(temperature=0.8, seed=3), *others]
+        all_params = [SamplingParams(temperature=0.8, seed=3), *others]
         new = [
             new_sequence(request, [5, 6, 7 + index], index=index, num_prompt_tokens=3, params=params)
             for index, params in enumerate(all_params)
@@ -351,14 +351,14 @@ def test_logits_are_written_only_for_those_that_need_them(checkpoint: Path, monk
         output = runner.execute(launched(request, chunks=chunks, blocks=blocks), payload(*new))
         return output.tokens, output.extras, num_calls - before
 
-    greedy = SamplerParams(temperature=0.0)
+    greedy = SamplingParams(temperature=0.0)
     (alone, *_), extras, count = run(1, greedy)
     assert (extras, count) == ([], 0)
     needing = [
-        SamplerParams(temperature=0.0, logprobs=2),
-        SamplerParams(top_k=3),
-        SamplerParams(min_tokens=4, eos_token_ids=(2,)),
-        SamplerParams(repetition_penalty=1.2),
+        SamplingParams(temperature=0.0, logprobs=2),
+        SamplingParams(top_k=3),
+        SamplingParams(min_tokens=4, eos_token_ids=(2,)),
+        SamplingParams(repetition_penalty=1.2),
     ]
     for request, params in enumerate(needing, start=2):
         (first, *others), extras, count = run(request, greedy, params)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eventlm.errors import CheckpointError
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker import op_timer
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.forward import Forward, make_forward
@@ -228,7 +228,7 @@ def test_two_launches_deep(pair: Pair, schedule: Schedule) -> None:
 
 def test_a_sampled_sequence_does_not_depend_on_its_neighbours(plain: Pair, plain_schedule: Schedule) -> None:
     schedule = plain_schedule
-    params = SamplerParams(temperature=0.9, top_p=0.9, seed=2**63 + 5, ignore_eos=True)
+    params = SamplingParams(temperature=0.9, top_p=0.9, seed=2**63 + 5, ignore_eos=True)
     prompt = prompt_of(12)
     schedule.step(
         new=[new_sequence(1, prompt, params=params), new_sequence(1, prompt, index=1, params=params)],
@@ -263,7 +263,7 @@ def test_ends_are_seen_and_rows_go_on(plain: Pair, plain_schedule: Schedule) -> 
         (4, {"eos_token_ids": (tokens[1],), "ignore_eos": True}, None),
     ):
         schedule.step(
-            new=[new_sequence(request, prompt, params=SamplerParams(temperature=0.0, **params))],
+            new=[new_sequence(request, prompt, params=SamplingParams(temperature=0.0, **params))],
             chunks=[(request, 0, 0, 9, 1)],
             blocks=[(0, 0, list(range(10)))],
         )

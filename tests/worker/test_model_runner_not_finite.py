@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eventlm.kernels.cpu import native
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from tests.checkpoints import make_checkpoint
 from tests.worker.launches import new_sequence
 from tests.worker.reference import Schedule, make_runner
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_the_broken_sequences_end(
     checkpoint: Path, forward: str, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = SamplerParams(**{"max_tokens": 20, "ignore_eos": True, **way})
+    params = SamplingParams(**{"max_tokens": 20, "ignore_eos": True, **way})
     runner = make_runner(checkpoint, dtype="bfloat16", block_size=16, num_blocks=8, cpu_kernels=forward)
 
     def serve(*prompts: list[int]) -> Schedule:

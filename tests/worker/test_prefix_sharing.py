@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eventlm.events import Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import SequenceId
 from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import StepPayload
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class DrivenRunner:
     """Executes a core's launches for the samples of one request, and counts the prompt tokens computed."""
 
-    def __init__(self, rig: Rig, runner: ModelRunner, request: int, prompt: list[int], params: SamplerParams) -> None:
+    def __init__(self, rig: Rig, runner: ModelRunner, request: int, prompt: list[int], params: SamplingParams) -> None:
         self._rig = rig
         self._runner = runner
         self._request = request
@@ -71,7 +71,7 @@ def test_full_blocks_are_computed_once_and_the_tail_by_each(
     prompt = prompt_of(num_shared + num_tail_tokens)
     rig = Rig(num_blocks=64, max_num_batched_tokens=budget, block_size=BLOCK_SIZE)
     request = rig.arrive(len(prompt), NUM_OUTPUT_TOKENS, n=n, blocks=list(range(1, 1 + len(prompt) // BLOCK_SIZE)))
-    params = SamplerParams(seed=5, ignore_eos=True)
+    params = SamplingParams(seed=5, ignore_eos=True)
     driven = DrivenRunner(rig, make_runner(folder, num_blocks=64), request, prompt, params)
     driven.finish()
     assert driven.num_prefill_tokens == num_shared + n * num_tail_tokens
@@ -84,7 +84,7 @@ def test_samples_that_share_blocks_say_what_transformers_says(folder: Path) -> N
     prompt = prompt_of(23)
     rig = Rig(num_blocks=64)
     request = rig.arrive(len(prompt), NUM_OUTPUT_TOKENS, n=3, blocks=[1, 2, 3, 4, 5])
-    params = SamplerParams(temperature=0.0, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
     driven = DrivenRunner(rig, make_runner(folder, num_blocks=64), request, prompt, params)
     driven.finish()
     expected = model.generate(

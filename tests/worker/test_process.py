@@ -17,7 +17,7 @@ import zmq
 
 from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.model import fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.protocol import (
@@ -141,7 +141,7 @@ def test_what_a_step_gives_beside_its_tokens(start: Callable[..., Peer]) -> None
     peer = start()
     peer.set_up(profile_ops=True)
     peer.word()
-    new = new_sequence(1, [1, 2, 3], params=SamplerParams(logprobs=2, prompt_logprobs=0))
+    new = new_sequence(1, [1, 2, 3], params=SamplingParams(logprobs=2, prompt_logprobs=0))
     peer.send(launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [5])]), payload(new))
     result = peer.word()
     assert isinstance(result, StepResult)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.sequence_table import DesyncError, SequenceTable, end_of
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -97,15 +97,15 @@ def test_what_disagrees_is_a_desync(table: SequenceTable, launch, new) -> None:
 
 
 def test_ends() -> None:
-    params = SamplerParams(eos_token_ids=(2,), stop_token_ids=(3, 2))
+    params = SamplingParams(eos_token_ids=(2,), stop_token_ids=(3, 2))
     assert end_of(params, 1, 0) is None
     assert end_of(params, 2, 0) == "eos"
     assert end_of(params, 3, 0) == "stop_token"
-    assert end_of(SamplerParams(eos_token_ids=(2,), ignore_eos=True), 2, 0) is None
+    assert end_of(SamplingParams(eos_token_ids=(2,), ignore_eos=True), 2, 0) is None
 
 
 def test_nothing_ends_before_min_tokens_even_if_nothing_else_can_be_drawn() -> None:
-    params = SamplerParams(eos_token_ids=(2,), stop_token_ids=(3,), min_tokens=2)
+    params = SamplingParams(eos_token_ids=(2,), stop_token_ids=(3,), min_tokens=2)
     assert [end_of(params, token_id, place) for token_id in (2, 3) for place in (1, 2)] == [
         None, "eos", None, "stop_token",
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest, RequestHandle
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Event, Launched, StepCompleted, StepOps
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import ceil_div
 
 #: Steps of a batch that are not measured: memory is touched for the first time, and the engine gets ahead.
@@ -201,8 +201,7 @@ class StepBench:
         return EngineRequest(
             model=self._engine.model_names[0],
             prompt_token_ids=random.integers(self._engine.setup.vocab_size, size=prompt_tokens).tolist(),
-            params=SamplerParams(temperature=self._temperature, max_tokens=output_tokens, ignore_eos=True),
-            seed=place,
+            params=SamplingParams(temperature=self._temperature, max_tokens=output_tokens, ignore_eos=True, seed=place),
             offline=True,
         )
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.engine.request import EngineRequest, Submission
 from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
-from eventlm.sampler_params import Pooling, SamplerParams
+from eventlm.sampling_params import Pooling, SamplingParams
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.server.errors import from_engine_error, internal_error
@@ -156,7 +156,7 @@ async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: in
             EngineRequest(
                 model=body.model,
                 prompt_token_ids=token_ids,
-                params=SamplerParams(max_tokens=0, pooling=pooling),
+                params=SamplingParams(max_tokens=None, pooling=pooling),
                 kind="pool",
                 # A mean is over what is computed.
                 skip_cache_read=pooling == "mean",

@@ -9,7 +9,7 @@ from eventlm.errors import InputError, UnknownModelError
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.text.decoding import convert_request, decode_object, decode_request
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
-from eventlm.text.requests.validation import check_token_ids
+from eventlm.text.sampling import check_token_ids
 
 
 class TokenizeRequest(Struct, kw_only=True):

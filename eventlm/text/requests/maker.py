@@ -6,11 +6,11 @@ from typing import Any
 
 from eventlm.engine.request import EngineRequest
 from eventlm.errors import InputError
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.chat_messages import chat_messages
 from eventlm.text.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
 from eventlm.text.echo import Echo
 from eventlm.text.engine import TextEngine
-from eventlm.text.generation_config import GenerationDefaults
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.prompt_encoder import CHARACTERS_OF_A_MESSAGE, PromptEncoder
 from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -19,6 +19,7 @@ from eventlm.text.requests.validation import (
     check_request,
     completion_prompts,
     engine_request,
+    sampling_params,
     truncate_prompt,
 )
 from eventlm.text.tokenizer import Tokenizer
@@ -39,7 +40,7 @@ class RequestMaker:
         engine: TextEngine,
         tokenizer: Tokenizer,
         *,
-        defaults: GenerationDefaults,
+        defaults: SamplingParams,
         vocab_size: int,
         formats: Formats,
     ) -> None:
@@ -56,13 +57,14 @@ class RequestMaker:
         self.encoder.close()
         self._grammars.close()
 
-    def check(self, body: GenerationRequest) -> None:
-        """Raise InputError for what is wrong with the fields that chats and completions share."""
+    def check(self, body: GenerationRequest) -> SamplingParams:
+        """The body's sampling parameters. Raises InputError for what is wrong with fields of chats and completions."""
         check_request(body, self._limits)
+        return sampling_params(body, self._defaults, self._vocab_size)
 
     async def chat(self, body: ChatCompletionRequest, received_ns: int) -> EngineRequest:
         """The request for a conversation that came in at `received_ns` of the engine's clock. Raises InputError."""
-        self.check(body)
+        params = self.check(body)
         formats, tokenizer = self._formats, self._tokenizer
         tools = requested_tools(body, formats)
         content_grammar = await self._grammars.requested(body)
@@ -71,8 +73,8 @@ class RequestMaker:
         grammar = await requested_grammar(tools, format, formats, tokenizer, content_grammar, self._grammars)
         request = engine_request(
             body,
+            params,
             prompt_token_ids,
-            defaults=self._defaults,
             limits=self._limits,
             bad_words=await self.encoder.encode_bad_words(body.bad_words or []),
             grammar=grammar,
@@ -84,7 +86,7 @@ class RequestMaker:
 
     async def completions(self, body: CompletionRequest, received_ns: int) -> tuple[list[EngineRequest], list[Echo]]:
         """A request for each prompt, and what to echo of each if an echo is asked for. Raises InputError."""
-        self.check(body)
+        params = self.check(body)
         bad_words = await self.encoder.encode_bad_words(body.bad_words or [])
         grammar = await self._grammars.requested(body)
         group, echoes = [], []
@@ -94,8 +96,8 @@ class RequestMaker:
             group.append(
                 engine_request(
                     body,
+                    params,
                     kept,
-                    defaults=self._defaults,
                     limits=self._limits,
                     bad_words=bad_words,
                     grammar=grammar,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from eventlm.engine.request import EngineRequest
 from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
-from eventlm.sampler_params import LARGEST_LOGIT_BIAS, SMALLEST_TEMPERATURE, SamplerParams
-from eventlm.text.generation_config import GenerationDefaults
+from eventlm.sampling_params import LARGEST_LOGIT_BIAS, SamplingParams
 from eventlm.text.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -19,10 +20,12 @@ from eventlm.text.protocol import (
     MAX_METADATA_VALUE_CHARACTERS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
+    SAMPLING_FIELDS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
 )
+from eventlm.text.sampling import check_known_tokens, check_token_ids, resolved
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -41,20 +44,12 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
         raise UnknownModelError(request.model)
     if request.stream_options is not None and not request.stream:
         raise InputError("stream_options", "'stream_options' is only allowed when 'stream' is true.")
-    if request.seed is not None and not -(2**63) <= request.seed < 2**64:
-        raise InputError("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
     _check_metadata(request.metadata or {})
     if isinstance(request, CompletionRequest):
         _check_completion(request)
     _check_stops(request)
-    check_token_ids(request.stop_token_ids or [], limits.vocab_size, "stop_token_ids")
     _check_logprobs(request)
     _check_bad_words(request.bad_words or [])
-    _logit_bias(request, limits)
-    if request.allowed_token_ids is not None:
-        if not request.allowed_token_ids:
-            raise InputError("allowed_token_ids", "Invalid value for 'allowed_token_ids': it is empty.")
-        check_token_ids(request.allowed_token_ids, limits.vocab_size, "allowed_token_ids")
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
@@ -99,8 +94,8 @@ def _check_bad_words(words: list[str]) -> None:
             )
 
 
-def _logit_bias(request: GenerationRequest, limits: Limits) -> tuple[tuple[int, float], ...]:
-    """(token, bias) in the order of the body. Raises InputError."""
+def _logit_bias(request: GenerationRequest) -> dict[int, float]:
+    """By token id, in the order of the body. Raises InputError."""
     biases = request.logit_bias or {}
     if len(biases) > MAX_LOGIT_BIASES:
         raise InputError(
@@ -109,18 +104,13 @@ def _logit_bias(request: GenerationRequest, limits: Limits) -> tuple[tuple[int, 
     for key, bias in biases.items():
         if not _TOKEN_ID.fullmatch(key):
             raise InputError("logit_bias", "Invalid value for 'logit_bias': its keys are token ids in digits.")
-        if int(key) >= limits.vocab_size:
-            raise InputError(
-                f"logit_bias.{key}",
-                f"Invalid value for 'logit_bias.{key}': token ids are from 0 to {limits.vocab_size - 1}.",
-            )
         if not -LARGEST_LOGIT_BIAS <= bias <= LARGEST_LOGIT_BIAS:
             raise InputError(f"logit_bias.{key}", f"Invalid value for 'logit_bias.{key}': a bias is from -100 to 100.")
-    return tuple((int(key), bias) for key, bias in biases.items())
+    return {int(key): bias for key, bias in biases.items()}
 
 
 def _check_stops(request: GenerationRequest) -> None:
-    stops = stop_strings(request)
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > MAX_STOP_STRINGS:
         raise InputError("stop", f"Invalid value for 'stop': at most {MAX_STOP_STRINGS} strings, got {len(stops)}.")
     for place, stop in enumerate(stops):
@@ -130,23 +120,6 @@ def _check_stops(request: GenerationRequest) -> None:
                 param,
                 f"Invalid value for '{param}': a stop string has 1 to {MAX_STOP_CHARACTERS} characters.",
             )
-
-
-def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
-    """The stop strings as a tuple, whatever form they came in."""
-    if request.stop is None:
-        return ()
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-
-
-def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
-    """Raise InputError for the first id that the model does not have."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        place = next(place for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
-        raise InputError(
-            f"{param}[{place}]",
-            f"Invalid value for '{param}[{place}]': token ids are from 0 to {vocab_size - 1}.",
-        )
 
 
 def completion_prompts(request: CompletionRequest, vocab_size: int) -> list[str | list[int]]:
@@ -205,11 +178,29 @@ def truncate_prompt(request: GenerationRequest, token_ids: list[int], limits: Li
     return token_ids[-num_kept:]
 
 
+def sampling_params(request: GenerationRequest, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
+    """The body's sampling parameters over the model's defaults. Raises InputError."""
+    given = {field.name: value for field in SAMPLING_FIELDS if (value := getattr(request, field.name)) is not None}
+    given |= {
+        # Decided for each prompt, by `engine_request`; 0 stands for a prompt that is only scored.
+        "max_tokens": request.most_tokens or None,
+        "logprobs": request.num_logprobs,
+        "prompt_logprobs": request.num_prompt_logprobs,
+        "logit_bias": _logit_bias(request) or None,
+        "stop": request.stop if request.generates else [],
+        # Structure that other fields ask for is a grammar as well.
+        "structured_outputs": None,
+    }
+    params = structs.replace(defaults, **given)
+    check_known_tokens(params, vocab_size)
+    return params
+
+
 def engine_request(
     request: GenerationRequest,
+    params: SamplingParams,
     prompt_token_ids: list[int],
     *,
-    defaults: GenerationDefaults,
     limits: Limits,
     prompt_param: str,
     received_ns: int,
@@ -221,26 +212,18 @@ def engine_request(
 
     How it is scheduled is not in it yet, see `eventlm.server.scheduling`.
     """
-    if request.generates:
-        stops = stop_strings(request)
-    else:
-        stops, grammar = (), ""
+    grammar = grammar if request.generates else ""
     max_tokens = _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
+    params = structs.replace(params, max_tokens=max_tokens or None)
     return EngineRequest(
         model=request.model,
         prompt_token_ids=prompt_token_ids,
-        params=_sampler_params(request, defaults, limits, max_tokens, bad_words, grammar),
+        params=resolved(params, vocab_size=limits.vocab_size, bad_words_token_ids=bad_words, grammar=grammar),
         kind="generate" if request.generates else "score",
-        n=request.n or 1,
-        # As in vLLM and llama.cpp, -1 is the same as none.
-        seed=None if request.seed in (None, -1) else request.seed % 2**64,
         # Only what is computed has log-probabilities.
-        skip_cache_read=request.num_prompt_logprobs is not None or not request.generates,
+        skip_cache_read=params.prompt_logprobs is not None or not request.generates,
         cache_salt=request.cache_salt or "",
-        stop=stops,
-        include_stop_str_in_output=request.include_stop_str_in_output or False,
-        skip_special_tokens=request.skip_special_tokens is not False,
-        has_text_ends=bool(stops),
+        has_text_ends=bool(params.stop),
         waits_for_grammar=bool(grammar),
         received_ns=received_ns,
         ready_ns=ready_ns,
@@ -267,37 +250,3 @@ def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, limits: Limi
             f"Invalid value for 'min_tokens': {request.min_tokens} is more than max_tokens, which is {max_tokens}.",
         )
     return max_tokens
-
-
-def _sampler_params(
-    request: GenerationRequest,
-    defaults: GenerationDefaults,
-    limits: Limits,
-    max_tokens: int,
-    bad_words: tuple[tuple[int, ...], ...],
-    grammar: str,
-) -> SamplerParams:
-    temperature = defaults.temperature if request.temperature is None else request.temperature
-    top_k = defaults.top_k if request.top_k is None else request.top_k
-    return SamplerParams(
-        temperature=temperature if temperature >= SMALLEST_TEMPERATURE else 0.0,
-        top_k=top_k if 0 < top_k < limits.vocab_size else 0,
-        top_p=defaults.top_p if request.top_p is None else request.top_p,
-        min_p=defaults.min_p if request.min_p is None else request.min_p,
-        repetition_penalty=(
-            defaults.repetition_penalty if request.repetition_penalty is None else request.repetition_penalty
-        ),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        logit_bias=_logit_bias(request, limits),
-        allowed_token_ids=tuple(request.allowed_token_ids or ()),
-        bad_words=bad_words,
-        min_tokens=request.min_tokens or 0,
-        max_tokens=max_tokens,
-        ignore_eos=request.ignore_eos or False,
-        eos_token_ids=defaults.eos_token_ids,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        grammar=grammar,
-        logprobs=request.num_logprobs,
-        prompt_logprobs=request.num_prompt_logprobs,
-    )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import xxhash
 
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.worker.protocol import RowExtras
 from eventlm.worker.sequence_table import Row
 
@@ -33,7 +33,7 @@ def fake_extras(number: int, row: Row, produced: list[int], draw: Draw) -> RowEx
     params, logprobs, prompt_logprobs, embedding = sequence.params, None, None, b""
     if params.logprobs is not None and produced:
         places = range(sequence.position, sequence.position + len(produced))
-        wheres = [draw("rank", params.seed, sequence.id.index, place) for place in places]
+        wheres = [draw("rank", params.noise_seed, sequence.id.index, place) for place in places]
         logprobs = _token_logprobs(produced, wheres, params.logprobs)
     num_top = 0 if params.prompt_logprobs is None and sequence.kind == "score" else params.prompt_logprobs
     start, end = row.start + 1, min(row.start + 1 + row.num_tokens, sequence.num_prompt_tokens)

@@ -58,14 +58,14 @@ class FakeGrammars:
     def _choose(self, sequence: Sequence, grammar: SequenceGrammar, place: int) -> int:
         params = sequence.params
         may = set(np.flatnonzero(self._table.mask(grammar)).tolist())
-        ends = sorted(may & {*params.eos_token_ids, *params.stop_token_ids})
+        ends = sorted(may & {*params.eos_token_ids, *(params.stop_token_ids or ())})
         others = sorted(may.difference(ends))
-        drawn = draw("grammar", params.seed, sequence.id.index, place)
+        drawn = draw("grammar", params.noise_seed, sequence.id.index, place)
         if ends and (not others or (place >= params.min_tokens and drawn % _CLOSING == 0)):
             return ends[0]
         if drawn % _CLOSING == 0 and (closers := [byte for byte in _CLOSERS if byte in may]):
             return closers[0]
-        word = fake_token(params.seed, sequence.id.index, place)
+        word = fake_token(params.noise_seed, sequence.id.index, place)
         if word in may:
             return word
         shown = [token_id for token_id in others if token_id < 0x7F and token_id not in _BLANKS] or others

@@ -73,7 +73,7 @@ class FakeRunner:
         return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
 
     def _is_deadly(self, sequence: Sequence) -> bool:
-        place = poisoned_place(self.parameters, sequence.params.seed, sequence.id.index)
+        place = poisoned_place(self.parameters, sequence.params.noise_seed, sequence.id.index)
         return place is not None and sequence.position >= place
 
     def _update_grammars(self, launch: Launched, payload: StepPayload) -> None:
@@ -92,20 +92,20 @@ class FakeRunner:
         """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
         sequence = row.sequence
         params, index, position = sequence.params, sequence.id.index, sequence.position
-        count = most if most <= 1 else self._draw("count", params.seed, step, position) % (most + 1)
+        count = most if most <= 1 else self._draw("count", params.noise_seed, step, position) % (most + 1)
         if params.grammar and self._grammars is not None:
             return self._grammars.produce(row, count, forced)
         produced: list[int] = []
         for place in range(position, position + count):
             nan_ppm = self.parameters.nan_ppm
-            if nan_ppm and self._draw("nan", params.seed, index, place) < nan_ppm:
+            if nan_ppm and self._draw("nan", params.noise_seed, index, place) < nan_ppm:
                 # An `error` of this kind comes without a token: with some, the next step ends the sequence.
                 return produced, None if produced else "error"
-            drawn = self._draw("end", params.seed, index, place)
+            drawn = self._draw("end", params.noise_seed, index, place)
             if drawn < self.parameters.end_ppm and place >= params.min_tokens and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)
                 return produced, ENDS[drawn % len(ENDS)]
-            produced.append(fake_token(params.seed, index, place, piece_ppm=self.parameters.piece_ppm))
+            produced.append(fake_token(params.noise_seed, index, place, piece_ppm=self.parameters.piece_ppm))
             if (reason := end_of(params, produced[-1], place)) is not None:
                 return produced, reason
         return produced, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eventlm.events.decisions import Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.protocol import NewSequence, StepPayload
 from eventlm.worker.warm_up import MeasuredRunner
@@ -17,9 +17,9 @@ from eventlm.worker.warm_up import MeasuredRunner
 _REQUEST = -1
 #: Ways to draw that have kernels of their own.
 _PARAMS = (
-    SamplerParams(temperature=0.0, ignore_eos=True),
-    SamplerParams(temperature=1.0, top_k=10, top_p=0.9, ignore_eos=True),
-    SamplerParams(temperature=0.0, presence_penalty=1.0, ignore_eos=True),
+    SamplingParams(temperature=0.0, ignore_eos=True),
+    SamplingParams(temperature=1.0, top_k=10, top_p=0.9, ignore_eos=True),
+    SamplingParams(temperature=0.0, presence_penalty=1.0, ignore_eos=True),
 )
 _PROMPT_TOKENS = 2
 
@@ -46,7 +46,7 @@ def _counts(most: int) -> Iterator[int]:
         yield most
 
 
-def _run(runner: MeasuredRunner, num_decodes: int, params: SamplerParams) -> None:
+def _run(runner: MeasuredRunner, num_decodes: int, params: SamplingParams) -> None:
     """A step, whose sequences share a block: what is in it does not matter here."""
     numbers = range(num_decodes + 1)
     blocks = list(range(ceil_div(_PROMPT_TOKENS, runner.setup.block_size)))

@@ -29,7 +29,7 @@ class SequenceGrammar:
         self._vocab_size = vocab_size
         params = self._params = sequence.params
         eos_ids = params.eos_token_ids
-        self._ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos_ids))
+        self._ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(eos_ids))
         self._end_bits = _bits(sorted(self._ends), vocab_size)
         #: Neither text nor an end where it is ignored.
         self._never_text = _bits([*sorted(self._ends), *eos_ids], vocab_size)

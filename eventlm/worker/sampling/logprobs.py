@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eventlm.sampler_params import TokenLogprobs
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.worker.sampling.candidates import top_entries
 from eventlm.worker.sampling.sampler import SLICE_ENTRIES, slices
 

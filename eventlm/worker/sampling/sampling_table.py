@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.cpu.decoder import DrawRows
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import SequenceId
 from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sampling.noise import sequence_key
@@ -132,7 +132,7 @@ class SamplingTable:
         if needs & (ALLOWED | BANNED | BIASED) or params.min_tokens > num_output:
             self.lists[slot] = lists
         record["needs"] = needs
-        record["key"] = key = sequence_key(params.seed, sequence.id.index)
+        record["key"] = key = sequence_key(params.noise_seed, sequence.id.index)
         record["temperature"] = params.temperature or 1.0
         record["top_k"] = params.top_k if params.top_k < self._vocab_size else 0
         record["top_p"] = params.top_p if params.top_p < 1.0 else np.inf
@@ -197,7 +197,7 @@ class SamplingTable:
             self.counts.append(rows.params["counts_row"][counted], tokens_S[counted])
 
 
-def _needs(params: SamplerParams, lists: TokenLists, vocab_size: int) -> int:
+def _needs(params: SamplingParams, lists: TokenLists, vocab_size: int) -> int:
     penalties = (params.repetition_penalty - 1.0, params.presence_penalty, params.frequency_penalty)
     needs = 0
     if params.temperature == 0.0 or params.top_k == 1:
@@ -222,13 +222,13 @@ def _token_lists(sequence: Sequence, vocab_size: int) -> TokenLists:
         array = np.array(values, dtype=np.int64)
         return array[(array >= 0) & (array < vocab_size)]
 
-    bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab_size]
+    bias = [(token, value) for token, value in (params.logit_bias or {}).items() if 0 <= token < vocab_size]
     return TokenLists(
         sequence=sequence,
-        allowed=ids(params.allowed_token_ids),
+        allowed=ids(params.allowed_token_ids or ()),
         bias_ids=ids([token for token, _ in bias]),
         bias_values=np.array([value for _, value in bias], dtype=np.float32),
-        banned=ids([word[0] for word in params.bad_words if len(word) == 1]),
-        ends=ids(params.eos_token_ids + params.stop_token_ids),
-        bad_words=tuple(word for word in params.bad_words if len(word) > 1 and word[-1] < vocab_size),
+        banned=ids([word[0] for word in params.bad_words_token_ids if len(word) == 1]),
+        ends=ids([*params.eos_token_ids, *(params.stop_token_ids or ())]),
+        bad_words=tuple(word for word in params.bad_words_token_ids if len(word) > 1 and word[-1] < vocab_size),
     )

@@ -186,9 +186,9 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     assert request.prompt_token_ids == server.context.tokenizer.encode(text, add_special_tokens=False)
     params = request.params
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 40, 7)
-    assert (request.stop, params.stop_token_ids, params.eos_token_ids) == (("x", "y"), (5,), (257,))
+    assert (params.stop, params.stop_token_ids, params.eos_token_ids) == (["x", "y"], [5], (257,))
     assert params.ignore_eos
-    assert (request.n, request.seed, request.priority, request.has_text_ends) == (2, 2**64 - 2, -3, True)
+    assert (request.n, params.seed, request.priority, request.has_text_ends) == (2, -2, -3, True)
     assert (request.deadline_ns, request.slo_ttft_ns, request.slo_tpot_ns) == (250_000_000, 100_000_000, 20_000_000)
     assert (request.drop_if_late, request.cache_salt, request.offline) == (True, "s", False)
     assert 0 < request.received_ns <= request.ready_ns
@@ -200,8 +200,8 @@ def test_defaults(server: RunningServer, client: openai.OpenAI) -> None:
     plain, greedy = server.engine.requests
     assert plain.params.max_tokens == 256 - 21
     assert (plain.params.temperature, plain.params.top_p, plain.params.top_k) == (1.0, 1.0, 0)
-    assert (plain.seed, plain.n, plain.has_text_ends) == (None, 1, False)
-    assert (greedy.params.temperature, greedy.params.top_k, greedy.seed) == (0.0, 0, None)
+    assert (plain.params.seed, plain.n, plain.has_text_ends) == (None, 1, False)
+    assert (greedy.params.temperature, greedy.params.top_k, greedy.params.seed) == (0.0, 0, None)
 
 
 def test_template_variables_and_errors(server: RunningServer) -> None:

@@ -85,7 +85,7 @@ def test_what_the_engine_is_asked(server: RunningServer) -> None:
     first, second = server.engine.requests
     assert (first.prompt_token_ids, second.prompt_token_ids) == ([97], [98])
     assert (first.kind, first.priority, first.cache_salt, first.n) == ("pool", -3, "salt", 1)
-    assert (first.params.pooling, first.params.max_tokens, first.skip_cache_read) == ("last", 0, False)
+    assert (first.params.pooling, first.params.max_tokens, first.skip_cache_read) == ("last", None, False)
     assert 0 < first.received_ns <= first.ready_ns
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE, NUM_FAKE_TOKENS
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.fake.tokens import fake_token
@@ -20,7 +20,7 @@ PROMPT = [5, 6, 2000, 7, 1023]
 def run(sizes: list[int], *, num_decodes: int = 0, request: int = 1, kind: Any = "generate", **params: Any) -> Any:
     """(tokens, extras) of a prompt in chunks and of decodes behind it."""
     runner = FakeRunner({}, epoch=1, block_size=4, num_blocks=64)
-    new = new_sequence(request, PROMPT, params=SamplerParams(seed=9, ignore_eos=True, **params))
+    new = new_sequence(request, PROMPT, params=SamplingParams(seed=9, ignore_eos=True, **params))
     tokens: list[int] = []
     extras: list[RowExtras] = []
     start = 0

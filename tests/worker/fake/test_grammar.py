@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.grammar import json_object_grammar, regex_grammar
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import StepPayload
@@ -25,7 +25,7 @@ def run(
 ) -> tuple[list[int], str]:
     """All tokens and the end; `forced` are what the sequence goes on with."""
     fake, tokens = runner(), list(output or [])
-    params = SamplerParams(seed=seed, grammar=grammar, eos_token_ids=(EOS,), max_tokens=300)
+    params = SamplingParams(seed=seed, grammar=grammar, eos_token_ids=(EOS,), max_tokens=300)
     new = new_sequence(1, [5, 6, 7, *tokens], num_prompt_tokens=3, params=params)
     for step in range(300):
         length = 3 + len(tokens)

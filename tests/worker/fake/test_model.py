@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.protocol import FAKE_MODEL
@@ -12,7 +12,7 @@ from tests.worker.test_worker_loop import SETUP
 
 def test_launches_follow_each_other_on_the_device() -> None:
     model = FakeModel(SETUP)
-    new = new_sequence(1, [1, 2, 3], params=SamplerParams(seed=9, ignore_eos=True))
+    new = new_sequence(1, [1, 2, 3], params=SamplingParams(seed=9, ignore_eos=True))
     first = model.start(launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [0, 1])]), payload(new))
     second = model.start(launched(1, decodes=[(1, 0, 4, 0)]), payload())
     assert second.times_ns[0] >= first.times_ns[1] > first.times_ns[0]

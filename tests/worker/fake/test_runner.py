@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.runner import FakeDeath, FakeRunner, FakeStep
 from eventlm.worker.fake.tokens import (
     ENDS,
@@ -21,14 +21,14 @@ from eventlm.worker.fake.tokens import (
 from eventlm.worker.sequence_table import DesyncError
 from tests.worker.launches import launched, new_sequence, payload
 
-PARAMS = SamplerParams(seed=9, ignore_eos=True)
+PARAMS = SamplingParams(seed=9, ignore_eos=True)
 
 
 def make_runner(*, epoch: int = 1, **parameters: Any) -> FakeRunner:
     return FakeRunner(parameters, epoch=epoch, block_size=4, num_blocks=64)
 
 
-def prefill(runner: FakeRunner, *, params: SamplerParams = PARAMS, step: int = 0, request: int = 1) -> FakeStep:
+def prefill(runner: FakeRunner, *, params: SamplingParams = PARAMS, step: int = 0, request: int = 1) -> FakeStep:
     launch = launched(step, chunks=[(request, 0, 0, 3, 1)], blocks=[(0, 0, list(range(32)))])
     return runner.execute(launch, payload(new_sequence(request, [1, 2, 3], params=params)))
 
@@ -74,7 +74,7 @@ def test_ends_of_every_reason_are_drawn_and_cut_the_row() -> None:
     reasons = set()
     for seed in range(60):
         runner = make_runner(end_ppm=400_000)
-        params = SamplerParams(seed=seed)
+        params = SamplingParams(seed=seed)
         length = 3
         for step in range(20):
             done = prefill(runner, params=params) if step == 0 else decode(runner, step, length, most=4)
@@ -90,16 +90,16 @@ def test_ends_of_every_reason_are_drawn_and_cut_the_row() -> None:
 
 def test_ends_of_the_request_s_own() -> None:
     first = fake_token(9, 0, 0)
-    eos = SamplerParams(seed=9, eos_token_ids=(first,))
+    eos = SamplingParams(seed=9, eos_token_ids=(first,))
     assert prefill(make_runner(), params=eos).ends == [(0, "eos")]
     assert prefill(make_runner(), params=structs.replace(eos, ignore_eos=True)).ends == []
-    assert prefill(make_runner(), params=SamplerParams(seed=9, stop_token_ids=(first,))).ends == [(0, "stop_token")]
+    assert prefill(make_runner(), params=SamplingParams(seed=9, stop_token_ids=(first,))).ends == [(0, "stop_token")]
     assert prefill(make_runner(end_ppm=1_000_000), params=PARAMS).ends == []
 
 
 def test_nothing_ends_before_min_tokens_and_the_tokens_stay_as_they_are() -> None:
     first = fake_token(9, 0, 0)
-    params = SamplerParams(seed=9, stop_token_ids=(first,), min_tokens=1)
+    params = SamplingParams(seed=9, stop_token_ids=(first,), min_tokens=1)
     done = prefill(make_runner(), params=params)
     assert (done.tokens, done.ends) == ([[first]], [])
     assert prefill(make_runner(end_ppm=1_000_000), params=params).tokens == [[first]]
@@ -110,7 +110,7 @@ def test_nothing_ends_before_min_tokens_and_the_tokens_stay_as_they_are() -> Non
 
 def test_parameters_that_shape_a_distribution_change_nothing() -> None:
     shaped = structs.replace(
-        PARAMS, allowed_token_ids=(1, 2), bad_words=((1,), (2, 3)), logit_bias=((4, 1.0),), min_p=0.5, top_k=3
+        PARAMS, allowed_token_ids=(1, 2), bad_words_token_ids=((1,), (2, 3)), logit_bias={4: 1.0}, min_p=0.5, top_k=3
     )
     assert prefill(make_runner(), params=shaped).tokens == prefill(make_runner()).tokens
 

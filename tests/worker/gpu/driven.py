@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventlm.events import Cancelled, Launched
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.types import RequestKind, SequenceId
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.model_runner import ModelRunner
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
 
     prompt: list[int]
     num_tokens: int
-    params: SamplerParams
+    params: SamplingParams
     n: int = 1
     kind: RequestKind = "generate"
     after: int = 0

@@ -11,7 +11,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest
 from eventlm.engine.setup import Device, make_setup
 from eventlm.events import WorkerLost
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.engines import Reader, recorded, verified
@@ -21,8 +21,8 @@ from tests.worker.reference import make_runner
 NUM_TOKENS = 20
 PROMPTS = [[5, 6, 7], [300, 200, 100, 50, 25]]
 PARAMS = [
-    SamplerParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=7, ignore_eos=True),
-    SamplerParams(max_tokens=NUM_TOKENS, temperature=0.0, frequency_penalty=0.5, ignore_eos=True),
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=7, ignore_eos=True),
+    SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, frequency_penalty=0.5, ignore_eos=True),
 ]
 
 
@@ -48,7 +48,7 @@ async def test_a_worker_that_is_killed_in_a_step_costs_nobody_a_token(tmp_path: 
     try:
         await engine.start()
         group = [
-            EngineRequest(model="m", prompt_token_ids=prompt, params=params, seed=params.seed)
+            EngineRequest(model="m", prompt_token_ids=prompt, params=params)
             for prompt, params in zip(PROMPTS, PARAMS, strict=True)
         ]
         readers = [Reader(handle) for handle in await engine.submit(group)]

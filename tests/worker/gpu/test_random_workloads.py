@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.grammar import choice_grammar, regex_grammar
 from eventlm.worker.protocol import RowExtras
 from tests.checkpoints import EOS_ID, VOCAB_SIZE
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
-def random_params(rng: random.Random) -> SamplerParams:
+def random_params(rng: random.Random) -> SamplingParams:
     """Of a request that is sampled."""
 
     def some(probability: float, value: Any, default: Any) -> Any:
@@ -38,7 +38,7 @@ def random_params(rng: random.Random) -> SamplerParams:
         return tuple(rng.sample(range(VOCAB_SIZE), rng.randint(1, most)))
 
     grammar = rng.choice([choice_grammar(["yes", "no", "perhaps"], "p"), regex_grammar("[a-f]{1,9}", "p")])
-    return SamplerParams(
+    return SamplingParams(
         temperature=rng.choice([0.0, 0.7, 1.3]),
         top_k=some(0.2, rng.randint(1, 30), 0),
         top_p=some(0.2, 0.8, 1.0),
@@ -46,9 +46,9 @@ def random_params(rng: random.Random) -> SamplerParams:
         repetition_penalty=some(0.15, 1.3, 1.0),
         frequency_penalty=some(0.15, 0.7, 0.0),
         presence_penalty=some(0.1, 1.1, 0.0),
-        logit_bias=some(0.15, tuple((token, rng.uniform(-5, 5)) for token in ids(3)), ()),
-        allowed_token_ids=some(0.1, tuple(sorted({*ids(20), EOS_ID})), ()),
-        bad_words=some(0.15, (ids(3), ids(1), ids(2)), ()),
+        logit_bias=some(0.15, {token: rng.uniform(-5, 5) for token in ids(3)}, None),
+        allowed_token_ids=some(0.1, sorted({*ids(20), EOS_ID}), None),
+        bad_words_token_ids=some(0.15, (ids(3), ids(1), ids(2)), ()),
         seed=rng.randrange(2**64),
         min_tokens=some(0.2, rng.randint(1, 4), 0),
         eos_token_ids=(EOS_ID,),
@@ -72,7 +72,7 @@ def random_asked(rng: random.Random) -> list[Asked]:
         kind = rng.choices(["generate", "score", "pool"], [9, 1, 1])[0]
         params = random_params(rng)
         if kind != "generate":
-            params = SamplerParams(pooling=rng.choice(["mean", "last"]))
+            params = SamplingParams(pooling=rng.choice(["mean", "last"]))
         asked.append(
             Asked(
                 prompt,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.gpu.step import GpuStep
 from eventlm.worker.gpu.warm_kernels import warm_kernels
@@ -21,7 +21,7 @@ from tests.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
 from tests.worker.gpu.driven import Asked, Driven, Sample, gpu_runner, small_checkpoint
 from tests.worker.reference import make_runner
 
-GREEDY = SamplerParams(temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 MODELS: dict[str, dict[str, Any]] = {
     "llama-bias": {"bias": True, "head_dim": 32},
     "qwen3-tied": {"family": "qwen3", "tied": True, "num_kv_heads": 1, "head_dim": 32, "rope": "llama3"},
@@ -69,11 +69,11 @@ def test_tokens_are_those_of_transformers(folder: Path) -> None:
 
 
 PARAMS = {
-    "seeded": SamplerParams(temperature=1.0, seed=1, ignore_eos=True),
-    "masked": SamplerParams(temperature=0.9, seed=2, top_k=20, top_p=0.8, min_p=0.01, ignore_eos=True),
-    "penalized": SamplerParams(temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.6, ignore_eos=True),
-    "bad words": SamplerParams(temperature=0.5, seed=3, bad_words=((7, 9), (11,)), ignore_eos=True),
-    "biased": SamplerParams(temperature=0.0, logit_bias=((30, 2.5), (40, -90.0)), min_tokens=3),
+    "seeded": SamplingParams(temperature=1.0, seed=1, ignore_eos=True),
+    "masked": SamplingParams(temperature=0.9, seed=2, top_k=20, top_p=0.8, min_p=0.01, ignore_eos=True),
+    "penalized": SamplingParams(temperature=0.0, repetition_penalty=1.4, frequency_penalty=0.6, ignore_eos=True),
+    "bad words": SamplingParams(temperature=0.5, seed=3, bad_words_token_ids=((7, 9), (11,)), ignore_eos=True),
+    "biased": SamplingParams(temperature=0.0, logit_bias={30: 2.5, 40: -90.0}, min_tokens=3),
 }
 
 
@@ -87,7 +87,7 @@ def test_draws_are_those_of_the_runner_for_cpus(plain: Path, runner: GpuRunner) 
 def test_a_sequence_that_ends_unforeseen_wastes_one_row_and_nothing_else(plain: Path, runner: GpuRunner) -> None:
     prompt = prompt_of(9)
     output = greedy(plain, prompt, 6)
-    ending = SamplerParams(temperature=0.0, stop_token_ids=(output[2],))
+    ending = SamplingParams(temperature=0.0, stop_token_ids=(output[2],))
     driven = Driven(runner, [Asked(prompt, 6, ending), Asked(prompt_of(12), 8, GREEDY)])
     first = output.index(output[2])
     # The step behind the end was under way: it computed a token that nobody wanted.
@@ -105,7 +105,7 @@ def test_preempted_sequences_go_on_with_what_they_had(plain: Path) -> None:
 
 
 def test_logprobs_come_with_the_tokens(plain: Path, runner: GpuRunner) -> None:
-    params = SamplerParams(temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    params = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     asked = [Asked(prompt_of(7), 3, params), Asked(prompt_of(9), 3, GREEDY)]
     driven = Driven(runner, asked)
     settings = {"block_size": 16, "num_blocks": 32, "max_model_len": 128, "max_num_batched_tokens": 64}
@@ -126,7 +126,7 @@ def test_operations_are_timed_if_asked(plain: Path) -> None:
 
 
 def test_the_end_of_sequence_token_ends(plain: Path, runner: GpuRunner) -> None:
-    params = SamplerParams(temperature=0.0, allowed_token_ids=(EOS_ID,), eos_token_ids=(EOS_ID,))
+    params = SamplingParams(temperature=0.0, allowed_token_ids=(EOS_ID,), eos_token_ids=(EOS_ID,))
     driven = Driven(runner, [Asked(prompt_of(5), 9, params)])
     assert driven.outputs[0][0] == EOS_ID
     assert len(driven.outputs[0]) <= 2

@@ -70,9 +70,9 @@ def test_grammars() -> None:
         ({}, False),
         ({"top_p": 0.5, "temperature": 0.5}, False),
         ({"min_tokens": 5, "eos_token_ids": (3,)}, False),
-        ({"bad_words": ((9,),), "logit_bias": ((1, 1.0),)}, False),
+        ({"bad_words_token_ids": ((9,),), "logit_bias": {1: 1.0}}, False),
         ({"allowed_token_ids": (1, 2)}, False),
-        ({"bad_words": ((9, 8),)}, True),
+        ({"bad_words_token_ids": ((9, 8),)}, True),
         ({"presence_penalty": 0.1}, True),
         ({"repetition_penalty": 1.1}, True),
         ({"grammar": "start: /a/"}, True),
@@ -126,9 +126,9 @@ class Copies(TorchDispatchMode):
 
 def test_logits_are_changed_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     changes: list[dict[str, Any]] = [
-        {"logit_bias": ((1, 1.0),)},
+        {"logit_bias": {1: 1.0}},
         {"allowed_token_ids": (1, 2)},
-        {"bad_words": ((9,),)},
+        {"bad_words_token_ids": ((9,),)},
         {"presence_penalty": 0.1},
         {"grammar": "start: /a/"},
         {},

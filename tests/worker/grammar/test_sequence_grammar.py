@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.sampler_params import SamplerParams
+from eventlm.sampling_params import SamplingParams
 from eventlm.text.grammar import choice_grammar, lark_grammar, regex_grammar
 from eventlm.text.tokenizer import CheckpointTokenizer
 from eventlm.types import WorkerEnd
@@ -41,7 +41,7 @@ class Setting:
             1,
             [*PROMPT, *output],
             num_prompt_tokens=len(PROMPT),
-            params=SamplerParams(grammar=grammar, **fields),
+            params=SamplingParams(grammar=grammar, **fields),
         )
         tokens = list(output)
         ends: list[tuple[int, WorkerEnd]] = []
@@ -74,7 +74,7 @@ def test_the_end_of_the_grammar_is_the_end_of_the_output(setting: Setting, greed
 
 
 def test_where_the_text_may_end_an_end_token_may_be_drawn(setting: Setting) -> None:
-    biased = setting.draw(regex_grammar("a{2,9}", "p"), logit_bias=((EOS_ID, 100.0),))
+    biased = setting.draw(regex_grammar("a{2,9}", "p"), logit_bias={EOS_ID: 100.0})
     assert biased == ("aa", "eos")
 
 
@@ -87,14 +87,14 @@ def test_an_ignored_end_goes_on_for_as_long_as_the_grammar_allows_more(setting: 
 
 def test_a_stop_token_may_be_drawn_only_where_the_text_may_end(setting: Setting) -> None:
     [stop] = setting.ids("!")
-    biased = {"logit_bias": ((stop, 100.0),), "stop_token_ids": (stop,), "ignore_eos": True}
+    biased = {"logit_bias": {stop: 100.0}, "stop_token_ids": (stop,), "ignore_eos": True}
     assert setting.draw(regex_grammar("a{3}b{0,9}", "p"), **biased) == ("aaa!", "stop_token")
     # Unless the grammar has nothing else.
     assert setting.draw(regex_grammar("a!b", "p"), **biased) == ("a!", "stop_token")
 
 
 def test_min_tokens_hold_as_long_as_the_grammar_has_something_to_draw(setting: Setting) -> None:
-    biased = {"logit_bias": ((EOS_ID, 100.0),), "min_tokens": 5}
+    biased = {"logit_bias": {EOS_ID: 100.0}, "min_tokens": 5}
     [one] = setting.ids("a")
     only = {"allowed_token_ids": (one, EOS_ID)}
     assert setting.draw(regex_grammar("a{2,9}", "p"), **biased, **only) == ("a" * 5, "eos")
@@ -106,8 +106,8 @@ def test_allowed_ids_and_bad_words_hold_where_they_leave_something(setting: Sett
     grammar = regex_grammar("[abc]{4}", "p")
     assert setting.draw(grammar, allowed_token_ids=(b,)) == ("bbbb", "grammar")
     assert set(setting.draw(grammar, allowed_token_ids=(x,))[0]) <= set("abc")
-    assert "a" not in setting.draw(grammar, bad_words=((a,),))[0]
-    assert setting.draw(regex_grammar("a{3}", "p"), bad_words=((a,),))[0] == "aaa"
+    assert "a" not in setting.draw(grammar, bad_words_token_ids=((a,),))[0]
+    assert setting.draw(regex_grammar("a{3}", "p"), bad_words_token_ids=((a,),))[0] == "aaa"
 
 
 def test_a_grammar_may_name_special_tokens(setting: Setting) -> None:
@@ -138,7 +138,7 @@ def test_a_grammar_that_cannot_be_built_ends_with_an_error_and_harms_nobody(sett
 def test_steps_in_flight_behind_an_end_do_no_harm(setting: Setting) -> None:
     """Launched before the end was known; the engine drops what they give."""
     runner: ModelRunner = setting.runner
-    params = SamplerParams(grammar=choice_grammar(["a"], "p"), eos_token_ids=(EOS_ID,), temperature=0.0)
+    params = SamplingParams(grammar=choice_grammar(["a"], "p"), eos_token_ids=(EOS_ID,), temperature=0.0)
     first = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=BLOCKS)
     assert runner.execute(first, payload(new_sequence(1, PROMPT, params=params))).ends == [(0, "grammar")]
     for step in (1, 2):
@@ -153,7 +153,7 @@ def test_rows_with_and_without_a_grammar_share_a_step(setting: Setting) -> None:
     alone = [setting.draw(grammar, most=4, temperature=1.0)[0] for grammar in grammars]
     chunks, blocks, new = [], [], []
     for number, grammar in enumerate(grammars):
-        params = SamplerParams(temperature=1.0, seed=3, grammar=grammar, eos_token_ids=(EOS_ID,))
+        params = SamplingParams(temperature=1.0, seed=3, grammar=grammar, eos_token_ids=(EOS_ID,))
         new.append(new_sequence(number, PROMPT, params=params))
         chunks.append((number, 0, 0, 3, 1))
         blocks.append((number, 0, list(range(10 * number, 10 * number + 10))))
@@ -177,7 +177,7 @@ def test_rows_with_and_without_a_grammar_share_a_step(setting: Setting) -> None:
 
 def test_what_is_forced_is_followed_and_what_is_drawn_is_answered(setting: Setting) -> None:
     grammar = lark_grammar('start: "x" /[0-4]{3}/ | "y" /[5-9]{3}/', "p")
-    params = SamplerParams(temperature=1.0, seed=3, grammar=grammar, eos_token_ids=(EOS_ID,))
+    params = SamplingParams(temperature=1.0, seed=3, grammar=grammar, eos_token_ids=(EOS_ID,))
     forced = [*setting.ids("x"), *setting.ids("1"), *setting.ids("2"), *setting.ids("3")]
     drawn: list[int] = []
     ends = []

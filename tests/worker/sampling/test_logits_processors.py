@@ -42,7 +42,7 @@ Maker = Callable[[], LogitsProcessor]
         ({"repetition_penalty": 1.7}, lambda: RepetitionPenaltyLogitsProcessor(1.7)),
         ({"repetition_penalty": 0.6}, lambda: RepetitionPenaltyLogitsProcessor(0.6)),
         (
-            {"bad_words": ((9,), (1, 2, 11), (2, 12), (3, 2, 13), (2, 2), (4,))},
+            {"bad_words_token_ids": ((9,), (1, 2, 11), (2, 12), (3, 2, 13), (2, 2), (4,))},
             lambda: NoBadWordsLogitsProcessor([[9], [1, 2, 11], [2, 12], [3, 2, 13], [2, 2], [4]]),
         ),
         (
@@ -54,7 +54,7 @@ Maker = Callable[[], LogitsProcessor]
             lambda: MinNewTokensLengthLogitsProcessor(len(PROMPT), 6, [3, 4]),
         ),
         (
-            {"logit_bias": ((3, 2.5), (0, -7.0), (299, 100.0))},
+            {"logit_bias": {3: 2.5, 0: -7.0, 299: 100.0}},
             lambda: SequenceBiasLogitsProcessor({(3,): 2.5, (0,): -7.0, (299,): 100.0}),
         ),
     ],
@@ -98,7 +98,7 @@ def test_penalties_follow_the_output_as_it_grows_and_begin_again_after_a_preempt
 
 def test_allowed_ids_are_the_only_ones() -> None:
     logits = random_logits(2, VOCAB_SIZE)
-    found = processed(logits, [sequence(1, allowed_token_ids=(7, 5, 400)), sequence(2, bad_words=((5,),))])
+    found = processed(logits, [sequence(1, allowed_token_ids=(7, 5, 400)), sequence(2, bad_words_token_ids=((5,),))])
     assert found[0].isfinite().nonzero().flatten().tolist() == [5, 7]
     assert torch.equal(found[0, [5, 7]], logits[0, [5, 7]])
     assert found[1].isinf().nonzero().flatten().tolist() == [5]
@@ -109,7 +109,7 @@ def test_bans_hold_among_the_allowed_ids_unless_they_leave_none() -> None:
     found = processed(
         logits,
         [
-            sequence(1, allowed_token_ids=(5, 7), bad_words=((5,),)),
+            sequence(1, allowed_token_ids=(5, 7), bad_words_token_ids=((5,),)),
             sequence(2, allowed_token_ids=(5, 7), min_tokens=3, stop_token_ids=(7,)),
             sequence(3, allowed_token_ids=(0,), min_tokens=3, eos_token_ids=(0,)),
         ],
@@ -120,7 +120,7 @@ def test_bans_hold_among_the_allowed_ids_unless_they_leave_none() -> None:
 def test_a_bad_word_begins_in_the_output() -> None:
     words = ((3, 4, 5), (4, 6), (2, 3, 4, 7), (8,))
     histories = ([2, 3, 4], []), ([2, 3], [4]), ([2], [3, 4]), ([], [2, 3, 4])
-    sequences = [sequence(number, prompt=[1, *prompt], output=output, bad_words=words)
+    sequences = [sequence(number, prompt=[1, *prompt], output=output, bad_words_token_ids=words)
                  for number, (prompt, output) in enumerate(histories)]  # fmt: skip
     found = processed(torch.zeros(4, VOCAB_SIZE), sequences)
     assert [row.isinf().nonzero().flatten().tolist() for row in found] == [[8], [6, 8], [5, 6, 8], [5, 6, 7, 8]]
@@ -133,8 +133,8 @@ def test_the_order() -> None:
         logits,
         [
             sequence(
-                prompt=[4], output=[4], logit_bias=((4, 6.0), (5, 50.0)), repetition_penalty=4.0, presence_penalty=0.5,
-                bad_words=((5,),),
+                prompt=[4], output=[4], logit_bias={4: 6.0, 5: 50.0}, repetition_penalty=4.0, presence_penalty=0.5,
+                bad_words_token_ids=((5,),),
             )
         ],
     )  # fmt: skip
@@ -144,6 +144,6 @@ def test_the_order() -> None:
 
 def test_ids_beyond_the_vocabulary_do_nothing() -> None:
     logits = random_logits(1, VOCAB_SIZE)
-    params = {"logit_bias": ((VOCAB_SIZE, 5.0),), "bad_words": ((10**6,), (1, VOCAB_SIZE)), "min_tokens": 5}
+    params = {"logit_bias": {VOCAB_SIZE: 5.0}, "bad_words_token_ids": ((10**6,), (1, VOCAB_SIZE)), "min_tokens": 5}
     found = processed(logits, [sequence(prompt=[1], eos_token_ids=(VOCAB_SIZE + 1,), **params)])
     assert torch.equal(found, logits)

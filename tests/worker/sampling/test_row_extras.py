@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from eventlm.sampler_params import SamplerParams, TokenLogprobs
+from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.worker.launches import GREEDY, new_sequence
 from tests.worker.reference import Key, Pair, Schedule, make_pair
@@ -62,7 +62,7 @@ def joined(schedule: Schedule, key: Key) -> TokenLogprobs:
 
 def test_logprobs_are_the_model_s_whatever_the_parameters_do(pair: Pair, schedule: Schedule) -> None:
     shaped = {"temperature": 0.3, "top_k": 2, "repetition_penalty": 5.0, "seed": 3, "logprobs": 4}
-    prefill(schedule, [LENGTH], params=SamplerParams(ignore_eos=True, **shaped))
+    prefill(schedule, [LENGTH], params=SamplingParams(ignore_eos=True, **shaped))
     prefill(schedule, [LENGTH], request=2, params=structs.replace(GREEDY, logprobs=1))
     prefill(schedule, [LENGTH], request=3)
     schedule.decode({(request, 0): prompt_of(LENGTH, seed=request) for request in (1, 2, 3)}, 8)

@@ -24,16 +24,16 @@ MIXED: list[dict[str, Any]] = [
     {"seed": 2**64 - 1, "temperature": 2.0},
     {"seed": 1, "index": 1},
     {"seed": 1, "output": [5]},
-    {"seed": 9, "temperature": 50.0, "top_p": 0.999},
+    {"seed": 9, "temperature": 2.0, "top_p": 0.999},
     {"seed": 10, "min_p": 0.1},
-    {"seed": 11, "temperature": 30.0, "min_p": 0.5, "top_k": 700},
+    {"seed": 11, "temperature": 1.9, "min_p": 0.5, "top_k": 700},
     {"seed": 12, "top_k": 1},
     {"seed": 13, "temperature": 0.0, "repetition_penalty": 1.5, "prompt": list(range(500))},
     {"seed": 14, "frequency_penalty": 0.5, "presence_penalty": -0.5, "output": [3, 3, 4, 9, 3]},
     {"seed": 15, "top_p": 0.8, "repetition_penalty": 0.7, "prompt": [7, 8, 9]},
-    {"seed": 16, "allowed_token_ids": (4, 9, 2999), "bad_words": ((9,),)},
-    {"seed": 17, "bad_words": ((1, 8), (5,)), "top_k": 40},
-    {"seed": 18, "logit_bias": ((17, 9.0), (18, -100.0)), "temperature": 0.0},
+    {"seed": 16, "allowed_token_ids": (4, 9, 2999), "bad_words_token_ids": ((9,),)},
+    {"seed": 17, "bad_words_token_ids": ((1, 8), (5,)), "top_k": 40},
+    {"seed": 18, "logit_bias": {17: 9.0, 18: -100.0}, "temperature": 0.0},
     {"seed": 19, "min_tokens": 3, "eos_token_ids": (0,), "stop_token_ids": (1, 2), "output": [6]},
 ]
 
@@ -174,7 +174,7 @@ def test_greedy_takes_the_first_of_equals() -> None:
     logits[1, 4000:] = 1.0
     logits[2, 17] = logits[2, 4999] = 2.0
     assert draw(logits, [sequence(number, temperature=0.0) for number in range(3)]) == [0, 4000, 17]
-    processed = {"temperature": 0.0, "logit_bias": ((3000, -1.0),)}
+    processed = {"temperature": 0.0, "logit_bias": {3000: -1.0}}
     assert draw(logits, [sequence(number, **processed) for number in range(3)]) == [0, 4000, 17]
 
 

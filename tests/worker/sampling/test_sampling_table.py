@@ -9,13 +9,13 @@ from tests.worker.draws import sequence
 
 def test_slots_are_used_again_and_grow() -> None:
     table = SamplingTable(100)
-    sequences = [sequence(number, seed=number, temperature=1 + number) for number in range(100)]
+    sequences = [sequence(number, seed=number, temperature=(1 + number) / 256) for number in range(100)]
     for each in sequences:
         table.add(each)
     for each in sequences[10:90]:
         table.remove(each.id)
     table.remove(SequenceId(999, 0))
-    late = [sequence(number, temperature=1 + number) for number in range(200, 270)]
+    late = [sequence(number, temperature=(1 + number) / 256) for number in range(200, 270)]
     for each in late:
         table.add(each)
     assert len(table) == 90
@@ -67,9 +67,9 @@ def test_who_draws_from_logits_as_the_model_gives_them() -> None:
         for number, params in enumerate(
             [
                 {"top_k": 5},
-                {"logit_bias": ((3, 1.0),)},
+                {"logit_bias": {3: 1.0}},
                 {"frequency_penalty": 1.0},
-                {"bad_words": ((3,),)},
+                {"bad_words_token_ids": ((3,),)},
                 {"grammar": "g"},
             ]
         )
