@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
 from benchmarks.random_qwen import save_random_qwen
-from eventlm.bench.step.floor import StepShape, floor_ns, step_work, total
+from eventlm.bench.step.floor import BatchShape, floor_ns, step_work, total
 from eventlm.bench.step.machine_probe import Machine, measure
 from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
@@ -58,7 +58,7 @@ from eventlm.types import ceil_div
 from eventlm.worker.forward import Forward, make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
 from eventlm.worker.sequence_table import Row
-from eventlm.worker.sequence_table import Sequence as WorkerSequence
+from eventlm.worker.sequence_table import WorkerSequence as WorkerSequence
 
 BLOCK_SIZE = 16
 CONTEXTS = (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384, 24_576, 32_000)
@@ -143,7 +143,7 @@ class Bench:
     def floor_ns(self, point: Point, machine: Machine) -> float:
         """The least that the step could take."""
         rows, tokens = point.num_rows, point.num_tokens
-        shape = StepShape(
+        shape = BatchShape(
             num_tokens=rows * tokens,
             num_sampled=rows,
             kv_tokens=rows * (point.context + tokens),

@@ -38,8 +38,7 @@ from eventlm.text.tokenizer import CheckpointTokenizer
 from eventlm.types import ceil_div
 from eventlm.worker.forward import make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
-from eventlm.worker.sequence_table import Row
-from eventlm.worker.sequence_table import Sequence as WorkerSequence
+from eventlm.worker.sequence_table import Row, WorkerSequence
 
 TEXT = Path(__file__).with_name("data") / "python_reference.txt"
 TEXT_SHA256 = "3950a27c696887aeb33f9b141c17d83bd05d0850b940c7055195eb159521aade"

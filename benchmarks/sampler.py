@@ -20,7 +20,7 @@ import torch
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.protocol import NewSequence
 from eventlm.worker.sampling.sampler import Sampler
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -42,12 +42,12 @@ def make_logits(batch: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor
     return logits.scatter_(1, likely, torch.rand(batch, 20, generator=generator) * 8 + 12).to(dtype)
 
 
-def make_sequences(batch: int, vocab_size: int, params: dict[str, Any]) -> list[Sequence]:
+def make_sequences(batch: int, vocab_size: int, params: dict[str, Any]) -> list[WorkerSequence]:
     """Sequences in the middle of their output."""
     length = NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS
     ids = torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(1)).tolist()
     return [
-        Sequence(
+        WorkerSequence(
             NewSequence(
                 request=number,
                 index=0,

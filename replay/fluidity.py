@@ -36,7 +36,7 @@ class _Stretch(NamedTuple):
     end: int
 
 
-class TokenTimes:
+class ReadingTimes:
     """Takes the events of a run in order, and tells when each token of a sequence came, once it has ended.
 
     Sequences that are in one step after the other share the steps' times; only joining and leaving costs something.

@@ -18,7 +18,7 @@ from eventlm.bench.text_file import read_text_file
 from eventlm.errors import UsageError
 
 
-class Prompt(Struct, frozen=True):
+class DatasetPrompt(Struct, frozen=True):
     """One prompt: a text or a conversation. `max_tokens` None: as the command line says.
 
     `answer` is a text whose length is to be the output's, where the file has no number.
@@ -29,7 +29,7 @@ class Prompt(Struct, frozen=True):
     answer: str = ""
 
 
-def read_prompts(path: str) -> list[Prompt]:
+def read_prompts(path: str) -> list[DatasetPrompt]:
     """The prompts of a file, at least one. Raises UsageError that says where it is wrong."""
     text = read_text_file("--dataset", path)
     match Path(path).suffix.lower():
@@ -38,7 +38,7 @@ def read_prompts(path: str) -> list[Prompt]:
         case ".json":
             prompts = _from_json(path, text)
         case _:
-            prompts = [Prompt(line.strip()) for _, line in _lines(text)]
+            prompts = [DatasetPrompt(line.strip()) for _, line in _lines(text)]
     if not prompts:
         raise UsageError(f"--dataset {path}: there is no prompt in this file")
     return prompts
@@ -49,14 +49,14 @@ def _lines(text: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def _from_json_line(where: str, line: str) -> Prompt:
+def _from_json_line(where: str, line: str) -> DatasetPrompt:
     try:
         return _prompt(where, msgspec.json.decode(line))
     except msgspec.DecodeError as error:
         raise UsageError(f"--dataset {where}: {error}") from error
 
 
-def _from_json(path: str, text: str) -> list[Prompt]:
+def _from_json(path: str, text: str) -> list[DatasetPrompt]:
     try:
         entries = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -71,9 +71,9 @@ def _from_json(path: str, text: str) -> list[Prompt]:
     return prompts
 
 
-def _prompt(where: str, entry: Any) -> Prompt:
+def _prompt(where: str, entry: Any) -> DatasetPrompt:
     if isinstance(entry, str) and entry:
-        return Prompt(entry)
+        return DatasetPrompt(entry)
     if not isinstance(entry, dict):
         raise UsageError(f"--dataset {where}: expected an object with `prompt` or `messages`")
     max_tokens = entry.get("max_tokens", entry.get("output_tokens"))
@@ -81,9 +81,9 @@ def _prompt(where: str, entry: Any) -> Prompt:
         raise UsageError(f"--dataset {where}: max_tokens is {max_tokens!r}, not a number of at least 1")
     match entry:
         case {"prompt": str(text)} if text:
-            return Prompt(text, max_tokens)
+            return DatasetPrompt(text, max_tokens)
         case {"messages": [_, *_] as messages} if all(isinstance(message, dict) for message in messages):
-            return Prompt(messages, max_tokens)
+            return DatasetPrompt(messages, max_tokens)
         case {"conversations": [{"value": str(text)}, {"value": str(answer)}, *_]} if text:
-            return Prompt(text, max_tokens, answer)
+            return DatasetPrompt(text, max_tokens, answer)
     raise UsageError(f"--dataset {where}: there is neither a `prompt` (a text) nor `messages` (a list of objects)")

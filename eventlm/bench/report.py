@@ -11,7 +11,7 @@ import msgspec
 from eventlm.bench.ceiling import SAFE_SHARE
 from eventlm.bench.records import RequestRecord
 from eventlm.bench.serve_bench import ServeOptions, ServeResult
-from eventlm.bench.statistics import Distribution, Statistics
+from eventlm.bench.statistics import SampleDistribution, Statistics
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 
@@ -182,7 +182,7 @@ def _client_in_words(result: ServeResult, statistics: Statistics) -> str:
 
 
 def _latency_table(statistics: Statistics) -> str:
-    rows: list[tuple[str, Distribution | None]] = [
+    rows: list[tuple[str, SampleDistribution | None]] = [
         ("TTFT", statistics.ttft_ms),
         ("TPOT", statistics.tpot_ms),
         ("inter-token", statistics.inter_token_ms),

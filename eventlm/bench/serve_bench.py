@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from eventlm.bench.arrivals import ArrivalProcess, arrival_times
 from eventlm.bench.ceiling import Ceiling, measure_ceiling
-from eventlm.bench.dataset import Prompt, read_prompts
+from eventlm.bench.dataset import DatasetPrompt, read_prompts
 from eventlm.bench.lengths import Lengths
 from eventlm.bench.load import Endpoint, Load
 from eventlm.bench.prompts import (
@@ -107,7 +107,7 @@ class ServeBench:
         self._options = options
         self._client = client
         self._trace: list[Arrival] = read_arrivals(options.trace) if options.trace else []
-        self._dataset: list[Prompt] = read_prompts(options.dataset) if options.dataset else []
+        self._dataset: list[DatasetPrompt] = read_prompts(options.dataset) if options.dataset else []
         self._endpoint: Endpoint = "completions"
         if options.endpoint != "auto":
             self._endpoint = options.endpoint
@@ -196,7 +196,7 @@ class ServeBench:
             return trace_prompts(make, self._trace, seed=options.seed, prefixes=prefixes), warmup_prompts
         return synthetic_prompts(make, *lengths, seed=options.seed, prefixes=prefixes), warmup_prompts
 
-    def _dataset_prompts(self, prompts: list[Prompt]) -> Iterator[SizedPrompt]:
+    def _dataset_prompts(self, prompts: list[DatasetPrompt]) -> Iterator[SizedPrompt]:
         options = self._options
         return dataset_prompts(
             prompts,

@@ -12,7 +12,7 @@ from eventlm.bench.records import LoadResult, RequestRecord
 from eventlm.config.objectives import Objectives
 
 
-class Distribution(Struct, frozen=True):
+class SampleDistribution(Struct, frozen=True):
     """Mean, percentiles (linear interpolation between the samples beside them) and maximum."""
 
     mean: float
@@ -49,25 +49,25 @@ class Statistics(Struct, frozen=True, kw_only=True):
     output_tokens_per_second: float
     total_tokens_per_second: float
     goodput: Goodput | None
-    ttft_ms: Distribution | None
-    tpot_ms: Distribution | None
-    inter_token_ms: Distribution | None
-    e2e_ms: Distribution | None
+    ttft_ms: SampleDistribution | None
+    tpot_ms: SampleDistribution | None
+    inter_token_ms: SampleDistribution | None
+    e2e_ms: SampleDistribution | None
     drawn_rate: float | None
     sent_rate: float | None
-    late_ms: Distribution | None
+    late_ms: SampleDistribution | None
     mean_concurrency: float
     peak_concurrency: int
     cpu_share: float
 
 
-def distribution(values: Sequence[float]) -> Distribution | None:
+def distribution(values: Sequence[float]) -> SampleDistribution | None:
     """The distribution of `values`; None without any."""
     if not len(values):
         return None
     array = numpy.asarray(values, dtype=numpy.float64)
     p50, p90, p95, p99 = map(float, numpy.percentile(array, (50, 90, 95, 99)))
-    return Distribution(float(array.mean()), p50, p90, p95, p99, float(array.max()))
+    return SampleDistribution(float(array.mean()), p50, p90, p95, p99, float(array.max()))
 
 
 def summarize(result: LoadResult, objectives: Objectives | None = None) -> Statistics:
@@ -124,7 +124,7 @@ def _goodput(
     return Goodput(objectives, _rate(num_good, duration_s), _rate(num_good, len(records)))
 
 
-def _milliseconds(values_ns: Iterable[float]) -> Distribution | None:
+def _milliseconds(values_ns: Iterable[float]) -> SampleDistribution | None:
     return distribution([value_ns / 1e6 for value_ns in values_ns])
 
 

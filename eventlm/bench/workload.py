@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from eventlm.bench.dataset import Prompt
+from eventlm.bench.dataset import DatasetPrompt
 from eventlm.bench.lengths import Lengths
 from eventlm.bench.load import Endpoint
 from eventlm.bench.prompts import PromptMaker, SharedPrefixes
@@ -81,7 +81,12 @@ def _made_prompts(
 
 
 def dataset_prompts(
-    prompts: list[Prompt], output_lengths: Lengths, *, seed: int, shuffle: bool, count_tokens: Callable[[str], int]
+    prompts: list[DatasetPrompt],
+    output_lengths: Lengths,
+    *,
+    seed: int,
+    shuffle: bool,
+    count_tokens: Callable[[str], int],
 ) -> Iterator[SizedPrompt]:
     """The prompts of a file, over and over; `shuffle` draws a new order for each round."""
     output_random, order_random = random_stream(seed, "output lengths"), random_stream(seed, "order")

@@ -28,7 +28,7 @@ class Lagged(Struct, frozen=True):
     to_seq: int
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """What a subscription needs of the bus that it reads."""
 
     next_s: int
@@ -117,7 +117,9 @@ class Subscription:
 
     _buffer: LiveBuffer | None = None
 
-    def __init__(self, bus: Source, *, kinds: tuple[type[Event], ...] | None, from_seq: int, capacity: int) -> None:
+    def __init__(
+        self, bus: EventSource, *, kinds: tuple[type[Event], ...] | None, from_seq: int, capacity: int
+    ) -> None:
         if from_seq < 0 or capacity < 1:
             raise ValueError(f"from_seq {from_seq} must be at least 0 and capacity {capacity} at least 1")
         self._bus = bus

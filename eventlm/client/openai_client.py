@@ -32,7 +32,7 @@ _READ_BYTES = 256 * 1024
 _DONE = b"[DONE]"
 
 
-class Usage(Struct, frozen=True):
+class TokenUsage(Struct, frozen=True):
     """Token counts as the server reports them; None where it leaves one out."""
 
     prompt_tokens: int | None = None
@@ -51,7 +51,7 @@ class StreamDelta(NamedTuple):
     choice: int
     text: str
     finish_reason: str | None
-    usage: Usage | None
+    usage: TokenUsage | None
     received_ns: int
     reasoning: str = ""
 
@@ -71,7 +71,7 @@ class _Choice(Struct):
 
 class _Chunk(Struct):
     choices: list[_Choice] | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: Any = None
 
 

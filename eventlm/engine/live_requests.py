@@ -20,9 +20,9 @@ from eventlm.engine.block_names import BlockNames
 from eventlm.engine.request import (
     LOGITS_NOT_FINITE,
     ClosingOutput,
-    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
+    PooledOutput,
     PromptLogprobsOutput,
     RequestOutput,
     TokensOutput,
@@ -40,7 +40,7 @@ log = structlog.get_logger("eventlm.engine")
 Sink = Callable[[RequestOutput | EventLMError], None]
 
 
-class Sample:
+class LiveSequence:
     """One live sequence: prompt and output ids, and how many of its blocks have names."""
 
     __slots__ = ("last_hash", "num_named_blocks", "num_prompt_tokens", "request", "token_ids")
@@ -122,7 +122,7 @@ class LiveRequests:
         #: Those of them whose rows give more than tokens.
         self._asking: set[int] = set()
         #: Sequences that take tokens: neither closing nor finished.
-        self._samples: dict[SequenceId, Sample] = {}
+        self._samples: dict[SequenceId, LiveSequence] = {}
         #: By replica.
         self._workers: dict[int, _Worker] = {}
         self._completing = _Completing([], [], {})
@@ -152,7 +152,7 @@ class LiveRequests:
         root = self._names.root(request.model, request.adapter, request.cache_salt)
         names = self._names.extend(root, request.prompt_token_ids)
         for index in range(request.n):
-            sample = Sample(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
+            sample = LiveSequence(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
             self._samples[SequenceId(seq, index)] = sample
         return Arrived(
             model=request.model,
@@ -379,7 +379,7 @@ class LiveRequests:
         if extras.prompt_logprobs is not None:
             found.append(PromptLogprobsOutput(identity.index, extras.prompt_start, extras.prompt_logprobs))
         if extras.embedding:
-            found.append(EmbeddingOutput(identity.index, extras.embedding))
+            found.append(PooledOutput(identity.index, extras.embedding))
         return [Output(sample.request, output) for output in found]
 
     def start_closing(self, closing: Closing) -> Output:

@@ -159,7 +159,7 @@ class PromptLogprobsOutput(Struct, frozen=True, tag="prompt_logprobs", array_lik
     logprobs: TokenLogprobs
 
 
-class EmbeddingOutput(Struct, frozen=True, tag="embedding", array_like=True):
+class PooledOutput(Struct, frozen=True, tag="embedding", array_like=True):
     """The pooled embedding of the prompt, little-endian float32, as sequence `index` computed it."""
 
     index: int
@@ -193,7 +193,7 @@ class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):
     """Says nothing of a request: another reader reads its reply from now on, and this one shall end."""
 
 
-RequestOutput = Union[TokensOutput, PromptLogprobsOutput, EmbeddingOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
+RequestOutput = Union[TokensOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
 #: Gets what the engine says of a group, in the order in which it says it: the place of the request in the group, and
 #: an output, or the error that ends the request.
 OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]

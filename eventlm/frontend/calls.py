@@ -16,10 +16,10 @@ from eventlm.frontend.protocol import (
     GetExplanation,
     GetMetrics,
     GetStatus,
-    Leave,
+    LeaveReply,
     Notification,
     Operation,
-    Resume,
+    ResumeReply,
     Submit,
     Submitted,
 )
@@ -40,7 +40,7 @@ class FrontEndCalls:
         self._figures = figures
         self._handlers: dict[type[Any], Handler] = {
             Submit: self._submit,
-            Resume: self._resume,
+            ResumeReply: self._resume,
             CancelReply: lambda _, asked, __: engine.cancel_reply(asked.reply_id, asked.owner),
             GetStatus: lambda _, asked, __: engine.status(asked.reply_id, asked.owner),
             GetExplanation: lambda _, asked, __: engine.explain(asked.reply_id, asked.owner),
@@ -50,7 +50,7 @@ class FrontEndCalls:
         self._notified: dict[type[Any], Callable[[Any], None]] = {
             CancelRequest: lambda sent: engine.cancel(sent.request, sent.reason),
             EndText: lambda sent: engine.end_text(sent.request, sent.index, sent.position, sent.reason),
-            Leave: lambda sent: engine.leave(sent.reply_id, sent.reader),
+            LeaveReply: lambda sent: engine.leave(sent.reply_id, sent.reader),
         }
 
     async def answer(self, front_end: int, operation: Operation, on_output: OnOutput) -> Any:
@@ -66,7 +66,7 @@ class FrontEndCalls:
         handles = await self._engine.submit(group, submission=asked.submission, on_output=on_output)
         return Submitted([handle.request for handle in handles], handles[0].rate_limits if handles else None)
 
-    async def _resume(self, front_end: int, asked: Resume, on_output: OnOutput) -> ResumedReply:
+    async def _resume(self, front_end: int, asked: ResumeReply, on_output: OnOutput) -> ResumedReply:
         return await self._engine.resume(asked.reply_id, asked.owner, on_output, asked.limits)
 
     async def _read_metrics(self, front_end: int, asked: GetMetrics, on_output: OnOutput) -> EngineMetrics:

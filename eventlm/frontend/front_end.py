@@ -16,7 +16,7 @@ from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.calls import FrontEndCalls
 from eventlm.frontend.link import FrontEndLink
 from eventlm.frontend.process import FrontEndProcess
-from eventlm.frontend.protocol import Beat, Drain, FrontEndFailed, FrontEndSetup, ToFrontEnd
+from eventlm.frontend.protocol import Beat, BeginDrain, FrontEndFailed, FrontEndSetup, ToFrontEnd
 from eventlm.metrics.components import FrontEndMetrics, HttpRequests
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class FrontEnd:
             await self._discard()
             raise EngineUnavailableError(f"front end {self.index} did not start: {message.message}")
         if self.is_draining:
-            link.send(Drain())
+            link.send(BeginDrain())
 
     def _close_sockets(self) -> None:
         """Close the listening sockets, so that the kernel sends connections to the other front ends."""

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from eventlm.frontend.calls import FrontEndCalls
 from eventlm.frontend.front_end import FrontEnd
-from eventlm.frontend.protocol import Cut, Drain, FrontEndSetup, Reload, StateChanged
+from eventlm.frontend.protocol import BeginDrain, Cut, FrontEndSetup, Reload, StateChanged
 from eventlm.metrics.components import FrontEndMetrics
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class FrontEndController:
         """Let all refuse new requests and exit after their last one. Returns how many requests are left."""
         for front_end in self._front_ends:
             front_end.is_draining = True
-            front_end.send(Drain())
+            front_end.send(BeginDrain())
         counts = [front_end.link.draining for front_end in self._front_ends if front_end.link is not None]
         if counts:
             await asyncio.wait(counts, timeout=COUNT_SECONDS)

@@ -22,10 +22,10 @@ from eventlm.frontend.protocol import (
     EndText,
     FrontEndFailed,
     FrontEndReady,
-    Leave,
+    LeaveReply,
     Lost,
     Outputs,
-    Resume,
+    ResumeReply,
     StreamOutput,
     Submit,
     ToFrontEnd,
@@ -68,7 +68,7 @@ class FrontEndLink:
         self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
         #: The resumable replies that this front end reads.
-        self._reading: set[Leave] = set()
+        self._reading: set[LeaveReply] = set()
         #: Outputs collected in this tick.
         self._outputs: list[tuple[int, int, StreamOutput]] = []
         #: Running calls by their numbers.
@@ -114,8 +114,8 @@ class FrontEndLink:
             case Abandon():
                 if message.id in self._answering:
                     self._answering[message.id].cancel()
-            case CancelRequest() | EndText() | Leave():
-                if isinstance(message, Leave):
+            case CancelRequest() | EndText() | LeaveReply():
+                if isinstance(message, LeaveReply):
                     self._reading.discard(message)
                 self._calls.notify(message)
             case Beat():
@@ -140,11 +140,11 @@ class FrontEndLink:
             self.send(call_error(call.id, EngineUnavailableError("the engine could not answer; see the server's log")))
             return
         if isinstance(result, ResumedReply):
-            self._reading.add(Leave(result.submission.reply_id, result.reader))
+            self._reading.add(LeaveReply(result.submission.reply_id, result.reader))
         elif isinstance(call.operation, Submit):
             submission = call.operation.submission
             if submission is not None and submission.is_resumable:
-                self._reading.add(Leave(submission.reply_id, 0))
+                self._reading.add(LeaveReply(submission.reply_id, 0))
         self.send(call_result(call.id, result))
         if isinstance(result, ResumedReply):
             # Its outputs are here already. Send them now, so that they count before the next resumption is checked.
@@ -152,7 +152,7 @@ class FrontEndLink:
 
     def _check_room(self, call: Call) -> None:
         """Let one resumed reply at a time exceed the bound: a client that resumes many harms no other stream."""
-        if not isinstance(call.operation, Resume) or self._connection is None:
+        if not isinstance(call.operation, ResumeReply) or self._connection is None:
             return
         if self._connection.backlog_bytes > self._max_backlog_bytes:
             raise EngineUnavailableError("too much is on its way to be sent; try again")

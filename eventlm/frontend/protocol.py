@@ -23,11 +23,11 @@ from eventlm.engine.rate_limits import RateLimitError, RateLimits, RateLimitStat
 from eventlm.engine.request import (
     ClosingOutput,
     ContextLengthError,
-    EmbeddingOutput,
     EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     GroupSizeError,
+    PooledOutput,
     PromptLogprobsOutput,
     QueueFullError,
     RequestFieldError,
@@ -77,7 +77,7 @@ class Lost(Struct, frozen=True, array_like=True, tag="lost"):
 
 
 StreamOutput = Union[  # noqa: UP007
-    TokensOutput, PromptLogprobsOutput, EmbeddingOutput, ClosingOutput, FinishedOutput, TakenOver, Lost
+    TokensOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput, TakenOver, Lost
 ]
 
 
@@ -106,7 +106,7 @@ class Reload(Struct, frozen=True, tag="reload"):
     """Reload files that may have changed."""
 
 
-class Drain(Struct, frozen=True, tag="drain"):
+class BeginDrain(Struct, frozen=True, tag="drain"):
     """Refuse new requests, finish the running ones, and exit."""
 
 
@@ -153,7 +153,7 @@ class Submitted(Struct, frozen=True):
     rate_limits: RateLimitState | None
 
 
-class Resume(Struct, frozen=True, tag="resume"):
+class ResumeReply(Struct, frozen=True, tag="resume"):
     """`Engine.resume`. Returns a `ResumedReply`; its outputs follow."""
 
     reply_id: str
@@ -192,7 +192,7 @@ class Administer(Struct, frozen=True, tag="administer"):
     action: AdminAction
 
 
-Operation = Union[Submit, Resume, CancelReply, GetStatus, GetExplanation, GetMetrics, Administer]  # noqa: UP007
+Operation = Union[Submit, ResumeReply, CancelReply, GetStatus, GetExplanation, GetMetrics, Administer]  # noqa: UP007
 
 
 class Call(Struct, frozen=True, tag="call"):
@@ -224,18 +224,18 @@ class EndText(Struct, frozen=True, tag="end_text"):
     reason: str
 
 
-class Leave(Struct, frozen=True, tag="leave"):
+class LeaveReply(Struct, frozen=True, tag="leave"):
     """`Engine.leave`."""
 
     reply_id: str
     reader: int
 
 
-Notification = Union[CancelRequest, EndText, Leave]  # noqa: UP007
+Notification = Union[CancelRequest, EndText, LeaveReply]  # noqa: UP007
 
-ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, CallResult, CallError, Reload, Drain, Cut]  # noqa: UP007
+ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, CallResult, CallError, Reload, BeginDrain, Cut]  # noqa: UP007
 FromFrontEnd = Union[  # noqa: UP007
-    FrontEndReady, FrontEndFailed, Beat, Draining, Call, Abandon, CancelRequest, EndText, Leave
+    FrontEndReady, FrontEndFailed, Beat, Draining, Call, Abandon, CancelRequest, EndText, LeaveReply
 ]
 
 _encoder = msgspec.msgpack.Encoder()

@@ -37,11 +37,11 @@ from eventlm.frontend.protocol import (
     GetExplanation,
     GetMetrics,
     GetStatus,
-    Leave,
+    LeaveReply,
     Lost,
     Operation,
     Outputs,
-    Resume,
+    ResumeReply,
     StateChanged,
     Submit,
     Submitted,
@@ -150,14 +150,14 @@ class RemoteEngine:
 
         # How much of the reply is over is unknown until the reader leaves.
         stream = _Stream(on_output, [])
-        return await self._call(Resume(reply_id, owner, limits), take, stream=stream, abandon=abandon)
+        return await self._call(ResumeReply(reply_id, owner, limits), take, stream=stream, abandon=abandon)
 
     def leave(self, reply_id: str, reader: int) -> None:
         """As the method of `InferenceEngine`."""
         stream = self._reading.pop((reply_id, reader), None)
         if stream is not None:
             self._streams = {number: each for number, each in self._streams.items() if each is not stream}
-        self._send(Leave(reply_id, reader))
+        self._send(LeaveReply(reply_id, reader))
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
         """As the method of `InferenceEngine`."""

@@ -31,7 +31,7 @@ class Phase(IntEnum):
     ENDING = 2
 
 
-class LiveRequest:
+class LiveRequestMetrics:
     """A request between its arrival and its last finish."""
 
     __slots__ = (
@@ -97,7 +97,7 @@ class LiveSequence:
         "waits_for_grammar",
     )
 
-    def __init__(self, request: LiveRequest, index: int) -> None:
+    def __init__(self, request: LiveRequestMetrics, index: int) -> None:
         self.request = request
         self.identity: Identity = (request.seq, index)
         self.phase = Phase.WAITING

@@ -39,7 +39,7 @@ from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.live import (
     Identity,
     LiveReplica,
-    LiveRequest,
+    LiveRequestMetrics,
     LiveSequence,
     Phase,
     observe_request,
@@ -68,8 +68,8 @@ class MetricsStore:
         self._classes = ClassSums()
         self._replicas: list[LiveReplica] = []
         #: Requests whose group is not complete, and those admitted.
-        self._arriving: dict[int, LiveRequest] = {}
-        self._requests: dict[int, LiveRequest] = {}
+        self._arriving: dict[int, LiveRequestMetrics] = {}
+        self._requests: dict[int, LiveRequestMetrics] = {}
         self._sequences: dict[Identity, LiveSequence] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Header: self._begin,
@@ -179,7 +179,7 @@ class MetricsStore:
     def _arrived(self, event: Arrived) -> None:
         self._num_requests += 1
         self._classes.arrived(event)
-        self._arriving[event.s] = LiveRequest(event)
+        self._arriving[event.s] = LiveRequestMetrics(event)
 
     def _rejected(self, event: Rejected) -> None:
         if (request := self._arriving.pop(event.request, None)) is not None:

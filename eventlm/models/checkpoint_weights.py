@@ -15,7 +15,7 @@ from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,
     FileStamp,
-    Header,
+    SafetensorsHeader,
     TensorInfo,
     find_shards,
     read_header,
@@ -148,7 +148,7 @@ def _role(name: str, config: DecoderConfig) -> str:
     return _EMBEDDING if config.tie_word_embeddings and name == _HEAD else name
 
 
-def _check_tied(headers: dict[str, tuple[Path, Header]]) -> None:
+def _check_tied(headers: dict[str, tuple[Path, SafetensorsHeader]]) -> None:
     """Whether a head that is left aside is the embedding once more. In another dtype it is taken to be."""
     embedding, head = (headers[name][1].tensors[name] for name in (_EMBEDDING, _HEAD))
     is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
@@ -159,7 +159,7 @@ def _check_tied(headers: dict[str, tuple[Path, Header]]) -> None:
         )
 
 
-def _samples(path: Path, header: Header, tensor: TensorInfo) -> list[bytes]:
+def _samples(path: Path, header: SafetensorsHeader, tensor: TensorInfo) -> list[bytes]:
     """Pieces of a tensor's data at even distances."""
     start, end = tensor.data_offsets
     samples = []

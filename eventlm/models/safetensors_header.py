@@ -58,7 +58,7 @@ class FileStamp(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class Header(Struct, frozen=True):
+class SafetensorsHeader(Struct, frozen=True):
     """A file's header: its raw bytes, its tensors by name, where the data starts, and which file it was."""
 
     raw: bytes
@@ -124,7 +124,7 @@ def read_index(path: Path) -> dict[str, str]:
     return index.weight_map
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> SafetensorsHeader:
     """The header of one file, checked against the file's length. CheckpointError says what is wrong with it."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -135,7 +135,7 @@ def read_header(path: Path) -> Header:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
 
-def _read_header(path: Path, file: BinaryIO) -> Header:
+def _read_header(path: Path, file: BinaryIO) -> SafetensorsHeader:
     stamp = FileStamp.of(file.fileno())
     start = file.read(len(_LFS_POINTER))
     file.seek(8)
@@ -155,7 +155,7 @@ def _read_header(path: Path, file: BinaryIO) -> Header:
         tensors = msgspec.convert(entries, dict[str, TensorInfo])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: broken safetensors header: {error}; download it again") from error
-    header = Header(raw, tensors, 8 + header_bytes, stamp)
+    header = SafetensorsHeader(raw, tensors, 8 + header_bytes, stamp)
     _check_data(path, header)
     return header
 
@@ -171,7 +171,7 @@ def not_downloaded(start: bytes) -> str:
     return ""
 
 
-def _check_data(path: Path, header: Header) -> None:
+def _check_data(path: Path, header: SafetensorsHeader) -> None:
     """Every tensor takes what its shape and dtype need, right behind the one before, up to the end of the file."""
     data_bytes = header.file_bytes - header.data_start
     position = 0
@@ -208,6 +208,6 @@ def _num_bytes(tensor: TensorInfo) -> int | None:
     return None if bits is None else math.prod(tensor.shape) * bits // 8
 
 
-def tensors_by_offset(header: Header) -> list[tuple[str, TensorInfo]]:
+def tensors_by_offset(header: SafetensorsHeader) -> list[tuple[str, TensorInfo]]:
     """The file's tensors in the order of their data."""
     return sorted(header.tensors.items(), key=lambda item: item[1].data_offsets)

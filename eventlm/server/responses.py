@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.server.timings import EventlmReply
 from eventlm.text.choice_output import ApiFinishReason
-from eventlm.text.generation import TokenCounts
+from eventlm.text.generation import UsageCounts
 
 
 class ReplyIdentity(NamedTuple):
@@ -47,7 +47,7 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, counts: TokenCounts) -> Usage:
+    def of(cls, counts: UsageCounts) -> Usage:
         """The usage that a reply reports."""
         return cls(
             prompt_tokens=counts.prompt,

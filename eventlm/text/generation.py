@@ -37,7 +37,7 @@ from eventlm.text.tools.formats import NO_FORMATS, Formats
 MAX_OUTPUTS_TAKEN = 64
 
 
-class TokenCounts(NamedTuple):
+class UsageCounts(NamedTuple):
     """Token counts of a reply. Each prompt counts once, whatever its `n` is.
 
     `cached` of the prompt's tokens came from the prefix cache; `reasoning` of the completion's are reasoning, None
@@ -250,18 +250,18 @@ class Generation:
             if unfinished:
                 handle.cancel(reason)
 
-    def token_counts(self) -> TokenCounts:
+    def token_counts(self) -> UsageCounts:
         """Of all choices that are over."""
-        return TokenCounts(
+        return UsageCounts(
             sum(len(request.prompt_token_ids) for request in self.group),
             self._completion_tokens,
             self._cached_tokens,
             _sum_of_known(sequence.num_reasoning_tokens for sequence in itertools.chain.from_iterable(self._sequences)),
         )
 
-    def token_counts_of(self, output: ChoiceOutput) -> TokenCounts:
+    def token_counts_of(self, output: ChoiceOutput) -> UsageCounts:
         """Of one choice up to this output. The cached tokens of a prompt count from the end of its first choice on."""
-        return TokenCounts(
+        return UsageCounts(
             len(self.group[self._place_of(output.choice)].prompt_token_ids),
             output.num_tokens,
             self._cached_tokens,

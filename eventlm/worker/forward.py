@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eventlm.cores import usable_cores
-from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
 from eventlm.kernels.cpu.native import library_hash
 from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import choose_forward
@@ -136,7 +136,7 @@ class CpuForward:
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         token_ids_T = step_token_ids(rows)
-        steps = [StepRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
+        steps = [DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
         hidden_TH = self._decoder.forward(token_ids_T, steps, self.cache.kv)
         if timer:
             self.lap(timer, "prepare")

@@ -23,7 +23,7 @@ from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSe
 from eventlm.worker.runner import ExecutedStep
 from eventlm.worker.sampling.row_extras import row_extras
 from eventlm.worker.sampling.sampler import NOT_FINITE, Sampler
-from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
+from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence, end_of
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
@@ -100,7 +100,7 @@ class ModelRunner:
         """Have some memory given that later steps will use. False if there is enough."""
         return self._pages.touch_some()
 
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, sequence: WorkerSequence) -> None:
         self._sampler.table.add(sequence)
         if sequence.params.grammar:
             self._grammars.add(sequence)

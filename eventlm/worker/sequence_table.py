@@ -29,7 +29,7 @@ class DesyncError(Exception):
         self.detail = detail
 
 
-class Sequence:
+class WorkerSequence:
     """One sequence as its worker knows it: tokens that the engine has not confirmed yet are among
     `token_ids`.
     """
@@ -77,7 +77,7 @@ class Row(NamedTuple):
     `samples`.
     """
 
-    sequence: Sequence
+    sequence: WorkerSequence
     start: int
     num_tokens: int
     samples: bool
@@ -104,12 +104,12 @@ class SequenceTable:
         self._num_blocks = num_blocks
         #: Blocks below this number have been in a table.
         self.num_blocks_used = 0
-        self._sequences: dict[SequenceId, Sequence] = {}
+        self._sequences: dict[SequenceId, WorkerSequence] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __getitem__(self, identity: SequenceId) -> Sequence:
+    def __getitem__(self, identity: SequenceId) -> WorkerSequence:
         return self._sequences[identity]
 
     def apply(self, launch: Launched, payload: StepPayload) -> list[Row]:
@@ -150,7 +150,7 @@ class SequenceTable:
             sequence.lengths.append(len(sequence.token_ids))
 
     def _add(self, new: NewSequence) -> None:
-        sequence = Sequence(new)
+        sequence = WorkerSequence(new)
         if sequence.id in self._sequences:
             raise DesyncError(f"sequence {_name(sequence)} is new in the payload, but is held already")
         if not sequence.token_ids or sequence.position < 0:
@@ -160,14 +160,14 @@ class SequenceTable:
             )
         self._sequences[sequence.id] = sequence
 
-    def _held(self, request: int, index: int) -> Sequence:
+    def _held(self, request: int, index: int) -> WorkerSequence:
         # A tuple is as good as the name, and made in a tenth of the time.
-        sequence: Sequence | None = self._sequences.get((request, index))  # type: ignore[call-overload]
+        sequence: WorkerSequence | None = self._sequences.get((request, index))  # type: ignore[call-overload]
         if sequence is None:
             raise DesyncError(f"sequence {request}/{index} is not held and not in the payload")
         return sequence
 
-    def _write_blocks(self, sequence: Sequence, place: int, numbers: list[int]) -> None:
+    def _write_blocks(self, sequence: WorkerSequence, place: int, numbers: list[int]) -> None:
         table = sequence.block_table
         if not 0 <= place <= len(table):
             raise DesyncError(f"sequence {_name(sequence)}: blocks at place {place}, table has {len(table)}")
@@ -177,7 +177,7 @@ class SequenceTable:
         table[place : place + len(numbers)] = array("i", numbers)
         self.num_blocks_used = max(self.num_blocks_used, max(numbers, default=-1) + 1)
 
-    def _decode_row(self, sequence: Sequence, confirmed: int, in_flight: int) -> Row:
+    def _decode_row(self, sequence: WorkerSequence, confirmed: int, in_flight: int) -> Row:
         lengths = sequence.lengths
         last_confirmed = len(lengths) - 1 - in_flight
         if last_confirmed < 0:
@@ -195,7 +195,7 @@ class SequenceTable:
         self._check_blocks(sequence, length)
         return Row(sequence, length - 1, 1, samples=True)
 
-    def _chunk_row(self, sequence: Sequence, start: int, num_tokens: int, *, samples: bool) -> Row:
+    def _chunk_row(self, sequence: WorkerSequence, start: int, num_tokens: int, *, samples: bool) -> Row:
         length = len(sequence.token_ids)
         end = start + num_tokens
         if start < 0 or num_tokens < 1 or end > length or (samples and end != length):
@@ -206,7 +206,7 @@ class SequenceTable:
         self._check_blocks(sequence, end)
         return Row(sequence, start, num_tokens, samples)
 
-    def _check_blocks(self, sequence: Sequence, length: int) -> None:
+    def _check_blocks(self, sequence: WorkerSequence, length: int) -> None:
         if length > len(sequence.block_table) * self._block_size:
             raise DesyncError(
                 f"sequence {_name(sequence)}: {length} tokens need {ceil_div(length, self._block_size)} blocks, "
@@ -214,5 +214,5 @@ class SequenceTable:
             )
 
 
-def _name(sequence: Sequence) -> str:
+def _name(sequence: WorkerSequence) -> str:
     return f"{sequence.id.request}/{sequence.id.index}"

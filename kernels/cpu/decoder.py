@@ -41,7 +41,7 @@ _PART_OF = {
 _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
 
 
-class StepRow(NamedTuple):
+class DecoderRow(NamedTuple):
     """`num_tokens` tokens behind `start` others of a sequence with the blocks `block_table`, of type "i".
 
     The table is read from where it lies.
@@ -115,7 +115,7 @@ class CpuDecoder:
             self.weight_bytes[part] = self.weight_bytes.get(part, 0) + rows.numel() * self._weight_bytes
         self._functions.eventlm_load_matrix(self._handle, number, layer, rows.data_ptr(), first_row, len(rows))
 
-    def forward(self, token_ids_T: Sequence[int], rows: Sequence[StepRow], kv: Tensor) -> Tensor:
+    def forward(self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor) -> Tensor:
         """The residual stream behind the last layer, float32 [T, H]; stores the rows' keys and values.
 
         token_ids_T: the rows' tokens, one row after the other. kv: [layers, 2, blocks, key-value heads, block

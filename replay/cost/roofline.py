@@ -27,7 +27,7 @@ Share = Annotated[int, Meta(ge=1, le=1_000_000)]
 _PS_PER_SECOND = 10**12
 
 
-class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Accelerator(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU's peaks by its data sheet, and how many of them hold the model (tensor parallel).
 
     flops_per_s: dense, in the type of the weights. memory_bytes: of one GPU, 0: not said. all_reduce: between these
@@ -81,7 +81,7 @@ class Efficiency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unknown_fields=True, dict=True):
     """A cost model from a machine, a model's dimensions and efficiencies."""
 
-    machine: Machine
+    machine: Accelerator
     model: Dimensions
     efficiency: Efficiency
     overheads: Overheads = Overheads()
@@ -123,7 +123,7 @@ class Rates(NamedTuple):
     all_reduce_token_ps: int
 
 
-def _rates(machine: Machine, model: Dimensions, efficiency: Efficiency) -> Rates:
+def _rates(machine: Accelerator, model: Dimensions, efficiency: Efficiency) -> Rates:
     flops_per_s, bytes_per_s = machine.flops_per_s * machine.num_gpus, machine.memory_bytes_per_s * machine.num_gpus
 
     def compute_ps(num_weights: int, share_ppm: int) -> int:

@@ -36,7 +36,7 @@ class Comparable(NamedTuple):
     content: Hashable
 
 
-class Names:
+class ComparableNames:
     """What the requests of one run, whose log begins with event `first_s`, are called in both."""
 
     def __init__(self, side: str, numbers: Mapping[int, int], first_s: int) -> None:
@@ -61,7 +61,7 @@ class Names:
         return request in self._numbers
 
 
-def comparable(event: Decision, names: Names) -> Comparable | None:
+def comparable(event: Decision, names: ComparableNames) -> Comparable | None:
     """None for what is decided of a request that only one of the runs has.
 
     Of blocks only the number counts: which ones are free depends on who gave them back first. Epochs and step numbers
@@ -84,7 +84,7 @@ def comparable(event: Decision, names: Names) -> Comparable | None:
     raise TypeError(f"no decision: {event}")
 
 
-def _launch(event: Launched, names: Names) -> Hashable:
+def _launch(event: Launched, names: ComparableNames) -> Hashable:
     return (
         tuple((names.of(row[0]), *row[1:]) for row in event.decodes),
         tuple((names.of(row[0]), *row[1:]) for row in event.chunks),

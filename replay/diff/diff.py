@@ -18,7 +18,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.events import Arrived, Event, Header, Rejected
 from eventlm.metrics.trace_metrics import Distribution, distribution
-from eventlm.replay.diff.comparable import Names
+from eventlm.replay.diff.comparable import ComparableNames
 from eventlm.replay.diff.first_difference import FirstDifference, find_first_difference
 from eventlm.replay.diff.pairing import Pairing, pair_requests
 from eventlm.replay.outcome import OutcomeCollector, SequenceOutcome
@@ -161,8 +161,8 @@ def diff(a: TraceSide, b: TraceSide, *, on_progress: OnProgress | None = None) -
         first = find_first_difference(
             reader_a,
             reader_b,
-            Names("A", numbers_a, a.header.s),
-            Names("B", numbers_b, b.header.s),
+            ComparableNames("A", numbers_a, a.header.s),
+            ComparableNames("B", numbers_b, b.header.s),
             arrivals=[(times_a[pair[0]], times_b[pair[1]]) for pair in pairing.pairs],
             on_progress=on_progress,
         )

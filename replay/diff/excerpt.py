@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from eventlm.events import Event, Launched
-from eventlm.replay.diff.comparable import Names
+from eventlm.replay.diff.comparable import ComparableNames
 from eventlm.replay.verify.divergence import as_object
 
 #: Which field is told of by which elements; all others of a launch are single values.
@@ -20,7 +20,7 @@ _LISTS = ("decodes", "chunks", "most", "blocks", "forget")
 
 
 def excerpts(
-    event_a: Event | None, event_b: Event | None, names_a: Names, names_b: Names
+    event_a: Event | None, event_b: Event | None, names_a: ComparableNames, names_b: ComparableNames
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The JSON objects of both, of two launches without what is alike. A list ends with `N alike` for what it lacks."""
     object_a = as_object(event_a) if event_a is not None else None
@@ -52,7 +52,7 @@ def _left(shown: list[Any], own: Sequence[Hashable], others: Sequence[Hashable])
     return [*left, f"{num_alike:,} alike"] if num_alike else left
 
 
-def _elements(event: Launched, names: Names) -> dict[str, list[Hashable]]:
+def _elements(event: Launched, names: ComparableNames) -> dict[str, list[Hashable]]:
     """What is compared of each list, element by element."""
     rows = [(names.of(row[0]), row[1]) for row in (*event.decodes, *event.chunks)]
     return {

@@ -16,7 +16,7 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Decision, Event
 from eventlm.events.codec import DECISION_TAGS, encode_body
-from eventlm.replay.diff.comparable import Names, comparable
+from eventlm.replay.diff.comparable import ComparableNames, comparable
 from eventlm.replay.diff.excerpt import excerpts
 from eventlm.replay.diff.story import Run, seconds, tell
 from eventlm.replay.verify.divergence import as_object
@@ -68,8 +68,8 @@ class _Candidate(NamedTuple):
 def find_first_difference(
     reader_a: LogReader,
     reader_b: LogReader,
-    names_a: Names,
-    names_b: Names,
+    names_a: ComparableNames,
+    names_b: ComparableNames,
     *,
     arrivals: Sequence[tuple[int, int]],
     on_progress: OnProgress | None = None,

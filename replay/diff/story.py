@@ -18,7 +18,7 @@ from eventlm.events import (
     Routed,
     TimerSet,
 )
-from eventlm.replay.diff.comparable import Name, Names
+from eventlm.replay.diff.comparable import ComparableNames, Name
 
 #: Most rows of a launch that are told of, of each kind of difference.
 MAX_ROWS = 3
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     """One of the two: its log, what its requests are called, and when the first that both have arrived."""
 
     reader: LogReader
-    names: Names
+    names: ComparableNames
     origin_ns: int
 
     def event(self, s: int) -> Event:
@@ -44,7 +44,7 @@ class Story(NamedTuple):
     pairs: list[int]
 
 
-class Row(NamedTuple):
+class DecisionRow(NamedTuple):
     """A row of a launch: whose, and from which token on how many; a decode computes one."""
 
     name: Name
@@ -85,7 +85,7 @@ def _label(name: Name, index: int | None = None) -> str:
     return f"#{name}{sample}" if name > 0 else f"earlier request {-name}{sample}"
 
 
-def _deed(event: Event | None, names: Names) -> str:
+def _deed(event: Event | None, names: ComparableNames) -> str:
     """What a run does, to follow its name."""
     if event is None:
         return "has no such decision"
@@ -120,13 +120,13 @@ def _deed(event: Event | None, names: Names) -> str:
     raise TypeError(f"no decision: {event}")
 
 
-def _rows(event: Launched, names: Names) -> dict[tuple[Name, int], Row]:
-    decodes = [Row(names.of(request), index, False, length, 1) for request, index, length, _ in event.decodes]
-    chunks = [Row(names.of(request), index, True, start, num) for request, index, start, num, _ in event.chunks]
+def _rows(event: Launched, names: ComparableNames) -> dict[tuple[Name, int], DecisionRow]:
+    decodes = [DecisionRow(names.of(request), index, False, length, 1) for request, index, length, _ in event.decodes]
+    chunks = [DecisionRow(names.of(request), index, True, start, num) for request, index, start, num, _ in event.chunks]
     return {(row.name, row.sample): row for row in (*decodes, *chunks)}
 
 
-def _work(row: Row) -> str:
+def _work(row: DecisionRow) -> str:
     """What a row computes."""
     if row.is_chunk:
         if row.num_tokens == 1:
@@ -163,17 +163,17 @@ def _tell_launches(event_a: Launched, event_b: Launched, a: Run, b: Run) -> Stor
     return Story(what, details, _pairs([row.name for row in rows]))
 
 
-def _list(rows: list[Row]) -> str:
+def _list(rows: list[DecisionRow]) -> str:
     labels = [f"{_label(row.name, row.sample)} ({_work(row)})" for row in rows[:MAX_ROWS]]
     rest = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
     return ", ".join(labels) + rest
 
 
-def _is_earlier(row: Row) -> bool:
+def _is_earlier(row: DecisionRow) -> bool:
     return isinstance(row.name, int) and row.name < 0
 
 
-def _elsewhere(row: Row, side: str, run: Run) -> str:
+def _elsewhere(row: DecisionRow, side: str, run: Run) -> str:
     """Where the other run does what this row does."""
     label = f"{_label(row.name, row.sample)}"
     if not isinstance(row.name, int):

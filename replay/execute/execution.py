@@ -42,7 +42,7 @@ from eventlm.events import (
 )
 from eventlm.replay.execute.executable import check_executable
 from eventlm.replay.execute.step_split import RowsAlone
-from eventlm.replay.execute.token_comparison import Comparison, ExecutedStep, Mismatch
+from eventlm.replay.execute.token_comparison import Mismatch, ReExecutedStep, TokenComparison
 from eventlm.replay.execute.workers import WorkerProcesses, Workers, worker_setup
 from eventlm.replay.verify.divergence import Code
 from eventlm.types import OnProgress, SequenceId
@@ -168,7 +168,7 @@ class _Execution:
         self.mismatches: list[Mismatch] = []
         #: Why the rest cannot be run, where that is the token log's fault.
         self.damage = ""
-        self.comparison = Comparison()
+        self.comparison = TokenComparison()
         self._path = path
         self._workers = workers
         self._is_forcing = is_forcing
@@ -180,7 +180,7 @@ class _Execution:
         #: Read when something differs.
         self._ends: dict[SequenceId, int] | None = None
         #: Has run, and the core's word on it has not come.
-        self._step: ExecutedStep | None = None
+        self._step: ReExecutedStep | None = None
 
     @property
     def bad_lines(self) -> list[str]:
@@ -298,7 +298,7 @@ class _Execution:
         positions = [self._requests.num_output_tokens(identity) for identity in identities]
         going_on = structs.replace(result, tokens=forced) if forced is not None else result
         again = self._requests.complete(fact.replica, going_on, start_ns=0, end_ns=0)
-        self._step = ExecutedStep(
+        self._step = ReExecutedStep(
             launched=launched,
             fact=fact,
             again=again,

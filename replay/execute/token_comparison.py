@@ -80,7 +80,7 @@ class Bijection:
         )
 
 
-class ExecutedStep(Struct, kw_only=True):
+class ReExecutedStep(Struct, kw_only=True):
     """A step that has run again, until the core's word on it.
 
     positions: by row, how many tokens the sequence had been given; None where it takes no more. recorded: the run's
@@ -105,7 +105,7 @@ class ExecutedStep(Struct, kw_only=True):
         return [SequenceId(row[0], row[1]) for row in (*launched.decodes, *launched.chunks)]
 
 
-class Comparison:
+class TokenComparison:
     """Compares steps in the order of their completions. `num_tokens` counts those that are the same."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Comparison:
         self.num_steps_by_digest = 0
         self.blocks = Bijection()
 
-    def compare(self, step: ExecutedStep, dropped: set[int]) -> list[Mismatch]:
+    def compare(self, step: ReExecutedStep, dropped: set[int]) -> list[Mismatch]:
         """All differences of a step, row by row; what rows in `dropped` produced was shown to nobody."""
         rows = step.rows
         kept = [row for row in range(len(rows)) if row not in dropped]
@@ -134,7 +134,7 @@ class Comparison:
             found += self._compare_filled(step, rows)
         return found
 
-    def _compare_row(self, step: ExecutedStep, row: int, identity: SequenceId, recorded: list[int]) -> list[Mismatch]:
+    def _compare_row(self, step: ReExecutedStep, row: int, identity: SequenceId, recorded: list[int]) -> list[Mismatch]:
         executed = step.result.tokens[row]
         base = step.positions[row] or 0
         note = "" if step.is_recorded_sound else "the token log's tokens do not have the digest that is in the trace"
@@ -149,7 +149,7 @@ class Comparison:
             return [self._at(step, "count", row, identity, at, **counts, note=note)]
         return []
 
-    def _compare_counts(self, step: ExecutedStep, kept: list[int], rows: list[SequenceId]) -> list[Mismatch]:
+    def _compare_counts(self, step: ReExecutedStep, kept: list[int], rows: list[SequenceId]) -> list[Mismatch]:
         found = []
         for row in kept:
             mine, other = step.fact.produced[row], len(step.result.tokens[row])
@@ -158,7 +158,7 @@ class Comparison:
                 found.append(self._at(step, "count", row, rows[row], at, recorded=mine, executed=other))
         return found
 
-    def _compare_digests(self, step: ExecutedStep) -> list[Mismatch]:
+    def _compare_digests(self, step: ReExecutedStep) -> list[Mismatch]:
         """Of the step as a whole, where nothing is known of its rows; the trace is what counts."""
         if step.again.digest == step.fact.digest:
             return []
@@ -172,7 +172,7 @@ class Comparison:
         return [self._at(step, "digest", recorded=step.fact.digest, executed=step.again.digest, note=note)]
 
     def _compare_ends(
-        self, step: ExecutedStep, kept: list[int], rows: list[SequenceId], known: set[int]
+        self, step: ReExecutedStep, kept: list[int], rows: list[SequenceId], known: set[int]
     ) -> list[Mismatch]:
         """An end that goes with another token has been told already."""
         recorded, executed = dict(step.fact.ends), dict(step.result.ends)
@@ -184,7 +184,7 @@ class Comparison:
                 found.append(self._at(step, "end", row, rows[row], at, recorded=mine, executed=other))
         return found
 
-    def _compare_filled(self, step: ExecutedStep, rows: list[SequenceId]) -> list[Mismatch]:
+    def _compare_filled(self, step: ReExecutedStep, rows: list[SequenceId]) -> list[Mismatch]:
         recorded, executed = dict(step.fact.filled), dict(step.again.filled)
         found = []
         for row in sorted(recorded.keys() | executed.keys()):
@@ -196,7 +196,7 @@ class Comparison:
 
     def _at(
         self,
-        step: ExecutedStep,
+        step: ReExecutedStep,
         kind: MismatchKind,
         row: int = -1,
         identity: SequenceId | None = None,

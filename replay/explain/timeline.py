@@ -24,7 +24,7 @@ _BEHIND_OTHERS = ("sequence_limit", "blocks", "token_budget", "head_of_line")
 _OUT_OF_LINE = ("grammar", "worker", "paused", "draining", "text_end")
 
 
-class Row(NamedTuple):
+class TimelineRow(NamedTuple):
     """A row of a launch: `num_tokens` behind `position`, 0 for a decode."""
 
     position: int
@@ -126,7 +126,7 @@ class Timeline:
             return "decode"
         return "prefill" if sequence.residency == 1 else "recompute"
 
-    def launch(self, launched: Launched, row: Row | None) -> None:
+    def launch(self, launched: Launched, row: TimelineRow | None) -> None:
         """A step has been launched, with a row of the sequence or without one."""
         if row is not None:
             is_final = row.num_tokens > 0 and row.position + row.num_tokens == self.sequence.prefill_tokens
@@ -381,11 +381,11 @@ class Timeline:
         self.cursor_ns = end_ns
 
 
-def rows_of(launched: Launched) -> dict[tuple[int, int], Row]:
+def rows_of(launched: Launched) -> dict[tuple[int, int], TimelineRow]:
     """By (request, index)."""
-    rows = {(request, index): Row(position, 0) for request, index, position, _ in launched.decodes}
+    rows = {(request, index): TimelineRow(position, 0) for request, index, position, _ in launched.decodes}
     for request, index, position, num_tokens, _ in launched.chunks:
-        rows[request, index] = Row(position, num_tokens)
+        rows[request, index] = TimelineRow(position, num_tokens)
     return rows
 
 

@@ -14,7 +14,7 @@ from eventlm.replay.workload.workload import Fate, WorkloadRequest
 from eventlm.types import WorkerEnd
 
 
-class Sample:
+class SimulatedSequence:
     """One live sequence. Totals are tokens of prompt and output; positions count output tokens.
 
     flag_from: the smallest total of tokens before a row at which the row may mean more than a token. has_left: it takes
@@ -73,19 +73,19 @@ class Sample:
 class Watched(NamedTuple):
     """A sample has reached a position that somebody outside waits for."""
 
-    sample: Sample
+    sample: SimulatedSequence
     position: int
 
 
-class Answer(NamedTuple):
+class SimulatedAnswer(NamedTuple):
     """What a worker will say of a launch: tokens of each row; rows that may mean more, with the total before them."""
 
     launched: Launched
     produced: list[int]
-    flagged: list[tuple[int, Sample, int]]
+    flagged: list[tuple[int, SimulatedSequence, int]]
 
 
-class Completion(NamedTuple):
+class SimulatedCompletion(NamedTuple):
     """Sparse parts of a completion, and the positions that its tokens reach, by row."""
 
     ends: list[tuple[int, WorkerEnd]]
@@ -99,11 +99,11 @@ class SimulatedRequests:
     def __init__(self, *, block_size: int, first_free_name: int) -> None:
         self._block_size = block_size
         self._next_name = first_free_name
-        self._samples: dict[int, list[Sample | None]] = {}
+        self._samples: dict[int, list[SimulatedSequence | None]] = {}
 
     def admit(self, request: WorkloadRequest, place: int, seq: int, num_named: int) -> None:
         """A request gets its samples; `num_named` blocks of its prompt have names."""
-        samples = [Sample(request, place, seq, index, num_named) for index in range(request.arrival.n)]
+        samples = [SimulatedSequence(request, place, seq, index, num_named) for index in range(request.arrival.n)]
         self._samples[seq] = list(samples)
 
     def leave(self, seq: int, index: int) -> None:
@@ -122,12 +122,12 @@ class SimulatedRequests:
         """A request was rejected."""
         del self._samples[seq]
 
-    def sample(self, seq: int, index: int) -> Sample | None:
+    def sample(self, seq: int, index: int) -> SimulatedSequence | None:
         """A sample that takes tokens."""
         samples = self._samples.get(seq)
         return samples[index] if samples is not None else None
 
-    def answer(self, launched: Launched) -> Answer:
+    def answer(self, launched: Launched) -> SimulatedAnswer:
         """What a worker will say of a launch. Runs for every row of every step: written for speed."""
         flagged = []
         all_samples = self._samples
@@ -148,16 +148,16 @@ class SimulatedRequests:
                 computing.chunks_in_flight += not samples
             produced.append(samples)
             row += 1
-        return Answer(launched, produced, flagged)
+        return SimulatedAnswer(launched, produced, flagged)
 
-    def give_up(self, answer: Answer) -> None:
+    def give_up(self, answer: SimulatedAnswer) -> None:
         """The worker is gone: nobody will answer."""
         for _, sample, _ in answer.flagged:
             sample.chunks_in_flight = 0
 
-    def complete(self, answer: Answer) -> Completion:
+    def complete(self, answer: SimulatedAnswer) -> SimulatedCompletion:
         """The sparse parts of the completion, with names for blocks, as of now: who has left says nothing more."""
-        found = Completion([], [], [])
+        found = SimulatedCompletion([], [], [])
         size, num_decodes = self._block_size, len(answer.launched.decodes)
         for row, sample, total in answer.flagged:
             if sample.has_left:
@@ -177,7 +177,7 @@ class SimulatedRequests:
             sample.flag_behind(total, size)
         return found
 
-    def _name(self, sample: Sample, num_blocks: int) -> list[int]:
+    def _name(self, sample: SimulatedSequence, num_blocks: int) -> list[int]:
         """Names of a sample's next blocks: its own as far as they are known, then new ones."""
         sample.num_named += num_blocks
         first = self._next_name

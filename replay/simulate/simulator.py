@@ -33,7 +33,7 @@ from eventlm.events import (
     TextEnded,
 )
 from eventlm.replay.simulate.clock import VirtualClock
-from eventlm.replay.simulate.requests import Answer, SimulatedRequests, Watched
+from eventlm.replay.simulate.requests import SimulatedAnswer, SimulatedRequests, Watched
 from eventlm.replay.simulate.timing import StepTimes, Timing
 from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
@@ -88,7 +88,7 @@ class Simulator:
             fires_timers=timing.fires_timers,
         )
         #: What each launch will lead to, by its seq.
-        self._answers: dict[int, tuple[Answer, StepTimes]] = {}
+        self._answers: dict[int, tuple[SimulatedAnswer, StepTimes]] = {}
         #: Positions that the tokens of the completion being applied reach, by row.
         self._watched: list[tuple[int, Watched]] = []
         #: The epoch of each replica's worker, None where there is none.

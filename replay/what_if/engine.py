@@ -91,7 +91,7 @@ def names(alternatives: Sequence[Alternative]) -> list[str]:
     return [name if found.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(found, start=1)]
 
 
-class Engine(NamedTuple):
+class AlternativeEngine(NamedTuple):
     """What an alternative runs on. `notes`: what to know before believing in it."""
 
     alternative: Alternative
@@ -105,7 +105,7 @@ class Engine(NamedTuple):
         return self.rebuilt.config
 
 
-def build_engine(header: Header, alternative: Alternative) -> Engine:
+def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
     """The engine of a header, changed. Raises UsageError for what makes no sense, as an engine does at its start."""
     changes = alternative.changes
     if alternative.closed_loop < 0:
@@ -123,7 +123,7 @@ def build_engine(header: Header, alternative: Alternative) -> Engine:
     if alternative.num_replicas is not None:
         config = replace_fields(config, {"num_replicas": alternative.num_replicas}, where="--replicas")
     _check_limits(config, changes)
-    return Engine(
+    return AlternativeEngine(
         alternative,
         rebuilt._replace(config=config),
         _plugin_records(header, changes),
@@ -180,7 +180,7 @@ def _plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
     return records
 
 
-def simulated_header(run: RecordedRun, engine: Engine, name: str, cost: CostModel) -> Header:
+def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cost: CostModel) -> Header:
     """The first line of a simulated run. It says so, and of which run and by which cost model."""
     description: dict[str, Any] = {
         "run": run.header.run,
@@ -207,7 +207,7 @@ def simulated_header(run: RecordedRun, engine: Engine, name: str, cost: CostMode
     )
 
 
-def incidents_of(run: RecordedRun, engine: Engine) -> list[Fact]:
+def incidents_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]:
     """What befalls the engine from outside: what befell the run, as far as it has to do with it."""
     num_replicas = engine.config.num_replicas
     incidents = _cold_start(run) + run.incidents

@@ -35,7 +35,7 @@ from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.what_if.compare import Comparison, Ran, compare
 from eventlm.replay.what_if.engine import (
     Alternative,
-    Engine,
+    AlternativeEngine,
     build_engine,
     incidents_of,
     names,
@@ -258,7 +258,7 @@ class _Machine(NamedTuple):
     has_window: bool
 
     def simulate(
-        self, name: str, engine: Engine, folder: Path | str | None, on_progress: OnProgress | None
+        self, name: str, engine: AlternativeEngine, folder: Path | str | None, on_progress: OnProgress | None
     ) -> tuple[Simulated, list[Ran]]:
         """Run every draw of the work through an engine. The folder gets the trace of the first."""
         first, ran = self._simulate(name, engine, folder, 0, on_progress)
@@ -266,7 +266,7 @@ class _Machine(NamedTuple):
         return first, [ran, *(self._simulate(name, engine, None, draw, on_progress)[1] for draw in others)]
 
     def _simulate(
-        self, name: str, engine: Engine, folder: Path | str | None, draw: int, on_progress: OnProgress | None
+        self, name: str, engine: AlternativeEngine, folder: Path | str | None, draw: int, on_progress: OnProgress | None
     ) -> tuple[Simulated, Ran]:
         num_outside = 0
 

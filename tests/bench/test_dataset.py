@@ -6,34 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bench.dataset import Prompt, read_prompts
+from eventlm.bench.dataset import DatasetPrompt, read_prompts
 from eventlm.errors import UsageError
 
 
-def read(tmp_path: Path, name: str, text: str | bytes) -> list[Prompt]:
+def read(tmp_path: Path, name: str, text: str | bytes) -> list[DatasetPrompt]:
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return read_prompts(str(path))
 
 
 def test_text_lines(tmp_path: Path) -> None:
-    assert read(tmp_path, "p.txt", "one\n\n two words \r\nü") == [Prompt("one"), Prompt("two words"), Prompt("ü")]
+    assert read(tmp_path, "p.txt", "one\n\n two words \r\nü") == [
+        DatasetPrompt("one"),
+        DatasetPrompt("two words"),
+        DatasetPrompt("ü"),
+    ]
 
 
 def test_json_lines(tmp_path: Path) -> None:
     messages = '[{"role":"user","content":"hi"}]'
     lines = f'{{"prompt":"a","max_tokens":5}}\n\n{{"messages":{messages},"output_tokens":7,"id":1}}\n"b"\n'
     assert read(tmp_path, "p.jsonl", lines) == [
-        Prompt("a", 5),
-        Prompt([{"role": "user", "content": "hi"}], 7),
-        Prompt("b"),
+        DatasetPrompt("a", 5),
+        DatasetPrompt([{"role": "user", "content": "hi"}], 7),
+        DatasetPrompt("b"),
     ]
 
 
 def test_sharegpt(tmp_path: Path) -> None:
     turns = '[{"from":"human","value":"Q"},{"from":"gpt","value":"A b c"},{"from":"human","value":"more"}]'
     text = f'[{{"id":"x","conversations":{turns}}},{{"id":"y","conversations":[{{"from":"human","value":"z"}}]}}]'
-    assert read(tmp_path, "p.json", text) == [Prompt("Q", None, "A b c")]
+    assert read(tmp_path, "p.json", text) == [DatasetPrompt("Q", None, "A b c")]
 
 
 @pytest.mark.parametrize(

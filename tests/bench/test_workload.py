@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from eventlm.bench.dataset import Prompt
+from eventlm.bench.dataset import DatasetPrompt
 from eventlm.bench.lengths import parse_lengths
 from eventlm.bench.prompts import SharedPrefixes, WordCost, WordPrompts
 from eventlm.bench.trace_arrivals import Arrival
@@ -51,7 +51,7 @@ def test_a_prefix_comes_on_top() -> None:
 
 
 def from_dataset(*, shuffle: bool, seed: int = 0, count: int = 6) -> list[SizedPrompt]:
-    prompts = [Prompt("a", 5), Prompt("b", None, "one two three"), Prompt("c")]
+    prompts = [DatasetPrompt("a", 5), DatasetPrompt("b", None, "one two three"), DatasetPrompt("c")]
     lengths = parse_lengths("9", "--output-len")
     return list(
         islice(

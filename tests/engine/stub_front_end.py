@@ -17,7 +17,7 @@ from typing import Any
 
 from eventlm.frontend.protocol import (
     Beat,
-    Drain,
+    BeginDrain,
     Draining,
     FrontEndFailed,
     FrontEndReady,
@@ -69,7 +69,7 @@ def main() -> None:
         if isinstance(message, Reload):
             signal.setitimer(signal.ITIMER_REAL, 0)
             send(Beat(num_requests=99, cpu_ns=5, resident_bytes=6))
-        if isinstance(message, Drain):
+        if isinstance(message, BeginDrain):
             send(Draining(3))
             if word == "ready":
                 # At once: the timer's signal would kill an interpreter that is ending.

@@ -8,10 +8,10 @@ import pytest
 
 from eventlm.engine.request import (
     ClosingOutput,
-    EmbeddingOutput,
     EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
+    PooledOutput,
     PromptLogprobsOutput,
     Submission,
     TakenOver,
@@ -92,7 +92,7 @@ def test_a_later_reader_gets_what_was_said_and_what_comes() -> None:
     said = [
         (0, PromptLogprobsOutput(0, 1, LOGPROBS)),
         (1, TokensOutput(0, 0, [5, 6], LOGPROBS)),
-        (0, EmbeddingOutput(0, b"\x00\xff")),
+        (0, PooledOutput(0, b"\x00\xff")),
         (1, ClosingOutput(0, "eos", 2)),
     ]
     for place, output in said:

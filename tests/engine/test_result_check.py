@@ -13,7 +13,7 @@ from msgspec import structs
 
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.replicas.worker_process import WorkerProcess
-from eventlm.engine.request import EmbeddingOutput, EngineRequest, PromptLogprobsOutput, TokensOutput
+from eventlm.engine.request import EngineRequest, PooledOutput, PromptLogprobsOutput, TokensOutput
 from eventlm.engine.result_check import ResultMismatchError
 from eventlm.events import Event, StepCompleted, WorkerLost, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
@@ -132,7 +132,7 @@ def test_a_right_result_counts_with_all_that_it_gives() -> None:
     assert [extras.row for extras in result.extras] == [1, 2, 3]
     bench.answer(structs.replace(result, ops={"base": 3}))
     kinds = [type(output) for output in bench.outputs if type(output).__name__ != "FinishedOutput"]
-    assert kinds == [TokensOutput, PromptLogprobsOutput, TokensOutput, PromptLogprobsOutput, EmbeddingOutput]
+    assert kinds == [TokensOutput, PromptLogprobsOutput, TokensOutput, PromptLogprobsOutput, PooledOutput]
 
 
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED.keys())

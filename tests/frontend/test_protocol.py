@@ -12,10 +12,10 @@ from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits, 
 from eventlm.engine.request import (
     ClosingOutput,
     ContextLengthError,
-    EmbeddingOutput,
     EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
+    PooledOutput,
     PromptLogprobsOutput,
     QueueFullError,
     ResumedReply,
@@ -30,12 +30,12 @@ from eventlm.frontend import protocol
 from eventlm.frontend.protocol import (
     Administer,
     Beat,
+    BeginDrain,
     Call,
     CallResult,
     CancelReply,
     CancelRequest,
     Cut,
-    Drain,
     Draining,
     EndText,
     FrontEndFailed,
@@ -44,11 +44,11 @@ from eventlm.frontend.protocol import (
     GetExplanation,
     GetMetrics,
     GetStatus,
-    Leave,
+    LeaveReply,
     Lost,
     Outputs,
     Reload,
-    Resume,
+    ResumeReply,
     StateChanged,
     Submit,
     call_error,
@@ -86,7 +86,7 @@ OUTPUTS = Outputs(
         (1, 0, TokensOutput(0, 3, [5, 6], LOGPROBS)),
         (1, 1, TokensOutput(1, 0, [7])),
         (2, 0, PromptLogprobsOutput(0, 1, LOGPROBS)),
-        (3, 0, EmbeddingOutput(0, b"\0\1\xff")),
+        (3, 0, PooledOutput(0, b"\0\1\xff")),
         (1, 0, ClosingOutput(0, "eos", 9)),
         (1, 0, FinishedOutput(0, "stop", 8, 16)),
         (1, 0, TakenOver()),
@@ -115,7 +115,8 @@ SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff
 
 
 @pytest.mark.parametrize(
-    "message", [SETUP, OUTPUTS, StateChanged(state="dead", paused=False, max_model_len=8), Reload(), Drain(), Cut()]
+    "message",
+    [SETUP, OUTPUTS, StateChanged(state="dead", paused=False, max_model_len=8), Reload(), BeginDrain(), Cut()],
 )
 def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
     assert decode_to_front_end(encode(message)) == message
@@ -131,13 +132,13 @@ def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
         Call(1, Submit([REQUEST, REQUEST])),
         Call(2, GetMetrics()),
         Call(3, Submit([REQUEST], SUBMISSION)),
-        Call(4, Resume("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),
+        Call(4, ResumeReply("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),
         Call(5, CancelReply("cmpl-1", "somebody")),
         Call(6, GetStatus("cmpl-1", "somebody")),
         Call(7, GetExplanation("cmpl-1", "somebody")),
         Call(8, Administer(SwapPolicy("edf"))),
         CancelRequest(3, "client"),
-        Leave("cmpl-1", 2),
+        LeaveReply("cmpl-1", 2),
         EndText(3, 0, 17, "stop"),
     ],
 )

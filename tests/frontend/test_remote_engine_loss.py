@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from eventlm.engine.request import EmbeddingOutput, EngineUnavailableError, ResumedReply, Submission
-from eventlm.frontend.protocol import Beat, CallError, CallResult, Leave, encode
+from eventlm.engine.request import EngineUnavailableError, PooledOutput, ResumedReply, Submission
+from eventlm.frontend.protocol import Beat, CallError, CallResult, LeaveReply, encode
 from tests.server.remote_pair import assert_tidy, connected, read, request, until
 
 
@@ -33,7 +33,7 @@ async def test_who_submitted_is_a_reader_that_leaves_with_its_front_end() -> Non
             submission = Submission(reply_id=name, is_resumable=True)
             await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
         pair.engine.leave("cmpl-2", 0)
-        await until(lambda: pair.link._reading == {Leave("cmpl-1", 0)})
+        await until(lambda: pair.link._reading == {LeaveReply("cmpl-1", 0)})
         pair.connection.abort()
         await pair.link.lost
         assert [pair.double.registry.find(name, "").reader for name in ("cmpl-1", "cmpl-2")] == [None, None]
@@ -86,7 +86,7 @@ async def test_a_front_end_that_does_not_read_is_lost_at_a_bound() -> None:
         pair.connection._transport.pause_reading()  # type: ignore[union-attr]
         for _ in range(4):
             assert not pair.link.lost.done()
-            pair.double.handles[0].put(EmbeddingOutput(0, bytes(400_000)))
+            pair.double.handles[0].put(PooledOutput(0, bytes(400_000)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert "1,000,000 bytes unread" in await pair.link.lost
@@ -98,7 +98,7 @@ async def test_a_reply_is_not_read_again_while_too_much_is_on_its_way() -> None:
         pair.double.step_seconds = 60.0
         submission = Submission(reply_id="cmpl-1", is_resumable=True)
         await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
-        pair.double._sinks[0](EmbeddingOutput(0, bytes(1_500_000)))
+        pair.double._sinks[0](PooledOutput(0, bytes(1_500_000)))
         await pair.engine.read_metrics()
         transport: Any = pair.connection._transport
         transport.pause_reading()

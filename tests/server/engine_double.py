@@ -30,10 +30,10 @@ from eventlm.engine.metering import charge_for, metered
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.request import (
     ClosingOutput,
-    EmbeddingOutput,
     EngineRequest,
     FinishedOutput,
     OnOutput,
+    PooledOutput,
     PromptLogprobsOutput,
     RequestHandle,
     ResumedReply,
@@ -242,7 +242,7 @@ class EngineDouble:
             if number in self.cancelled_by:
                 put(FinishedOutput(index, "cancelled", 0, cached_tokens=0, detail=self.cancelled_by[number]))
                 return
-            put(EmbeddingOutput(index, spell_embedding(request.prompt_token_ids)))
+            put(PooledOutput(index, spell_embedding(request.prompt_token_ids)))
             put(FinishedOutput(index, "complete", 0, cached_tokens=0))
             return
         self._put_prompt_logprobs(request, put, index)

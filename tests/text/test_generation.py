@@ -10,10 +10,10 @@ from msgspec import structs
 
 from eventlm.engine.request import (
     ClosingOutput,
-    EmbeddingOutput,
     EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
+    PooledOutput,
     PromptLogprobsOutput,
     RequestHandle,
     Submission,
@@ -22,7 +22,7 @@ from eventlm.engine.request import (
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.choice_output import ChoiceOutput, join_outputs
 from eventlm.text.fake_tokenizer import FakeTokenizer
-from eventlm.text.generation import Generation, TokenCounts, resume, submit
+from eventlm.text.generation import Generation, UsageCounts, resume, submit
 from eventlm.text.output_queue import OutputQueue, TakenOverError
 from tests.server.engine_double import EngineDouble, spell, spell_logprobs
 
@@ -138,7 +138,7 @@ async def test_prompt_logprobs_come_once_however_often_they_are_computed() -> No
 
 async def test_a_request_without_tokens() -> None:
     wire = Wire(kind="pool")
-    output = await wire.read_all(EmbeddingOutput(0, b"12345678"), FinishedOutput(0, "complete", 0, 0))
+    output = await wire.read_all(PooledOutput(0, b"12345678"), FinishedOutput(0, "complete", 0, 0))
     assert (output.embedding, output.text, output.token_ids) == (b"12345678", "", [])
     assert output.finished is not None
     assert output.finished.reason == "complete"
@@ -148,7 +148,7 @@ async def test_without_stops_nothing_is_told() -> None:
     wire = Wire()
     assert await wire.read(TokensOutput(0, 0, list(b"ab")), FinishedOutput(0, "eos", 2, 1)) == "ab"
     assert wire.told == []
-    assert wire.generation.token_counts() == TokenCounts(prompt=3, completion=2, cached=1, reasoning=None)
+    assert wire.generation.token_counts() == UsageCounts(prompt=3, completion=2, cached=1, reasoning=None)
     wire.generation.cancel()
     assert wire.cancelled == []
 

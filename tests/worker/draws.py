@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.sampling.sampler import Sampler
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 from tests.worker.launches import new_sequence
 
 
@@ -18,12 +18,12 @@ def sequence(
     *,
     seed: int = 0,
     index: int = 0,
-    prompt: Seq[int] = (1,),
-    output: Seq[int] = (),
+    prompt: Sequence[int] = (1,),
+    output: Sequence[int] = (),
     **params: Any,
-) -> Sequence:
+) -> WorkerSequence:
     """Request `number`'s sequence with this history."""
-    return Sequence(
+    return WorkerSequence(
         new_sequence(
             number,
             [*prompt, *output],
@@ -34,7 +34,7 @@ def sequence(
     )
 
 
-def make_sampler(vocab_size: int, sequences: Seq[Sequence] = ()) -> Sampler:
+def make_sampler(vocab_size: int, sequences: Sequence[WorkerSequence] = ()) -> Sampler:
     """A sampler that has these sequences in its table."""
     sampler = Sampler(vocab_size, torch.device("cpu"))
     for each in sequences:
@@ -42,7 +42,7 @@ def make_sampler(vocab_size: int, sequences: Seq[Sequence] = ()) -> Sampler:
     return sampler
 
 
-def draw(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
+def draw(logits: torch.Tensor, sequences: Sequence[WorkerSequence]) -> list[int]:
     """One token for each of different sequences, by a sampler made for this."""
     tokens: list[int] = make_sampler(logits.shape[1], sequences).sample(logits, sequences).tolist()
     return tokens

@@ -5,14 +5,14 @@ from array import array
 import torch
 
 from eventlm.worker.batch import build_batch, tail_slots
-from eventlm.worker.sequence_table import Row, Sequence
+from eventlm.worker.sequence_table import Row, WorkerSequence
 from tests.worker.launches import new_sequence
 
 BLOCK_SIZE = 4
 
 
 def row(token_ids: list[int], blocks: list[int], *, start: int, num_tokens: int) -> Row:
-    sequence = Sequence(new_sequence(0, token_ids))
+    sequence = WorkerSequence(new_sequence(0, token_ids))
     sequence.block_table = array("i", blocks)
     return Row(sequence, start, num_tokens, True)
 

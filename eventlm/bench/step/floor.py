@@ -18,7 +18,7 @@ from eventlm.models.config import DecoderConfig
 INT8_SPEED = 2
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """What a part of a step cannot do without: bytes, and operations on floats and on int8, two for each product."""
 
     num_bytes: int
@@ -26,7 +26,7 @@ class Work(NamedTuple):
     num_int8_ops: int = 0
 
 
-class StepShape(NamedTuple):
+class BatchShape(NamedTuple):
     """Tokens of a step, rows of it that sample, tokens whose keys and values are read, and pairs of a query and a
     key.
     """
@@ -37,11 +37,11 @@ class StepShape(NamedTuple):
     num_pairs: int
 
 
-def shape_of(launch: Launched) -> StepShape:
+def shape_of(launch: Launched) -> BatchShape:
     """Of a step. A sequence is as long as its confirmed tokens and the ones that its steps in flight give."""
     lengths = [confirmed + in_flight for _, _, confirmed, in_flight in launch.decodes]
     chunks = [(start, num_tokens) for _, _, start, num_tokens, _ in launch.chunks]
-    return StepShape(
+    return BatchShape(
         num_tokens=len(lengths) + sum(num_tokens for _, num_tokens in chunks),
         num_sampled=len(lengths) + sum(samples for *_, samples in launch.chunks),
         kv_tokens=sum(lengths) + sum(start + num_tokens for start, num_tokens in chunks),
@@ -50,8 +50,8 @@ def shape_of(launch: Launched) -> StepShape:
 
 
 def step_work(
-    config: DecoderConfig, weight_bytes: Mapping[str, int], kv_token_bytes: int, shape: StepShape, *, is_int8: bool
-) -> dict[str, Work]:
+    config: DecoderConfig, weight_bytes: Mapping[str, int], kv_token_bytes: int, shape: BatchShape, *, is_int8: bool
+) -> dict[str, StepWork]:
     """By part. weight_bytes: of each matrix, all layers together, as the worker holds it. is_int8: what they hold."""
     layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
     heads = config.num_heads * config.head_dim
@@ -65,24 +65,24 @@ def step_work(
     work = {}
     for part, number in num_weights.items():
         num_ops = 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens)
-        work[part] = Work(weight_bytes[part], 0, num_ops) if is_int8 else Work(weight_bytes[part], num_ops)
+        work[part] = StepWork(weight_bytes[part], 0, num_ops) if is_int8 else StepWork(weight_bytes[part], num_ops)
     # A score and a weighted value for each pair.
-    work["attention"] = Work(shape.kv_tokens * kv_token_bytes, 4 * layers * heads * shape.num_pairs)
-    work["rotary"] = Work(shape.num_tokens * kv_token_bytes, 0)
+    work["attention"] = StepWork(shape.kv_tokens * kv_token_bytes, 4 * layers * heads * shape.num_pairs)
+    work["rotary"] = StepWork(shape.num_tokens * kv_token_bytes, 0)
     return work
 
 
-def total(works: Iterable[Work]) -> Work:
+def total(works: Iterable[StepWork]) -> StepWork:
     """All of them together."""
     each = list(works)
-    return Work(
+    return StepWork(
         sum(work.num_bytes for work in each),
         sum(work.num_flops for work in each),
         sum(work.num_int8_ops for work in each),
     )
 
 
-def floor_ns(work: Work, machine: Machine) -> float:
+def floor_ns(work: StepWork, machine: Machine) -> float:
     """The least time that it takes."""
     num_flops = work.num_flops + work.num_int8_ops / INT8_SPEED
     return 1e9 * max(work.num_bytes / machine.bytes_per_second, num_flops / machine.flops_per_second)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eventlm.bench.random_streams import random_stream
-from eventlm.bench.step.floor import StepShape, shape_of
+from eventlm.bench.step.floor import BatchShape, shape_of
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineRequest, RequestHandle
 from eventlm.errors import EventLMError, UsageError
@@ -46,7 +46,7 @@ class MeasuredStep(NamedTuple):
 
     duration_ns: int
     ops: dict[str, int]
-    shape: StepShape
+    shape: BatchShape
 
 
 class CaseResult(NamedTuple):
@@ -223,7 +223,7 @@ def prompt_of(events: Sequence[Event]) -> MeasuredStep:
         shapes.append(step.shape)
         for part, time_ns in step.ops.items():
             parts[part] = parts.get(part, 0) + time_ns
-    return MeasuredStep(duration_ns, parts, StepShape(*(sum(column) for column in zip(*shapes, strict=True))))
+    return MeasuredStep(duration_ns, parts, BatchShape(*(sum(column) for column in zip(*shapes, strict=True))))
 
 
 async def _end(handle: RequestHandle) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from eventlm.bench.step.floor import StepShape, Work, floor_ns, step_work, total
+from eventlm.bench.step.floor import BatchShape, StepWork, floor_ns, step_work, total
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import ENGINE, TRANSPORT, CaseResult, MeasuredStep
 from eventlm.models.config import DecoderConfig
@@ -57,7 +57,7 @@ class CaseTimes(Struct, frozen=True, kw_only=True):
     engine_cpu_ms: float
 
 
-class Model(Struct, frozen=True, kw_only=True):
+class ModelFigures(Struct, frozen=True, kw_only=True):
     """What the floors follow from: the shape, and what the worker holds; is_int8: of its matrices."""
 
     config: DecoderConfig
@@ -66,7 +66,7 @@ class Model(Struct, frozen=True, kw_only=True):
     is_int8: bool
 
 
-def case_times(result: CaseResult, machine: Machine, model: Model | None) -> CaseTimes:
+def case_times(result: CaseResult, machine: Machine, model: ModelFigures | None) -> CaseTimes:
     """The times of a case; without a model there are no floors."""
     steps = middle_half(result.steps)
     shape = steps[len(steps) // 2].shape
@@ -96,7 +96,7 @@ def case_times(result: CaseResult, machine: Machine, model: Model | None) -> Cas
     )
 
 
-def _work_of(model: Model, shape: StepShape) -> dict[str, Work]:
+def _work_of(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
     return step_work(model.config, model.weight_bytes, model.kv_token_bytes, shape, is_int8=model.is_int8)
 
 

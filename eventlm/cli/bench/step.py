@@ -160,7 +160,7 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
 
     from eventlm.bench.step.machine_probe import probe
     from eventlm.bench.step.measure import StepBench, check_cases
-    from eventlm.bench.step.report import Model, case_times
+    from eventlm.bench.step.report import ModelFigures, case_times
     from eventlm.engine.setup import worker_setups
     from eventlm.models.config import read_config
 
@@ -172,7 +172,7 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
     host = engine.worker_host
     model = None
     if "weight_bytes" in host:
-        model = Model(
+        model = ModelFigures(
             config=read_config(Path(engine.setup.model)),
             weight_bytes=host["weight_bytes"],
             kv_token_bytes=host["kv_token_bytes"],

@@ -12,7 +12,7 @@ import msgspec
 
 from eventlm.bootstrap.composition import Composition
 from eventlm.cli.engine_command import start_engine
-from eventlm.client.openai_client import OpenAIClient, StreamDelta, Usage
+from eventlm.client.openai_client import OpenAIClient, StreamDelta, TokenUsage
 from eventlm.errors import EventLMError, UsageError
 from eventlm.text.choice_output import api_finish_reason
 from eventlm.text.decoding import decode_request
@@ -133,7 +133,7 @@ async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerat
             received_ns = time.monotonic_ns()
             yield StreamDelta(output.choice, message.content, reason, None, received_ns, message.reasoning)
     counts = generation.token_counts()
-    usage = Usage(counts.prompt, counts.completion, counts.prompt + counts.completion)
+    usage = TokenUsage(counts.prompt, counts.completion, counts.prompt + counts.completion)
     yield StreamDelta(0, "", None, usage, time.monotonic_ns())
 
 

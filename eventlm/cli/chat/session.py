@@ -11,20 +11,20 @@ from typing import Any
 from eventlm.cli.chat.backend import ChatBackend
 from eventlm.cli.chat.conversation import Conversation, Message
 from eventlm.cli.chat.screen import Screen, answer_summary
-from eventlm.client.openai_client import StreamDelta, Usage
+from eventlm.client.openai_client import StreamDelta, TokenUsage
 from eventlm.errors import EventLMError
 
 _NANOSECONDS = 1e9
 
 
-class Answer:
+class ChatAnswer:
     """What has come of an answer."""
 
     def __init__(self) -> None:
         self.text = ""
         self.finish_reason = ""
         self._num_deltas = 0
-        self._usage: Usage | None = None
+        self._usage: TokenUsage | None = None
         self._started_ns = self._first_ns = self._last_ns = time.monotonic_ns()
 
     def add(self, delta: StreamDelta) -> None:
@@ -85,7 +85,7 @@ class ChatSession:
         """Send a message and show the answer. Both are kept, unless there is no answer at all."""
         self.unanswered = None
         self.conversation.turns.append(Message("user", text))
-        answer = Answer()
+        answer = ChatAnswer()
         try:
             await self._receive(answer)
         except EventLMError as error:
@@ -98,7 +98,7 @@ class ChatSession:
             self.unanswered = text
             self.screen.note("nothing was answered and your message is taken back; /retry sends it again")
 
-    async def _receive(self, answer: Answer) -> None:
+    async def _receive(self, answer: ChatAnswer) -> None:
         with self.screen.busy():
             self._answering = asyncio.ensure_future(self._show(answer))
             try:
@@ -114,7 +114,7 @@ class ChatSession:
         if not stopped:
             task.result()
 
-    async def _show(self, answer: Answer) -> None:
+    async def _show(self, answer: ChatAnswer) -> None:
         deltas = self.backend.answer(self.conversation.messages(), self.parameters)
         async with aclosing(deltas) as each:
             async for delta in each:
@@ -122,7 +122,7 @@ class ChatSession:
                 self.screen.thought(delta.reasoning)
                 self.screen.text(delta.text)
 
-    def _summary(self, answer: Answer, *, stopped: bool) -> str:
+    def _summary(self, answer: ChatAnswer, *, stopped: bool) -> str:
         limit = self.backend.max_model_len
         ends = []
         if stopped:

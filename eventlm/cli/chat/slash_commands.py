@@ -27,7 +27,7 @@ class Leave(Exception):
     """`/quit`."""
 
 
-class Command(NamedTuple):
+class SlashCommand(NamedTuple):
     """What a command does, how it is written, and what it is for."""
 
     run: Callable[[ChatSession, str], Awaitable[None]]
@@ -162,14 +162,14 @@ def _first_line(text: str) -> str:
 
 
 COMMANDS = {
-    "help": Command(_help, "/help", "this list"),
-    "system": Command(_system, "/system TEXT", 'set the system message; "" removes it, without TEXT it is shown'),
-    "set": Command(_set, "/set NAME VALUE", "set a sampling parameter, such as temperature 0.2; alone, show them"),
-    "clear": Command(_clear, "/clear", "forget the conversation, keep system message and parameters"),
-    "undo": Command(_undo, "/undo", "take back the last message and its answer"),
-    "retry": Command(_retry, "/retry", "answer the last message again"),
-    "history": Command(_history, "/history", "show the conversation"),
-    "save": Command(_save, "/save FILE", "write the chat: .json is the body of a request, .md is to be read"),
-    "load": Command(_load, "/load FILE", "go on with a chat saved as JSON"),
-    "quit": Command(_quit, "/quit", "leave; /exit does too"),
+    "help": SlashCommand(_help, "/help", "this list"),
+    "system": SlashCommand(_system, "/system TEXT", 'set the system message; "" removes it, without TEXT it is shown'),
+    "set": SlashCommand(_set, "/set NAME VALUE", "set a sampling parameter, such as temperature 0.2; alone, show them"),
+    "clear": SlashCommand(_clear, "/clear", "forget the conversation, keep system message and parameters"),
+    "undo": SlashCommand(_undo, "/undo", "take back the last message and its answer"),
+    "retry": SlashCommand(_retry, "/retry", "answer the last message again"),
+    "history": SlashCommand(_history, "/history", "show the conversation"),
+    "save": SlashCommand(_save, "/save FILE", "write the chat: .json is the body of a request, .md is to be read"),
+    "load": SlashCommand(_load, "/load FILE", "go on with a chat saved as JSON"),
+    "quit": SlashCommand(_quit, "/quit", "leave; /exit does too"),
 }

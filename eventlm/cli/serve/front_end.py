@@ -29,8 +29,8 @@ from eventlm.frontend.frames import FrameConnection
 from eventlm.frontend.front_end import BEAT_SECONDS
 from eventlm.frontend.protocol import (
     Beat,
+    BeginDrain,
     Cut,
-    Drain,
     Draining,
     FromFrontEnd,
     FrontEndFailed,
@@ -55,7 +55,7 @@ class Beginning(NamedTuple):
     engine: RemoteEngine
 
 
-class FrontEnd:
+class FrontEndServer:
     """The process's end of the connection to the engine."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class FrontEnd:
             case Reload():
                 if self.context is not None:
                     self.context.reload()
-            case Drain():
+            case BeginDrain():
                 self.stop.set()
             case Cut():
                 self.cut.set()
@@ -107,7 +107,7 @@ class FrontEnd:
 
 
 async def _serve(control: int, listening: Sequence[int]) -> int:
-    front_end = FrontEnd()
+    front_end = FrontEndServer()
     setup, engine = await front_end.open(socket.socket(fileno=control))
     configure_logging(setup.config.log, bound={"front_end": setup.index})
     try:
@@ -142,7 +142,7 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
     return 0
 
 
-async def _beat(front_end: FrontEnd, context: ServerContext) -> None:
+async def _beat(front_end: FrontEndServer, context: ServerContext) -> None:
     while True:
         front_end.send(
             Beat(

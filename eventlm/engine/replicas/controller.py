@@ -44,7 +44,7 @@ STEADY_SECONDS = 60
 log = structlog.get_logger("eventlm.replica")
 
 
-class Engine(Protocol):
+class ReplicaOwner(Protocol):
     """What a replica needs of the engine that owns it."""
 
     def put_fact(self, fact: Fact) -> None:
@@ -76,7 +76,7 @@ class ReplicaController:
     """
 
     def __init__(
-        self, setup: WorkerSetup, config: WorkerConfig, engine: Engine, on_dead: Callable[[str], None]
+        self, setup: WorkerSetup, config: WorkerConfig, engine: ReplicaOwner, on_dead: Callable[[str], None]
     ) -> None:
         self.index = setup.replica
         self._setup = setup
@@ -130,7 +130,7 @@ class ReplicaController:
         self._num_failures = 0
 
     def prepare_grammar(self, message: PrepareGrammar) -> None:
-        """Have the present worker build a grammar; it answers to `Engine.grammars`."""
+        """Have the present worker build a grammar; it answers to `ReplicaOwner.grammars`."""
         if self._worker is not None:
             self._worker.send(message)
 

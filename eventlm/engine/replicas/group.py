@@ -8,7 +8,7 @@ from functools import partial
 
 import structlog
 
-from eventlm.engine.replicas.controller import Engine, ReplicaController
+from eventlm.engine.replicas.controller import ReplicaController, ReplicaOwner
 from eventlm.engine.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
 from eventlm.worker.protocol import PrepareGrammar, StartProgress, StepPayload, WorkerReady
@@ -22,7 +22,7 @@ log = structlog.get_logger("eventlm.replica")
 class Replicas:
     """By their index. `num_live` counts those that were not given up; on_dead is told why one more was."""
 
-    def __init__(self, setup: EngineSetup, engine: Engine, on_dead: Callable[[str], None]) -> None:
+    def __init__(self, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None]) -> None:
         self.num_live = setup.core.num_replicas
         self._setup = setup
         self._on_dead = on_dead

@@ -32,7 +32,7 @@ _OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 _EOF = b"# EOF\n"
 
 
-class Reply(NamedTuple):
+class RenderedMetrics(NamedTuple):
     """What a scrape gets."""
 
     body: bytes
@@ -59,7 +59,7 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=reply.body, headers={"Content-Type": reply.content_type})
 
 
-async def render(metrics: EngineMetrics, accept: str, *, pid: int | str = "self") -> Reply:
+async def render(metrics: EngineMetrics, accept: str, *, pid: int | str = "self") -> RenderedMetrics:
     """A whole reply. `pid` is the engine's process, whose own figures are part of it.
 
     The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
@@ -73,7 +73,7 @@ async def render(metrics: EngineMetrics, accept: str, *, pid: int | str = "self"
         await asyncio.sleep(0)
     if content_type == _OPENMETRICS_TYPE:
         parts.append(_EOF)
-    return Reply(b"".join(parts), content_type)
+    return RenderedMetrics(b"".join(parts), content_type)
 
 
 def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:

@@ -15,7 +15,7 @@ from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.sequence_grammar import SequenceGrammar
 from eventlm.worker.grammar.table import GrammarTable
 from eventlm.worker.grammar.vocabulary import FAKE_SPECIAL_TOKENS, NUM_BYTES, fake_vocabulary
-from eventlm.worker.sequence_table import Row, Sequence
+from eventlm.worker.sequence_table import Row, WorkerSequence
 
 _VOCAB_SIZE = NUM_BYTES + len(FAKE_SPECIAL_TOKENS)
 #: One in so many tokens ends or closes something if it can.
@@ -55,7 +55,7 @@ class FakeGrammars:
             grammar.advance(token_id, place)
         return produced, end
 
-    def _choose(self, sequence: Sequence, grammar: SequenceGrammar, place: int) -> int:
+    def _choose(self, sequence: WorkerSequence, grammar: SequenceGrammar, place: int) -> int:
         params = sequence.params
         may = set(np.flatnonzero(self._table.mask(grammar)).tolist())
         ends = sorted(may & {*params.eos_token_ids, *(params.stop_token_ids or ())})

@@ -14,7 +14,7 @@ from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
 
 
-class FakeStep(NamedTuple):
+class TimedFakeStep(NamedTuple):
     """A launch that the fake device computes while the worker goes on."""
 
     output: StepOutput
@@ -45,7 +45,7 @@ class FakeModel:
         #: When the device will have done all that it was given.
         self._free_ns = 0
 
-    def start(self, launch: Launched, payload: StepPayload) -> FakeStep:
+    def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
         """Behind what is under way."""
         begun_ns = time.monotonic_ns()
         try:
@@ -56,7 +56,7 @@ class FakeModel:
         start_ns = max(begun_ns, self._free_ns)
         self._free_ns = start_ns + step.duration_ns
         output = StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
-        return FakeStep(output, (start_ns, self._free_ns))
+        return TimedFakeStep(output, (start_ns, self._free_ns))
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""

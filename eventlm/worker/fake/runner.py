@@ -16,7 +16,7 @@ from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake.extras import fake_extras
 from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 from eventlm.worker.protocol import RowExtras, StepPayload
-from eventlm.worker.sequence_table import Row, Sequence, SequenceTable, end_of
+from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence, end_of
 
 if TYPE_CHECKING:
     from eventlm.worker.fake.grammar import FakeGrammars
@@ -72,7 +72,7 @@ class FakeRunner:
         self._table.record(rows, payload.forced or tokens)
         return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
 
-    def _is_deadly(self, sequence: Sequence) -> bool:
+    def _is_deadly(self, sequence: WorkerSequence) -> bool:
         place = poisoned_place(self.parameters, sequence.params.noise_seed, sequence.id.index)
         return place is not None and sequence.position >= place
 

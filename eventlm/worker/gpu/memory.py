@@ -50,7 +50,7 @@ class GpuMemory(NamedTuple):
     kv_cache: int
 
 
-class Measured(NamedTuple):
+class MeasuredMemory(NamedTuple):
     """Of a GPU with a model in it, in bytes: all its memory, what is free, what this process has taken, what the
     largest step takes beside that, and all graphs.
     """
@@ -62,7 +62,7 @@ class Measured(NamedTuple):
     graphs: int
 
 
-def num_blocks_beside(measured: Measured, *, share_ppm: int, block_bytes: int, num_blocks_needed: int) -> int:
+def num_blocks_beside(measured: MeasuredMemory, *, share_ppm: int, block_bytes: int, num_blocks_needed: int) -> int:
     """KV blocks that fit. Raises CacheMemoryError, with the figures, if that are fewer than are needed."""
     share = measured.total * share_ppm // 1_000_000
     left = min(share - measured.taken, measured.free) - measured.activations - measured.graphs
@@ -112,7 +112,7 @@ def size_cache(runner: UnsizedRunner, report: StartReport) -> GpuMemory:
     return GpuMemory(num_blocks, weights, activations, graphs, num_blocks * block_bytes)
 
 
-def _measure(runner: UnsizedRunner) -> Measured:
+def _measure(runner: UnsizedRunner) -> MeasuredMemory:
     """Run the largest step, and capture the two largest graphs on trial."""
     setup, device = runner.setup, runner.device
     num_rows = min(setup.max_num_seqs, setup.max_num_batched_tokens)
@@ -128,7 +128,7 @@ def _measure(runner: UnsizedRunner) -> Measured:
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return Measured(total, free, before + CONTEXT_BYTES, activations, graphs)
+    return MeasuredMemory(total, free, before + CONTEXT_BYTES, activations, graphs)
 
 
 def graph_bytes(runner: UnsizedRunner) -> int:

@@ -33,7 +33,7 @@ from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.sampling.row_extras import row_extras
 from eventlm.worker.sampling.sampling_table import SampledRows
-from eventlm.worker.sequence_table import DesyncError, Sequence, SequenceTable, end_of
+from eventlm.worker.sequence_table import DesyncError, SequenceTable, WorkerSequence, end_of
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
@@ -160,7 +160,9 @@ class GpuRunner:
             lap("sample")
         return found
 
-    def _draw(self, logits_SV: Tensor, sequences: list[Sequence], rows: SampledRows, inputs: StepInputs) -> Tensor:
+    def _draw(
+        self, logits_SV: Tensor, sequences: list[WorkerSequence], rows: SampledRows, inputs: StepInputs
+    ) -> Tensor:
         """A token for each, int32 [S], which is its sequence's last one from here on."""
         masks = None
         if self._sampler.needs_history(sequences):

@@ -8,7 +8,7 @@ Shapes: S rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sampling.noise import step_keys
 from eventlm.worker.sampling.sampler import SLICE_ENTRIES, slices
 from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 from eventlm.worker.transfers import to_device
 
 
@@ -41,11 +41,11 @@ class GpuSampler:
         self.table = SamplingTable(vocab_size)
         self._device = device
 
-    def needs_history(self, sequences: Seq[Sequence]) -> bool:
+    def needs_history(self, sequences: Sequence[WorkerSequence]) -> bool:
         """Whether one of them cannot be drawn for before the host knows all of its tokens."""
         return self.table.needs_history(sequences)
 
-    def stage(self, sequences: Seq[Sequence]) -> StagedDraws:
+    def stage(self, sequences: Sequence[WorkerSequence]) -> StagedDraws:
         """How these different sequences draw their next token."""
         rows = self.table.rows(sequences)
         params = rows.params
@@ -79,7 +79,7 @@ class GpuSampler:
             tokens_S[numbers] = drawn
         return tokens_S
 
-    def record(self, sequences: Seq[Sequence], tokens_S: np.ndarray) -> None:
+    def record(self, sequences: Sequence[WorkerSequence], tokens_S: np.ndarray) -> None:
         """Count the tokens that these go on with, int64 [S], once the host knows them."""
         if self.needs_history(sequences):
             self.table.record(self.table.rows(sequences), tokens_S)

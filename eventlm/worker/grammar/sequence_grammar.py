@@ -8,14 +8,14 @@ the sequence ends with `grammar`, and with `error` where not even that may, or w
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher
 
 from eventlm.types import WorkerEnd
 from eventlm.worker.sampling.masks import mask_bytes
-from eventlm.worker.sequence_table import Sequence, end_of
+from eventlm.worker.sequence_table import WorkerSequence, end_of
 
 
 class SequenceGrammar:
@@ -24,7 +24,7 @@ class SequenceGrammar:
     What llguidance writes is a mask with one more bit, for the end.
     """
 
-    def __init__(self, sequence: Sequence, matcher: LLMatcher | None, vocab_size: int) -> None:
+    def __init__(self, sequence: WorkerSequence, matcher: LLMatcher | None, vocab_size: int) -> None:
         self.matcher = matcher
         self._vocab_size = vocab_size
         params = self._params = sequence.params
@@ -87,7 +87,7 @@ class SequenceGrammar:
         return other
 
 
-def _bits(token_ids: Seq[int], vocab_size: int) -> np.ndarray:
+def _bits(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
     mask = np.zeros(mask_bytes(vocab_size), dtype=np.uint8)
     for token_id in token_ids:
         if 0 <= token_id < vocab_size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.sequence_grammar import SequenceGrammar
 from eventlm.worker.sampling.masks import Masks, mask_bytes, unpack_mask
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 
 
 class GrammarTable:
@@ -30,7 +30,7 @@ class GrammarTable:
     def __len__(self) -> int:
         return len(self._grammars)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: WorkerSequence) -> None:
         """Take in a sequence that has a grammar, with whatever output it brings. Waits until its matcher is built."""
         try:
             matcher = self._compiler.matcher(sequence.params.grammar)
@@ -43,7 +43,7 @@ class GrammarTable:
         """Forget a sequence, if it has a grammar."""
         self._grammars.pop(identity, None)
 
-    def start(self, sequences: Seq[Sequence]) -> Future[Masks] | None:
+    def start(self, sequences: Sequence[WorkerSequence]) -> Future[Masks] | None:
         """Begin with the masks of those that have a grammar among the sampled sequences; None if nobody has."""
         if not self._grammars:
             return None
@@ -55,7 +55,7 @@ class GrammarTable:
         """Whether it has a grammar."""
         return identity in self._grammars
 
-    def end_of(self, sequence: Sequence, token_id: int, next_id: int, position: int) -> WorkerEnd | None:
+    def end_of(self, sequence: WorkerSequence, token_id: int, next_id: int, position: int) -> WorkerEnd | None:
         """Go on with `next_id` at this place of the output; the end that the drawn `token_id` is. For sequences that
         have a grammar.
         """
@@ -66,7 +66,7 @@ class GrammarTable:
         grammar.advance(next_id, position)
         return end
 
-    def __getitem__(self, sequence: Sequence) -> SequenceGrammar:
+    def __getitem__(self, sequence: WorkerSequence) -> SequenceGrammar:
         return self._grammars[sequence.id]
 
     def mask(self, grammar: SequenceGrammar) -> np.ndarray:

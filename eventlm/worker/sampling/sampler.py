@@ -8,8 +8,7 @@ Shapes: S rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from eventlm.worker.sampling.logits_processors import process_logits
 from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sampling.noise import hash_ids, negative_gumbel_noise, noise_keys
 from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable, column
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 
 #: Candidates that a masked row is first given, and if its nucleus does not fit; then it gets the vocabulary.
 _NUM_CANDIDATES = (64, 1024)
@@ -54,7 +53,7 @@ class Sampler:
         self._drawn_apart = MASKED | PROCESSED | (GREEDY if draw is None else 0)
         self._hashed_ids_V = hash_ids(torch.arange(vocab_size, dtype=torch.int32, device=device))
 
-    def draw_next(self, hidden_SH: Tensor, sequences: Seq[Sequence]) -> list[int] | None:
+    def draw_next(self, hidden_SH: Tensor, sequences: Sequence[WorkerSequence]) -> list[int] | None:
         """One token id for each of these different sequences; None if one of them needs its logits."""
         if self._draw_next is None:
             return None
@@ -64,7 +63,7 @@ class Sampler:
     def sample(
         self,
         logits_SV: Tensor,
-        sequences: Seq[Sequence],
+        sequences: Sequence[WorkerSequence],
         *,
         forced_S: np.ndarray | None = None,
         masks: Masks | None = None,

@@ -6,7 +6,7 @@ pays only for those that one of its sequences uses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from eventlm.types import SequenceId
 from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sampling.noise import sequence_key
 from eventlm.worker.sampling.token_counts import TokenCounts
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 from eventlm.worker.transfers import to_device
 
 #: Bits of `needs`. How it draws: GREEDY, or among the most likely (MASKED), or from the whole vocabulary.
@@ -57,7 +57,7 @@ class TokenLists(NamedTuple):
     banned: the bad words of one token. ends: what `min_tokens` bans. bad_words: those of several tokens.
     """
 
-    sequence: Sequence
+    sequence: WorkerSequence
     allowed: np.ndarray
     bias_ids: np.ndarray
     bias_values: np.ndarray
@@ -118,7 +118,7 @@ class SamplingTable:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: WorkerSequence) -> None:
         """Take a sequence in, with whatever history it brings."""
         if not self._free:
             size = len(self._params)
@@ -161,7 +161,7 @@ class SamplingTable:
             self.counts.remove(int(self._params[slot]["counts_row"]))
         self._free.append(slot)
 
-    def draw_rows(self, sequences: Seq[Sequence]) -> DrawRows | None:
+    def draw_rows(self, sequences: Sequence[WorkerSequence]) -> DrawRows | None:
         """How these draw; None if some do not from the whole vocabulary and from logits as the model gives them.
 
         Without numpy, for what a step does between two passes over a small model's weights it does out of the
@@ -177,11 +177,11 @@ class SamplingTable:
             positions.append(position)
         return DrawRows(temperatures, keys, positions)
 
-    def needs_history(self, sequences: Seq[Sequence]) -> bool:
+    def needs_history(self, sequences: Sequence[WorkerSequence]) -> bool:
         """Whether what one of these may draw, or how likely, depends on the tokens that it has had."""
         return bool(self._with_history) and not self._with_history.isdisjoint(sequence.id for sequence in sequences)
 
-    def rows(self, sequences: Seq[Sequence], masks: Masks | None = None) -> SampledRows:
+    def rows(self, sequences: Sequence[WorkerSequence], masks: Masks | None = None) -> SampledRows:
         """What a step needs to sample these. `needs` has BANNED for those that may not end yet, too."""
         slots = np.array([self._slots[sequence.id] for sequence in sequences], dtype=np.int64)
         positions = np.array([sequence.position for sequence in sequences], dtype=np.int64)
@@ -215,10 +215,10 @@ def _needs(params: SamplingParams, lists: TokenLists, vocab_size: int) -> int:
     return needs
 
 
-def _token_lists(sequence: Sequence, vocab_size: int) -> TokenLists:
+def _token_lists(sequence: WorkerSequence, vocab_size: int) -> TokenLists:
     params = sequence.params
 
-    def ids(values: Seq[int]) -> np.ndarray:
+    def ids(values: Sequence[int]) -> np.ndarray:
         array = np.array(values, dtype=np.int64)
         return array[(array >= 0) & (array < vocab_size)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eventlm.bench.step.floor import StepShape, Work, floor_ns, shape_of, step_work, total
+from eventlm.bench.step.floor import BatchShape, StepWork, floor_ns, shape_of, step_work, total
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
 from eventlm.models.config import kv_bytes_per_token, read_config
@@ -22,7 +22,7 @@ def test_the_shape_of_a_launch() -> None:
         predicted_ns=0,
     )
     # Two decodes over 100 and 51 tokens; a chunk sees 17, 18 and 19, the other 1 and 2.
-    assert shape_of(launch) == StepShape(
+    assert shape_of(launch) == BatchShape(
         num_tokens=7, num_sampled=3, kv_tokens=100 + 51 + 19 + 2, num_pairs=151 + 17 + 18 + 19 + 1 + 2
     )
 
@@ -30,7 +30,7 @@ def test_the_shape_of_a_launch() -> None:
 def test_the_work_of_a_step(tmp_path: Path) -> None:
     config = read_config(make_checkpoint(tmp_path, num_layers=3))
     weight_bytes = {"qkv_proj": 11, "o_proj": 12, "gate_up_proj": 13, "down_proj": 14, "lm_head": 15}
-    shape = StepShape(num_tokens=5, num_sampled=2, kv_tokens=70, num_pairs=90)
+    shape = BatchShape(num_tokens=5, num_sampled=2, kv_tokens=70, num_pairs=90)
     work = step_work(config, weight_bytes, kv_bytes_per_token(config, "float32"), shape, is_int8=False)
     assert {part: work[part].num_bytes for part in weight_bytes} == weight_bytes
     heads = config.num_heads * config.head_dim
@@ -41,14 +41,14 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
     assert {each.num_int8_ops for each in work.values()} == {0}
     in_int8 = step_work(config, weight_bytes, kv_bytes_per_token(config, "float32"), shape, is_int8=True)
     for part in weight_bytes:
-        assert in_int8[part] == Work(work[part].num_bytes, 0, work[part].num_flops)
+        assert in_int8[part] == StepWork(work[part].num_bytes, 0, work[part].num_flops)
     assert in_int8["attention"] == work["attention"]
-    assert work["rotary"] == Work(5 * 2 * 3 * config.num_kv_heads * config.head_dim * 4, 0)
+    assert work["rotary"] == StepWork(5 * 2 * 3 * config.num_kv_heads * config.head_dim * 4, 0)
 
 
 def test_a_floor_is_the_longer_of_the_two() -> None:
     machine = Machine(bytes_per_second=1e9, flops_per_second=1e12)
-    works = [Work(5_000, 1_000_000), Work(1_000, 2_000_000)]
+    works = [StepWork(5_000, 1_000_000), StepWork(1_000, 2_000_000)]
     assert [floor_ns(work, machine) for work in works] == [5_000, 2_000]
     # Of both it is less than the sum: what one part leaves of the multipliers another can use.
     assert floor_ns(total(works), machine) == 6_000
@@ -56,7 +56,7 @@ def test_a_floor_is_the_longer_of_the_two() -> None:
 
 def test_products_of_int8_take_half_the_time() -> None:
     machine = Machine(bytes_per_second=1e12, flops_per_second=1e9)
-    works = [Work(1, 0, 1_000), Work(1, 500)]
+    works = [StepWork(1, 0, 1_000), StepWork(1, 500)]
     assert [floor_ns(work, machine) for work in works] == [500, 500]
-    assert total(works) == Work(2, 500, 1_000)
+    assert total(works) == StepWork(2, 500, 1_000)
     assert floor_ns(total(works), machine) == 1_000

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.bench.step.floor import StepShape
+from eventlm.bench.step.floor import BatchShape
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import CaseResult, MeasuredStep, StepCase
-from eventlm.bench.step.report import CaseTimes, Model, case_times, middle_half, step_lines
+from eventlm.bench.step.report import CaseTimes, ModelFigures, case_times, middle_half, step_lines
 from eventlm.models.config import read_config
 from tests.checkpoints import make_checkpoint
 
 MACHINE = Machine(bytes_per_second=1e9, flops_per_second=1e12)
-SHAPE = StepShape(num_tokens=8, num_sampled=8, kv_tokens=800, num_pairs=800)
+SHAPE = BatchShape(num_tokens=8, num_sampled=8, kv_tokens=800, num_pairs=800)
 OPS = {
     "qkv_proj": 4_000_000,
     "rotary": 0,
@@ -34,14 +34,14 @@ def measured(factor: float) -> MeasuredStep:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFigures:
     weights = {"qkv_proj": 2_000_000, "o_proj": 0, "gate_up_proj": 0, "down_proj": 0, "lm_head": 1_000_000}
     config = read_config(make_checkpoint(tmp_path_factory.mktemp("model")))
-    return Model(config=config, weight_bytes=weights, kv_token_bytes=1000, is_int8=False)
+    return ModelFigures(config=config, weight_bytes=weights, kv_token_bytes=1000, is_int8=False)
 
 
 @pytest.fixture
-def times(model: Model) -> CaseTimes:
+def times(model: ModelFigures) -> CaseTimes:
     result = CaseResult(StepCase(8, 100), [measured(1.0)] * 4 + [measured(9.0), measured(0.1)], 700_000.0)
     return case_times(result, MACHINE, model)
 
@@ -79,7 +79,7 @@ def test_the_tables(times: CaseTimes) -> None:
     assert len({len(line) for line in lines[4:17]}) == 1
 
 
-def test_a_worker_that_has_no_operation_for_rotary_has_it_within_the_product_before(model: Model) -> None:
+def test_a_worker_that_has_no_operation_for_rotary_has_it_within_the_product_before(model: ModelFigures) -> None:
     step = measured(1.0)
     compiled = step._replace(ops={op: time_ns for op, time_ns in step.ops.items() if op != "rotary"})
     times = case_times(CaseResult(StepCase(8, 100), [compiled], 0.0), MACHINE, model)
@@ -91,7 +91,7 @@ def test_a_worker_that_has_no_operation_for_rotary_has_it_within_the_product_bef
     assert times.ms == pytest.approx(10.0)
 
 
-def test_int8_has_a_lower_floor(model: Model) -> None:
+def test_int8_has_a_lower_floor(model: ModelFigures) -> None:
     slow = Machine(bytes_per_second=1e15, flops_per_second=1e6)
     result = CaseResult(StepCase(8, 100), [measured(1.0)], 0.0)
     floors = [

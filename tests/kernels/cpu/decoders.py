@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from eventlm.kernels.cpu.decoder import CpuDecoder, StepRow
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
 from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.models.config import DecoderConfig, read_config
 from eventlm.models.decoder import Decoder
@@ -166,7 +166,7 @@ class CompiledDecoder:
         """The residual stream of the pieces' tokens, [T, H]. tables: blocks of each sequence."""
         token_ids = [token for piece in pieces for token in sequences[piece.sequence][piece.start : piece.end]]
         rows = [
-            StepRow(
+            DecoderRow(
                 piece.start,
                 piece.end - piece.start,
                 array("i", tables[piece.sequence][: -(-piece.end // self._block_size)]),

@@ -14,7 +14,7 @@ from eventlm.kernels.gpu.draw_masked import draw_masked, mask_limits
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.sampling.candidates import mask_candidates
 from eventlm.worker.sampling.sampling_table import MASKED
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 from tests.worker.draws import draw, make_sampler, sequence
 
 NUM_ROWS = 16
@@ -31,7 +31,7 @@ def random_rows(rng: random.Random, vocab_size: int, dtype: torch.dtype) -> Tens
     return logits.to(dtype)
 
 
-def random_sequences(rng: random.Random, vocab_size: int) -> list[Sequence]:
+def random_sequences(rng: random.Random, vocab_size: int) -> list[WorkerSequence]:
     """With every combination of masks, and of a few temperatures."""
     sequences = []
     for number in range(NUM_ROWS):
@@ -46,14 +46,14 @@ def random_sequences(rng: random.Random, vocab_size: int) -> list[Sequence]:
     return sequences
 
 
-def stage(sequences: list[Sequence], vocab_size: int, device: torch.device) -> Tensor:
+def stage(sequences: list[WorkerSequence], vocab_size: int, device: torch.device) -> Tensor:
     sampler = GpuSampler(vocab_size, device)
     for each in sequences:
         sampler.table.add(each)
     return torch.from_numpy(sampler.stage(sequences).draws).to(device)
 
 
-def left(logits: Tensor, sequences: list[Sequence], device: torch.device) -> Tensor:
+def left(logits: Tensor, sequences: list[WorkerSequence], device: torch.device) -> Tensor:
     """Which entries are above the limits, booleans [S, V]."""
     limits = torch.empty((len(logits), 2), dtype=torch.int32, device=device)
     mask_limits(logits.to(device), stage(sequences, logits.shape[1], device), limits)
@@ -64,7 +64,7 @@ def left(logits: Tensor, sequences: list[Sequence], device: torch.device) -> Ten
     return (found > keys) | ((found == keys) & (torch.arange(logits.shape[1]) <= ids))
 
 
-def left_by_torch(logits: Tensor, sequences: list[Sequence], *, more: float = 0.0) -> Tensor:
+def left_by_torch(logits: Tensor, sequences: list[WorkerSequence], *, more: float = 0.0) -> Tensor:
     """The same, with so much added to top_p."""
     vocab_size = logits.shape[1]
     params = make_sampler(vocab_size, sequences).table.rows(sequences).params

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from eventlm.events import Finished, Launched
-from eventlm.replay.diff.comparable import Names
+from eventlm.replay.diff.comparable import ComparableNames
 from eventlm.replay.diff.excerpt import excerpts
 
 #: Five requests that both runs have, whose seqs in B are 100 more.
-NAMES_A = Names("A", {10 + number: number for number in range(1, 6)}, 0)
-NAMES_B = Names("B", {110 + number: number for number in range(1, 6)}, 0)
+NAMES_A = ComparableNames("A", {10 + number: number for number in range(1, 6)}, 0)
+NAMES_B = ComparableNames("B", {110 + number: number for number in range(1, 6)}, 0)
 
 
 def launch(shift: int = 0, **changes: Any) -> Launched:

@@ -13,7 +13,7 @@ from eventlm.models.config import kv_bytes_per_token, read_config
 from eventlm.types import OnProgress
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu import memory
-from eventlm.worker.gpu.memory import Measured, graph_bytes, num_blocks_beside, size_cache
+from eventlm.worker.gpu.memory import MeasuredMemory, graph_bytes, num_blocks_beside, size_cache
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.start_report import (
     CAPTURING_GRAPHS,
@@ -31,7 +31,7 @@ BLOCK = 1 << 20
 
 def blocks(*, share_ppm: int = 900_000, needed: int = 2, **changes: int) -> int:
     figures = {"total": 80 * GIB, "free": 60 * GIB, "taken": 20 * GIB, "activations": 2 * GIB, "graphs": GIB}
-    measured = Measured(**{**figures, **changes})
+    measured = MeasuredMemory(**{**figures, **changes})
     return num_blocks_beside(measured, share_ppm=share_ppm, block_bytes=BLOCK, num_blocks_needed=needed)
 
 
@@ -109,7 +109,7 @@ def test_a_gpu_s_start_tells_its_phases(tmp_path: Path, monkeypatch: pytest.Monk
         open_table=lambda num_blocks: None,
     )
     monkeypatch.setattr(memory, "_taken", lambda device: 0)
-    monkeypatch.setattr(memory, "_measure", lambda runner: Measured(50 * block_bytes, 40 * block_bytes, 0, 0, 0))
+    monkeypatch.setattr(memory, "_measure", lambda runner: MeasuredMemory(50 * block_bytes, 40 * block_bytes, 0, 0, 0))
     monkeypatch.setattr(memory, "warm_kernels", lambda runner, on_progress: on_progress(7, 7))
     phases = Phases()
     assert size_cache(made_up, phases.report).num_blocks == 40

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.sampling.masks import Masks
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 from tests.worker.draws import make_sampler, random_logits, sequence
 from tests.worker.sampling.test_sampler import MIXED
 
@@ -20,7 +20,7 @@ from tests.worker.sampling.test_sampler import MIXED
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
 
-def gpu_sampler(vocab_size: int, sequences: list[Sequence]) -> GpuSampler:
+def gpu_sampler(vocab_size: int, sequences: list[WorkerSequence]) -> GpuSampler:
     sampler = GpuSampler(vocab_size, DEVICE)
     for each in sequences:
         sampler.table.add(each)
@@ -28,7 +28,7 @@ def gpu_sampler(vocab_size: int, sequences: list[Sequence]) -> GpuSampler:
 
 
 def gpu_draw(
-    sampler: GpuSampler, logits: torch.Tensor, sequences: list[Sequence], masks: Masks | None = None
+    sampler: GpuSampler, logits: torch.Tensor, sequences: list[WorkerSequence], masks: Masks | None = None
 ) -> list[int]:
     staged = sampler.stage(sequences)
     draws = torch.from_numpy(staged.draws).to(DEVICE)

@@ -12,7 +12,7 @@ from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS
 from eventlm.types import ceil_div
 from eventlm.worker.gpu.staging import Staging
 from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, most_numbers, put_decodes, stage_step
-from eventlm.worker.sequence_table import Row, Sequence
+from eventlm.worker.sequence_table import Row, WorkerSequence
 from tests.worker.launches import new_sequence
 
 BLOCK_SIZE = 4
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def row_of(slot: int, num_tokens: int, *, is_decode: bool) -> Row:
-    sequence = Sequence(new_sequence(slot, [1] * num_tokens))
+    sequence = WorkerSequence(new_sequence(slot, [1] * num_tokens))
     sequence.slot, sequence.block_table = slot, array("i", [0] * ceil_div(num_tokens, BLOCK_SIZE))
     return Row(sequence, num_tokens - 1, 1, True) if is_decode else Row(sequence, 0, num_tokens, True)
 

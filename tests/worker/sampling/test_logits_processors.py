@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from eventlm.worker.sampling.logits_processors import process_logits
-from eventlm.worker.sequence_table import Sequence
+from eventlm.worker.sequence_table import WorkerSequence
 from tests.worker.draws import make_sampler, random_logits, sequence
 
 VOCAB_SIZE = 300
@@ -25,7 +25,7 @@ PROMPT = [5, 6, 7, 5, 299]
 OUTPUT = [8, 6, 8, 8, 1, 2]
 
 
-def processed(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def processed(logits: torch.Tensor, sequences: list[WorkerSequence]) -> torch.Tensor:
     """These sequences' logits after all that they ask for."""
     table = make_sampler(logits.shape[1], sequences).table
     logits = logits.clone()
