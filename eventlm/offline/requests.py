@@ -90,7 +90,8 @@ class RequestMaker:
         if params.structure is not None:
             grammar = self._grammars.check_now(structured_outputs_grammar(params.structure))
         return resolved(
-            structs.replace(params, eos_token_ids=self._eos_token_ids),
+            params,
+            eos_token_ids=self._eos_token_ids,
             vocab_size=self._vocab_size,
             bad_words_token_ids=bad_words_token_ids(self._tokenizer, params.bad_words or ()),
             grammar=grammar,

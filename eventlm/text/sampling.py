@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import structs
 
@@ -27,9 +28,14 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, param: str) -> No
 
 
 def resolved(
-    params: SamplingParams, *, vocab_size: int, bad_words_token_ids: tuple[tuple[int, ...], ...], grammar: str
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    bad_words_token_ids: tuple[tuple[int, ...], ...],
+    grammar: str,
+    **more: Any,
 ) -> SamplingParams:
-    """The parameters with everything that depends on the model and its tokenizer.
+    """The parameters with everything that depends on the model and its tokenizer, and `more` fields as given.
 
     `top_k` and the numbers of log-probabilities that mean the whole vocabulary, and temperatures that mean greedy, get
     their standard form.
@@ -42,6 +48,7 @@ def resolved(
         prompt_logprobs=_num_logprobs(params.prompt_logprobs, vocab_size),
         bad_words_token_ids=bad_words_token_ids,
         grammar=grammar,
+        **more,
     )
 
 

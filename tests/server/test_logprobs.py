@@ -167,6 +167,6 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     assert (params.min_p, params.min_tokens, params.allowed_token_ids) == (0.1, 3, [5, 6])
     assert params.logit_bias == {7: -100.0, 8: 5.5}
     # This tokenizer has one token a byte: behind a space a word is longer, and is found without it.
-    assert params.bad_words == (tuple(b"the"), tuple(b"of"))
+    assert params.bad_words_token_ids == (tuple(b"the"), tuple(b"of"))
     assert (request.params.include_stop_str_in_output, request.params.skip_special_tokens) == (True, False)
     assert (params.logprobs, params.prompt_logprobs, request.skip_cache_read) == (None, None, False)

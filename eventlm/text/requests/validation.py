@@ -214,11 +214,16 @@ def engine_request(
     """
     grammar = grammar if request.generates else ""
     max_tokens = _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
-    params = structs.replace(params, max_tokens=max_tokens or None)
     return EngineRequest(
         model=request.model,
         prompt_token_ids=prompt_token_ids,
-        params=resolved(params, vocab_size=limits.vocab_size, bad_words_token_ids=bad_words, grammar=grammar),
+        params=resolved(
+            params,
+            vocab_size=limits.vocab_size,
+            bad_words_token_ids=bad_words,
+            grammar=grammar,
+            max_tokens=max_tokens or None,
+        ),
         kind="generate" if request.generates else "score",
         # Only what is computed has log-probabilities.
         skip_cache_read=params.prompt_logprobs is not None or not request.generates,
