@@ -1,4 +1,5 @@
-// Drawing a token: the argmax of scaled logits plus keyed Gumbel noise, the same noise as eventlm/worker/sampling/noise.py.
+// Drawing a token: the argmax of scaled logits plus keyed Gumbel noise, the same noise as
+// eventlm/worker/sampling/noise.py.
 #pragma once
 
 #include <cmath>
