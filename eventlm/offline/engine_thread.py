@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import queue
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -15,6 +16,10 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineUnavailableError
 
 T = TypeVar("T")
+
+#: How late a signal may be handled while the caller waits. The kernel may deliver it to another thread, and it does not
+#: end an untimed wait of this one then.
+_SIGNAL_SECONDS = 0.5
 
 
 class EngineThread(threading.Thread):
@@ -51,7 +56,9 @@ class EngineThread(threading.Thread):
             raise
 
     def result(self, future: concurrent.futures.Future[T]) -> T:
-        """What came of `submit`. Raises EngineUnavailableError if the engine was stopped meanwhile."""
+        """The result of `submit`. Raises EngineUnavailableError if the engine was stopped meanwhile."""
+        while not concurrent.futures.wait([future], timeout=_SIGNAL_SECONDS).done:
+            pass
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -95,3 +102,12 @@ class EngineThread(threading.Thread):
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def next_item(items: queue.SimpleQueue[T]) -> T:
+    """Wait for the next item that the engine's thread puts."""
+    while True:
+        try:
+            return items.get(timeout=_SIGNAL_SECONDS)
+        except queue.Empty:
+            pass

@@ -19,7 +19,7 @@ from eventlm.config import ModelConfig
 from eventlm.engine.request import EngineRequest
 from eventlm.errors import UsageError
 from eventlm.offline.collector import AnyRequestOutput, Collector, collect
-from eventlm.offline.engine_thread import EngineThread
+from eventlm.offline.engine_thread import EngineThread, next_item
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.logs import log_to_stderr
 from eventlm.offline.options import StrPath, compose_from, in_keywords, keywords_in_errors
@@ -234,7 +234,7 @@ class LLM:
             running = self._thread.submit(work())
             try:
                 running.add_done_callback(lambda _: whole.put(None))
-                while (item := whole.get()) is not None:
+                while (item := next_item(whole)) is not None:
                     outputs[item[0]] = item[1]
                     progress.add(item[1])
             except BaseException:
