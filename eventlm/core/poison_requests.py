@@ -10,7 +10,7 @@
    shows: losses that do not involve the suspect, against completed steps. The suspect is condemned when that rate
    makes its own losses in a row less likely than 1 to `ODDS`, not counting the first, which had to hit some step.
 4. Where no step completes any more between the losses, there is no such rate. Then it is condemned after `max_losses`
-   losses in a row, all its own. If they are not all its own, the workers are at fault, and nobody is condemned.
+   losses in a row, all its own. If others are among them, the workers are at fault, and no sequence is condemned.
 
 A loss counts twice if the worker crashed of itself, because nothing outside it can have been the reason.
 """

@@ -32,8 +32,9 @@ class RunClock(Protocol):
 class Shell(NamedTuple):
     """What surrounds the core, in the order of the log.
 
-    fact: it is about to be applied. worker_changed: a fact about the worker of this replica has been applied, and led
-    to these decisions. decision: it is to be carried out. drained: a tick is over, so there may be markers.
+    fact: called before a fact is applied. worker_changed: called after a fact about a replica's worker, with its
+    decisions. decision: carries out a decision. marker: takes a stamped marker. drained: called at the end of a tick,
+    where markers may follow.
     """
 
     fact: Callable[[Fact], None]
@@ -46,8 +47,8 @@ class Shell(NamedTuple):
 class CoreLoop:
     """Drives a core.
 
-    checkpoint_events: events between two digests of the state in the log; 0: none. fires_timers: the core's timers fire
-    when the clock says so; else somebody puts their facts.
+    checkpoint_events: events between two digests of the state in the log; 0 for none. fires_timers: whether this loop
+    fires the core's timers; otherwise the caller queues their facts.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class CoreLoop:
         self._shell.marker(self.stamp(marker))
 
     def stamp(self, marker: Marker) -> Marker:
-        """The same, but the shell does not see it."""
+        """Stamp a marker without passing it to the shell."""
         seq = self.core.next_seq
         stamped = structs.replace(marker, s=seq, ts=self.core.state.now_ns, c=marker.c or max(seq - 1, 0))
         self.core.apply(stamped)
