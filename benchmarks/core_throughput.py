@@ -29,6 +29,7 @@ from eventlm.events import Arrived, Event, Header, Launched, StepCompleted, Work
 from eventlm.events.codec import encode_body
 from eventlm.replay.rebuild import rebuild
 from eventlm.replay.verify.verifier import Verifier
+from eventlm.scheduling_params import SchedulingParams
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
@@ -157,11 +158,10 @@ def measure(policy: str, case: Case, num_steps: int) -> Cost:
         found, _ = run.apply(
             Arrived(
                 **run.next(),
-                model="m",
                 prompt_tokens=shared_tokens + PROMPT_TOKENS,
                 blocks=shared,
                 max_tokens=max_tokens,
-                offline=True,
+                scheduling=SchedulingParams(model="m", offline=True),
             )
         )
         launched = launched or found

@@ -217,12 +217,15 @@ async def run_engine(arguments: argparse.Namespace) -> None:
     from eventlm.bootstrap.composition import compose
     from eventlm.config.load import load_config
     from eventlm.engine.inference_engine import InferenceEngine
-    from eventlm.engine.request import EngineRequest, TokensOutput
+    from eventlm.engine.request import Request, TokensOutput
     from eventlm.sampling_params import SamplingParams
+    from eventlm.scheduling_params import SchedulingParams
 
     async def one(engine: InferenceEngine, seed: int, places: asyncio.Semaphore) -> int:
         params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, seed=seed)
-        request = EngineRequest(model="fake", prompt_token_ids=list(PROMPT.encode()), params=params)
+        request = Request(
+            prompt_token_ids=list(PROMPT.encode()), sampling=params, scheduling=SchedulingParams(model="fake")
+        )
         num_tokens = 0
         async with places:
             [handle] = await engine.submit([request])

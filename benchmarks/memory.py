@@ -24,9 +24,10 @@ import uvloop
 
 from eventlm.config import Config, ModelConfig, RecordConfig
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest, FinishedOutput
+from eventlm.engine.request import FinishedOutput, Request
 from eventlm.engine.setup import make_setup
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 40
@@ -87,7 +88,9 @@ async def run(folder: str, *, num_requests: int, num_clients: int) -> None:
         while (number := next(numbers)) < num_requests:
             prompt = [(number * 7919 + place * 104_729) % 256 for place in range(PROMPT_TOKENS)]
             params = SamplingParams(max_tokens=OUTPUT_TOKENS)
-            (handle,) = await engine.submit([EngineRequest(model="m", prompt_token_ids=prompt, params=params)])
+            (handle,) = await engine.submit(
+                [Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))]
+            )
             async for output in handle:
                 assert not isinstance(output, FinishedOutput) or output.reason == "length"
             if (number + 1) % tenth == 0:

@@ -30,6 +30,7 @@ from eventlm.events import Arrived, Event, StepCompleted, WorkerUp
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.server.endpoints.metrics import OPENMETRICS, render
 
 
@@ -40,7 +41,12 @@ def record_steps(running: int, num_steps: int) -> tuple[list[Event], int, float]
     run = Run(make_header("fcfs", Case(running, 0), max_tokens))
     launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))
     for _ in range(running):
-        arrival = Arrived(**run.next(), model="m", prompt_tokens=PROMPT_TOKENS, max_tokens=max_tokens, offline=True)
+        arrival = Arrived(
+            **run.next(),
+            prompt_tokens=PROMPT_TOKENS,
+            max_tokens=max_tokens,
+            scheduling=SchedulingParams(model="m", offline=True),
+        )
         found, _ = run.apply(arrival)
         launched = launched or found
     names = {0: 0}

@@ -20,10 +20,11 @@ from eventlm.bootstrap.composition import Composition, compose
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.load import load_config
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.events import Arrived
 from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 
 BLOCK_SIZE = 16
 
@@ -69,7 +70,12 @@ def draw_workload(mix: Sequence[Part], *, rate: float, seconds: float, seed: int
         blocks = [1 + family * num_shared + place for place in range(num_shared)]
         blocks += range(next_name, next_name + num_own)
         next_name += num_own
-        arrival = Arrived(model="", prompt_tokens=part.prefix_tokens + own, max_tokens=output, blocks=blocks)
+        arrival = Arrived(
+            prompt_tokens=part.prefix_tokens + own,
+            max_tokens=output,
+            blocks=blocks,
+            scheduling=SchedulingParams(model=""),
+        )
         requests.append(WorkloadRequest(arrival=arrival, arrival_ns=int(now_s * 1e9), fates=[Fate(num_tokens=output)]))
     return Workload(source="drawn", requests=requests, block_size=BLOCK_SIZE, first_free_name=next_name)
 
@@ -150,12 +156,10 @@ async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[
 
 async def _serve(engine: InferenceEngine, prompt: list[int], max_tokens: int, *, seed: int) -> None:
     now_ns = engine.now_ns()
-    request = EngineRequest(
-        model=engine.model_names[0],
+    request = Request(
         prompt_token_ids=prompt,
-        params=SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True, seed=seed),
-        received_ns=now_ns,
-        ready_ns=now_ns,
+        sampling=SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True, seed=seed),
+        scheduling=SchedulingParams(model=engine.model_names[0], received_ns=now_ns, ready_ns=now_ns),
     )
     (handle,) = await engine.submit([request])
     async for _ in handle:

@@ -24,11 +24,12 @@ from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig
 from eventlm.engine.engine_core import Driver
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.engine.setup import make_setup
 from eventlm.events import Event
 from eventlm.models.pull import pull
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 128
@@ -110,7 +111,9 @@ async def run(model: str, record: RecordConfig, num_clients: int, num_requests: 
             number = pending.pop()
             prompt = [5 + (number * 7919 + place * 104_729) % 1000 for place in range(PROMPT_TOKENS)]
             params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
-            (handle,) = await engine.submit([EngineRequest(model="m", prompt_token_ids=prompt, params=params)])
+            (handle,) = await engine.submit(
+                [Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))]
+            )
             async for _ in handle:
                 pass
 

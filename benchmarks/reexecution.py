@@ -32,13 +32,14 @@ from eventlm.bus.trace_info import info
 from eventlm.cli.logging_setup import configure_logging
 from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.engine.setup import make_setup
 from eventlm.models.config import read_config
 from eventlm.models.pull import pull
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from eventlm.table import table
 
@@ -95,7 +96,7 @@ class Outcome(NamedTuple):
     result: ExecuteResult
 
 
-def requests(load: Load, num_tokens: int, vocab_size: int) -> Iterator[EngineRequest]:
+def requests(load: Load, num_tokens: int, vocab_size: int) -> Iterator[Request]:
     """So many that together they give at least `num_tokens`; where that is little, of less each, to fill the batch."""
     rng = random.Random(load.name)
     most = max(num_tokens // load.max_num_seqs // load.n, 8)
@@ -107,7 +108,9 @@ def requests(load: Load, num_tokens: int, vocab_size: int) -> Iterator[EngineReq
         params = SamplingParams(
             n=load.n, max_tokens=max_tokens, ignore_eos=True, **load.params[number % len(load.params)]
         )
-        yield EngineRequest(model="m", prompt_token_ids=prefix + prompt, params=params, offline=True)
+        yield Request(
+            prompt_token_ids=prefix + prompt, sampling=params, scheduling=SchedulingParams(model="m", offline=True)
+        )
         num_tokens -= max_tokens * load.n
         number += 1
 

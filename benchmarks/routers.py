@@ -27,11 +27,12 @@ from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import Driver
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.registry import BUILT_IN
-from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.request import FinishedOutput, Request, TokensOutput
 from eventlm.engine.setup import EngineSetup, make_header, make_setup
 from eventlm.events import Launched, WorkerUp
 from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
@@ -142,7 +143,7 @@ def _raise_of(requests: list[int], error: Exception) -> None:
     raise error
 
 
-def draw_arrivals(workload: Workload) -> list[tuple[int, EngineRequest]]:
+def draw_arrivals(workload: Workload) -> list[tuple[int, Request]]:
     """(time, request) in order of time, the same for every router."""
     rng = random.Random(workload.seed)
     prefixes = [_tokens(rng, workload.prefix_tokens) for _ in range(workload.num_prefixes)]
@@ -154,7 +155,12 @@ def draw_arrivals(workload: Workload) -> list[tuple[int, EngineRequest]]:
         now_s += rng.expovariate(workload.rate)
         (prefix,) = rng.choices(prefixes, weights)
         prompt = prefix + _tokens(rng, workload.tail_tokens[number % len(workload.tail_tokens)])
-        arrivals.append((int(now_s * SECOND), EngineRequest(model="m", prompt_token_ids=prompt, params=params)))
+        arrivals.append(
+            (
+                int(now_s * SECOND),
+                Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m")),
+            )
+        )
     return arrivals
 
 
@@ -182,7 +188,7 @@ def measure(router: str, workload: Workload, *, num_replicas: int = 4, slack: fl
     ttft_ns: list[int] = []
     num_finished = 0
 
-    def submit(request: EngineRequest) -> None:
+    def submit(request: Request) -> None:
         arrived_ns, waits = cluster.clock.now_ns(), True
 
         def listen(output: Any) -> None:

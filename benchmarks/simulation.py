@@ -35,6 +35,7 @@ from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.workload.file import read_workload
 from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.scheduling_params import SchedulingParams
 
 BATCH = 32
 TARGET_STEPS_PER_SECOND = 10_000
@@ -59,11 +60,13 @@ class Timed(NamedTuple):
 
 def make_workload(num_requests: int, prompt_tokens: int, output_tokens: int) -> Workload:
     """Requests that are all there at once. Their lengths differ a little, so that they do not end together."""
-    arrival = Arrived(model="", prompt_tokens=prompt_tokens, max_tokens=output_tokens)
+    arrival = Arrived(prompt_tokens=prompt_tokens, max_tokens=output_tokens, scheduling=SchedulingParams(model=""))
     requests = [
         WorkloadRequest(
             arrival=Arrived(
-                model="", prompt_tokens=arrival.prompt_tokens, max_tokens=output_tokens - place % BATCH * 4
+                prompt_tokens=arrival.prompt_tokens,
+                max_tokens=output_tokens - place % BATCH * 4,
+                scheduling=SchedulingParams(model=""),
             ),
             arrival_ns=0,
             fates=[Fate()],

@@ -30,6 +30,7 @@ from eventlm.core.validate import validate
 from eventlm.events import Arrived, Decision, Header, Launched, Snapshot, StepCompleted, WorkerUp
 from eventlm.events.codec import encode_body
 from eventlm.policies.fcfs import Fcfs
+from eventlm.scheduling_params import SchedulingParams
 
 BLOCK_SIZE = 16
 NUM_RUNNING = 256
@@ -72,11 +73,11 @@ class Feeder:
             arrived = Arrived(
                 s=s,
                 ts=ts,
-                model="m",
                 prompt_tokens=prompt_blocks * BLOCK_SIZE,
                 blocks=names,
                 max_tokens=max_tokens,
                 p=1,
+                scheduling=SchedulingParams(model="m"),
             )
             self._take(self.core.apply(arrived))
 

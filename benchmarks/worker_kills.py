@@ -27,11 +27,12 @@ import uvloop
 
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.request import FinishedOutput, Request, TokensOutput
 from eventlm.engine.setup import make_setup
 from eventlm.events import Event, WorkerLost
 from eventlm.replay.verify.verifier import verify
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 
@@ -107,17 +108,17 @@ class Run:
                 async with asyncio.timeout(STUCK_SECONDS):
                     await self._check(request, n)
             except Exception as error:
-                self.problems.append(f"request with seed {request.params.seed}: {error!r}")
+                self.problems.append(f"request with seed {request.sampling.seed}: {error!r}")
             self.num_requests += 1
 
-    def _draw_request(self) -> tuple[EngineRequest, int]:
+    def _draw_request(self) -> tuple[Request, int]:
         rng = self.rng
         prompt = [rng.randrange(4)] * rng.choice([0, 32, 128]) + [rng.randrange(256) for _ in range(rng.randint(1, 90))]
         n = rng.choice([1, 1, 2])
         params = SamplingParams(max_tokens=rng.randint(1, 120), n=n, seed=rng.getrandbits(63))
-        return EngineRequest(model="m", prompt_token_ids=prompt, params=params), n
+        return Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m")), n
 
-    async def _check(self, request: EngineRequest, n: int) -> None:
+    async def _check(self, request: Request, n: int) -> None:
         (handle,) = await self.engine.submit([request])
         tokens: list[list[int]] = [[] for _ in range(n)]
         reasons: dict[int, str] = {}
@@ -129,7 +130,7 @@ class Run:
             elif isinstance(output, FinishedOutput):
                 reasons[output.index] = output.reason
         right = [
-            [fake_token(request.params.noise_seed, index, place) for place in range(request.max_tokens)]
+            [fake_token(request.sampling.noise_seed, index, place) for place in range(request.max_tokens)]
             for index in range(n)
         ]
         if reasons != dict.fromkeys(range(n), "length") or tokens != right:

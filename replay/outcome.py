@@ -198,7 +198,7 @@ class OutcomeCollector:
         self._num_requests += 1
         if self._first_ns is None:
             self._first_ns = event.ts
-        if self._token_times is None and event.slo_ttft_ns and event.slo_tpot_ns:
+        if self._token_times is None and event.scheduling.slo_ttft_ns and event.scheduling.slo_tpot_ns:
             self._token_times = ReadingTimes()
 
     def _rejected(self, event: Rejected) -> None:
@@ -211,9 +211,9 @@ class OutcomeCollector:
             Refusal(
                 prompt_tokens=arrival.prompt_tokens,
                 num_sequences=arrival.n,
-                has_deadline=arrival.deadline_ns > 0,
+                has_deadline=arrival.scheduling.deadline_ns > 0,
                 has_objectives=self._objectives_of(arrival) is not None,
-                service_class=arrival.service_class,
+                service_class=arrival.scheduling.service_class,
             )
         )
         self._forget(event.request)
@@ -223,7 +223,7 @@ class OutcomeCollector:
         arrival = self._arrivals.get(row.request)
         if arrival is None:
             return
-        if row.request_scheduling_delay is not None and not arrival.skip_cache_read:
+        if row.request_scheduling_delay is not None and not arrival.scheduling.skip_cache_read:
             self._queried_tokens += row.prompt_tokens
             self._hit_tokens += row.cached_tokens
         objectives = self._objectives_of(arrival)
@@ -232,7 +232,7 @@ class OutcomeCollector:
         if objectives is not None and objectives.ttft is not None and objectives.tpot is not None:
             in_time = tokens_in_time(
                 self._times_ns,
-                start_ns=arrival.received_ns or arrival.ts,
+                start_ns=arrival.scheduling.received_ns or arrival.ts,
                 ttft_ns=round(objectives.ttft * 1e6),
                 tpot_ns=round(objectives.tpot * 1e6),
             )
@@ -244,7 +244,7 @@ class OutcomeCollector:
                 request=row.request,
                 index=row.index,
                 reason=row.reason,
-                service_class=arrival.service_class,
+                service_class=arrival.scheduling.service_class,
                 prompt_tokens=row.prompt_tokens,
                 output_tokens=row.output_tokens,
                 cached_tokens=row.cached_tokens,
@@ -274,11 +274,11 @@ class OutcomeCollector:
         del self._arrivals[request], self._num_unended[request]
 
     def _objectives_of(self, arrival: Arrived) -> Objectives | None:
-        if not arrival.slo_ttft_ns and not arrival.slo_tpot_ns:
+        if not arrival.scheduling.slo_ttft_ns and not arrival.scheduling.slo_tpot_ns:
             return self._objectives
         return Objectives(
-            ttft=arrival.slo_ttft_ns / 1e6 if arrival.slo_ttft_ns else None,
-            tpot=arrival.slo_tpot_ns / 1e6 if arrival.slo_tpot_ns else None,
+            ttft=arrival.scheduling.slo_ttft_ns / 1e6 if arrival.scheduling.slo_ttft_ns else None,
+            tpot=arrival.scheduling.slo_tpot_ns / 1e6 if arrival.scheduling.slo_tpot_ns else None,
         )
 
     def outcome(self) -> RunOutcome:

@@ -37,7 +37,7 @@ class EvictionBounds:
         """Take the next event."""
         match event:
             case Arrived():
-                self._priorities[event.s] = event.priority
+                self._priorities[event.s] = event.scheduling.priority
             case PolicySwapped():
                 self._never_evicts = self._never_evicts and event.name in NEVER_EVICT
             case Preempted():

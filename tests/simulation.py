@@ -18,7 +18,7 @@ from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import Driver
 from eventlm.engine.live_requests import LiveRequests
-from eventlm.engine.request import ClosingOutput, EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.request import ClosingOutput, FinishedOutput, Request, TokensOutput
 from eventlm.events import (
     Arrived,
     CacheFlushed,
@@ -89,7 +89,7 @@ class MemoryLog:
 class Client:
     """The edge of one request: collects its outputs and owes the ends of its texts."""
 
-    def __init__(self, simulation: Simulation, request: EngineRequest) -> None:
+    def __init__(self, simulation: Simulation, request: Request) -> None:
         self.simulation = simulation
         self.request = request
         self.seq = -1
@@ -105,7 +105,7 @@ class Client:
             assert output.start == len(self.tokens[index])
             self.tokens[index] += output.token_ids
             end = text_end_position(self.seed, index)
-            if self.request.has_text_ends and len(self.tokens[index]) >= end:
+            if self.request.scheduling.has_text_ends and len(self.tokens[index]) >= end:
                 self._answer(index, end, "stop")
         elif isinstance(output, ClosingOutput):
             assert output.position == len(self.tokens[index])
@@ -265,7 +265,7 @@ class Simulation:
             for client, seq in zip(group, seqs, strict=True):
                 client.seq = seq
                 client.rejected = reason
-                if reason is None and client.request.waits_for_grammar:
+                if reason is None and client.request.scheduling.waits_for_grammar:
                     self._build_grammar(seq)
 
         self.driver.submit([(client.request, client) for client in group], admitted)

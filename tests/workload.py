@@ -16,9 +16,10 @@ from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state import Plugins
 from eventlm.engine.plugins.registry import resolve
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.events import Header
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
@@ -162,32 +163,34 @@ def make_core(machine: Machine) -> tuple[Header, Core]:
     return header, Core(machine.core, plugins, Predictor.from_coefficients(COEFFICIENTS))
 
 
-def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> EngineRequest:
+def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> Request:
     """A request that fits the context; some share prefixes."""
     context = machine.core.max_model_len
     prompt_tokens = rng.randint(1, max(1, min(context - 1, rng.choice([6, 20, context - 1]))))
     shared_tokens = rng.choice([0, prompt_tokens, rng.randint(0, prompt_tokens)])
     prompt = [7] * shared_tokens + [rng.randrange(256) for _ in range(prompt_tokens - shared_tokens)]
     kind: Any = rng.choice(["generate"] * 8 + ["score", "pool"])
-    return EngineRequest(
-        model="fake",
+    return Request(
         prompt_token_ids=prompt,
-        params=SamplingParams(
+        sampling=SamplingParams(
             max_tokens=rng.randint(1, max(1, min(context - prompt_tokens, 24))),
             n=rng.choice([1, 1, 1, 2, 3]) if kind == "generate" else 1,
             seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),
         ),
-        kind=kind,
-        skip_cache_read=rng.random() < 0.1,
-        waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",
-        priority=rng.choice([0, 0, 0, -1, 3]),
-        deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
-        # Of no policy's concern, so it follows from what is drawn anyway.
-        service_class=SERVICE_CLASSES[prompt_tokens % len(SERVICE_CLASSES)],
-        drop_if_late=rng.random() < chaos.drops_if_late,
-        has_text_ends=rng.random() < chaos.text_ends and kind == "generate",
-        offline=rng.random() < 0.2,
-        front_end=rng.choice([0, 0, 0, 1]),
+        scheduling=SchedulingParams(
+            model="fake",
+            kind=kind,
+            skip_cache_read=rng.random() < 0.1,
+            waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",
+            priority=rng.choice([0, 0, 0, -1, 3]),
+            deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
+            # No policy reads it, so it follows from what is drawn anyway.
+            service_class=SERVICE_CLASSES[prompt_tokens % len(SERVICE_CLASSES)],
+            drop_if_late=rng.random() < chaos.drops_if_late,
+            has_text_ends=rng.random() < chaos.text_ends and kind == "generate",
+            offline=rng.random() < 0.2,
+            front_end=rng.choice([0, 0, 0, 1]),
+        ),
     )
 
 
@@ -196,12 +199,12 @@ def text_end_position(seed: int, index: int) -> int:
     return 1 + draw("text", seed, index) % 40
 
 
-def worker_outcome(request: EngineRequest, seed: int, index: int, fake: FakeParameters) -> Outcome:
+def worker_outcome(request: Request, seed: int, index: int, fake: FakeParameters) -> Outcome:
     """What the worker makes of a sequence if nobody cuts it short: a function of the request alone."""
-    if request.kind != "generate":
+    if request.scheduling.kind != "generate":
         return Outcome("complete", ())
     tokens: list[int] = []
-    while len(tokens) < request.params.max_tokens:
+    while len(tokens) < request.sampling.max_tokens:
         drawn = draw("end", seed, index, len(tokens)) % MILLION
         if drawn < fake.end_ppm:
             return Outcome(ENDS[drawn % len(ENDS)], (*tokens, EOS_TOKEN_ID))
@@ -209,10 +212,10 @@ def worker_outcome(request: EngineRequest, seed: int, index: int, fake: FakePara
     return Outcome("length", tuple(tokens))
 
 
-def is_expected(outcome: Outcome, request: EngineRequest, seed: int, index: int, fake: FakeParameters) -> bool:
+def is_expected(outcome: Outcome, request: Request, seed: int, index: int, fake: FakeParameters) -> bool:
     """Whether a sequence may end so. Only where it was cut short does anything but its request have a say."""
     made = worker_outcome(request, seed, index, fake)
-    if outcome.reason == "error" and not (request.waits_for_grammar and not outcome.tokens):
+    if outcome.reason == "error" and not (request.scheduling.waits_for_grammar and not outcome.tokens):
         # Nobody pays for another's harm, nor for a worker that dies of itself.
         place = poisoned_place(fake, seed, index)
         if place is None or len(outcome.tokens) < place:
@@ -220,6 +223,6 @@ def is_expected(outcome: Outcome, request: EngineRequest, seed: int, index: int,
     if outcome.reason in CUT_SHORT:
         return outcome.tokens == made.tokens[: len(outcome.tokens)]
     position = text_end_position(seed, index)
-    if request.has_text_ends and position <= len(made.tokens):
+    if request.scheduling.has_text_ends and position <= len(made.tokens):
         made = Outcome("stop", made.tokens[:position])
     return outcome == made

@@ -11,9 +11,10 @@ from eventlm.bench.lengths import Lengths
 from eventlm.bench.random_streams import random_stream
 from eventlm.bootstrap.composition import Composition
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
+from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TokensOutput
 from eventlm.errors import EventLMError
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 
 
 class BatchResult(NamedTuple):
@@ -46,20 +47,19 @@ class RequestFactory:
         """Begin all prompts from now on with the same tokens, on top of their length."""
         self._prefix = self._tokens(num_tokens, "prefix")
 
-    def make(self, num_requests: int, prompt_lengths: Lengths, output_lengths: Lengths) -> list[EngineRequest]:
+    def make(self, num_requests: int, prompt_lengths: Lengths, output_lengths: Lengths) -> list[Request]:
         """So many requests; no two that it ever makes have the same prompt."""
         return [self._request(prompt_lengths, output_lengths) for _ in range(num_requests)]
 
-    def _request(self, prompt_lengths: Lengths, output_lengths: Lengths) -> EngineRequest:
+    def _request(self, prompt_lengths: Lengths, output_lengths: Lengths) -> Request:
         place, self._num_made = self._num_made, self._num_made + 1
         tokens = self._tokens(prompt_lengths.draw(self._prompt_random), "prompt", place)
-        return EngineRequest(
-            model=self._model,
+        return Request(
             prompt_token_ids=self._prefix + tokens,
-            params=SamplingParams(
+            sampling=SamplingParams(
                 temperature=1.0, max_tokens=output_lengths.draw(self._output_random), ignore_eos=True, seed=place
             ),
-            offline=True,
+            scheduling=SchedulingParams(model=self._model, offline=True),
         )
 
     def _tokens(self, num_tokens: int, *name: str | int) -> list[int]:
@@ -69,7 +69,7 @@ class RequestFactory:
 
 async def run_batch(
     engine: InferenceEngine,
-    group: list[EngineRequest],
+    group: list[Request],
     stop: asyncio.Event,
     *,
     on_finish: Callable[[int], None] | None = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from eventlm.bootstrap.composition import Composition
-    from eventlm.engine.request import EngineRequest
+    from eventlm.engine.request import Request
     from eventlm.sampling_params import TokenLogprobs
     from eventlm.text.choice_output import ChoiceOutput
     from eventlm.text.protocol import CompletionRequest
@@ -95,9 +95,8 @@ async def _generate(config: Config, arguments: argparse.Namespace, prompts: list
     return 0
 
 
-def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) -> EngineRequest:
+def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) -> Request:
     """What the engine gets for a prompt, under the rules of the HTTP API. Raises UsageError."""
-    from msgspec import structs
 
     from eventlm.text.prompt_encoder import bad_words_token_ids
     from eventlm.text.requests.validation import Limits, check_request, engine_request, sampling_params
@@ -120,7 +119,7 @@ def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) 
         )
     except InputError as error:
         raise UsageError(flag_error(str(error))) from error
-    return structs.replace(request, offline=True)
+    return request.with_scheduling(offline=True)
 
 
 def _body(model: str, arguments: argparse.Namespace, *, room: int) -> CompletionRequest:
@@ -154,7 +153,7 @@ def _token_ids(composed: Composition, prompt: str, *, chat: bool) -> list[int]:
     return composed.tokenizer.encode(text, add_special_tokens=False)
 
 
-async def _complete(composed: Composition, group: list[EngineRequest], prompts: list[str]) -> None:
+async def _complete(composed: Composition, group: list[Request], prompts: list[str]) -> None:
     """Start the engine and print what it makes of the group."""
     from contextlib import aclosing
 
@@ -173,7 +172,7 @@ async def _complete(composed: Composition, group: list[EngineRequest], prompts: 
 class _Printer:
     """Prints completions in the order of their prompts: the first unfinished one as it comes, later ones after it."""
 
-    def __init__(self, prompts: list[str], tokenizer: Tokenizer, group: list[EngineRequest]) -> None:
+    def __init__(self, prompts: list[str], tokenizer: Tokenizer, group: list[Request]) -> None:
         self._tokenizer = tokenizer
         #: Of each choice its prompt, its number among the prompt's choices, and its request.
         self._choices = [(place, sample, request) for place, request in enumerate(group) for sample in range(request.n)]

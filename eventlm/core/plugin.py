@@ -50,14 +50,14 @@ class SequenceView(Struct, kw_only=True, eq=False):
         return cls(
             request=arrival.s,
             index=index,
-            priority=arrival.priority,
+            priority=arrival.scheduling.priority,
             arrival_ns=arrival.ts,
-            deadline_ns=arrival.deadline_ns or arrival.slo_ttft_ns,
+            deadline_ns=arrival.scheduling.deadline_ns or arrival.scheduling.slo_ttft_ns,
             prompt_tokens=arrival.prompt_tokens,
             prefill_ns=prefill_ns,
             remaining_ns=prefill_ns,
-            service_class=arrival.service_class,
-            session=arrival.session,
+            service_class=arrival.scheduling.service_class,
+            session=arrival.scheduling.session,
         )
 
     def relative_deadline_ns(

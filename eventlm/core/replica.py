@@ -117,7 +117,7 @@ class Replica:
         """Swap reserved blocks whose content has become hittable for those that hold it; skip past them."""
         place = sequence.launched_tokens // block_size
         last = sequence.max_hit_blocks(block_size)
-        while place < last and place == sequence.num_tree_blocks and not sequence.arrival.skip_cache_read:
+        while place < last and place == sequence.num_tree_blocks and not sequence.arrival.scheduling.skip_cache_read:
             node = self.pool.tree.get(sequence.block_names[place])
             if node is None or node[1] != (sequence.block_names[place - 1] if place else ROOT):
                 break
@@ -135,7 +135,7 @@ class Replica:
         path = sequence.paths.get(self.index)
         if path is None:
             path = sequence.paths[self.index] = []
-        if not sequence.arrival.skip_cache_read:
+        if not sequence.arrival.scheduling.skip_cache_read:
             self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), path)
         return path
 
@@ -159,7 +159,7 @@ class Replica:
 
         A name stands for all blocks before it, so sequences that share a block share those too.
         """
-        if sequence.arrival.skip_cache_read:
+        if sequence.arrival.scheduling.skip_cache_read:
             return 0
         names, last = sequence.block_names, sequence.max_hit_blocks(block_size)
         place = len(self.find_hits(sequence, block_size))

@@ -274,7 +274,7 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     sequence.launched_tokens = start + num_tokens
     replica.publish(sequence, min(sequence.launched_tokens // config.block_size, len(sequence.block_names)))
     final = sequence.launched_tokens == sequence.prefill_tokens
-    samples = final and sequence.arrival.kind == "generate"
+    samples = final and sequence.arrival.scheduling.kind == "generate"
     most = 0
     if samples:
         room = len(sequence.block_table) * config.block_size - sequence.prefill_tokens + 1

@@ -109,7 +109,7 @@ class Sequence:
         self.index = index
         self.id = SequenceId(arrival.s, index)
         self.view = view
-        self.state = State.WAITING_FOR_GRAMMAR if arrival.waits_for_grammar else State.WAITING
+        self.state = State.WAITING_FOR_GRAMMAR if arrival.scheduling.waits_for_grammar else State.WAITING
         self.prompt_tokens = arrival.prompt_tokens
         self.num_tokens = arrival.prompt_tokens
         self.max_total_tokens = arrival.prompt_tokens + arrival.max_tokens
@@ -129,7 +129,7 @@ class Sequence:
         self.replica = -1
         #: The replica whose queue it waits in; -1: any replica may take it.
         self.home = -1
-        self.urgency: Urgency = (arrival.priority, 0, arrival.s, index)
+        self.urgency: Urgency = (arrival.scheduling.priority, 0, arrival.s, index)
         #: Of the policy whose key its urgency holds.
         self.generation = 0
         #: Its key under a static policy, asked for once; void where the generation is not the present one's.
@@ -188,7 +188,7 @@ class Sequence:
         )
 
 
-class Request:
+class AdmittedRequest:
     """An admitted request: its arrival and its sequences, by index."""
 
     __slots__ = ("arrival", "has_timer", "num_unfinished", "sequences")

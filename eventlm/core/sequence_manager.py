@@ -8,7 +8,7 @@ from __future__ import annotations
 from eventlm.core.digest import combine
 from eventlm.core.plugin import SequenceView
 from eventlm.core.plugin_calls import ask_policy
-from eventlm.core.sequence import Request, Sequence, State
+from eventlm.core.sequence import AdmittedRequest, Sequence, State
 from eventlm.core.state import CoreState
 from eventlm.errors import InvariantError
 from eventlm.events import (
@@ -36,7 +36,7 @@ def arrive(state: CoreState, arrival: Arrived) -> None:
             f"arrival {arrival.s} is member {arrival.group_index} of a group of {arrival.group_size}, "
             f"but member {len(state.group)} of {first.group_size} was due"
         )
-    least_tokens = 1 if arrival.kind == "generate" else 0
+    least_tokens = 1 if arrival.scheduling.kind == "generate" else 0
     if arrival.n < 1 or arrival.prompt_tokens < 1 or arrival.max_tokens < least_tokens:
         raise InvariantError(f"arrival {arrival.s} has no sequence, no prompt or nothing to produce")
     state.group.append(arrival)
@@ -59,7 +59,7 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
     num_free_slots = sum(state.config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
     # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
     num_waiting = state.num_waiting + state.num_closing
-    if num_waiting + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].offline:
+    if num_waiting + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
         return "queue_full"
     return None
 
@@ -67,14 +67,14 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
 def _register(state: CoreState, arrival: Arrived) -> None:
     prefill_ns = state.predictor.prefill_ns(arrival.prompt_tokens, 0, state.config.max_num_batched_tokens)
     sequences = [Sequence(arrival, i, SequenceView.of(arrival, i, prefill_ns)) for i in range(arrival.n)]
-    state.requests[arrival.s] = Request(arrival, sequences)
+    state.requests[arrival.s] = AdmittedRequest(arrival, sequences)
     state.num_waiting += arrival.n
     state.decide(Admitted, because=arrival.s, request=arrival.s)
     for sequence in sequences:
         state.touch(sequence)
         if sequence.state is State.WAITING:
             state.unrouted[sequence.id] = sequence
-    if arrival.drop_if_late and sequences[0].view.deadline_ns:
+    if arrival.scheduling.drop_if_late and sequences[0].view.deadline_ns:
         _watch_deadline(state, state.requests[arrival.s], because=arrival.s)
 
 
@@ -94,7 +94,7 @@ def enqueue(state: CoreState, sequence: Sequence) -> None:
 def text_end(state: CoreState, fact: TextEnded) -> None:
     """What the front end found in a sequence's text: an end of its own, or the answer to `closing`."""
     request = state.requests.get(fact.request)
-    if request is None or not request.arrival.has_text_ends or not 0 <= fact.index < request.arrival.n:
+    if request is None or not request.arrival.scheduling.has_text_ends or not 0 <= fact.index < request.arrival.n:
         return
     sequence = request.sequences[fact.index]
     if sequence.state is State.FINISHED:
@@ -108,7 +108,7 @@ def text_end(state: CoreState, fact: TextEnded) -> None:
 
 def end(state: CoreState, sequence: Sequence, reason: FinishReason) -> None:
     """An end was seen after the last confirmed token: finish, or close until the front end has looked at the text."""
-    if not sequence.arrival.has_text_ends:
+    if not sequence.arrival.scheduling.has_text_ends:
         finish(state, sequence, reason, sequence.num_output_tokens)
         return
     _leave(state, sequence)
@@ -153,7 +153,7 @@ def cancel(state: CoreState, fact: Cancelled) -> None:
 
 def lose_front_end(state: CoreState, fact: FrontEndLost) -> None:
     """All requests of a front end end, in order of arrival."""
-    lost = [seq for seq, request in state.requests.items() if request.arrival.front_end == fact.front_end]
+    lost = [seq for seq, request in state.requests.items() if request.arrival.scheduling.front_end == fact.front_end]
     for request_seq in lost:
         _finish_request(state, request_seq, "front_end_lost")
 
@@ -175,7 +175,7 @@ def timers_due(state: CoreState, fact: TimerDue) -> None:
         _watch_deadline(state, state.requests[request_seq], because=fact.s)
 
 
-def _watch_deadline(state: CoreState, request: Request, *, because: int) -> None:
+def _watch_deadline(state: CoreState, request: AdmittedRequest, *, because: int) -> None:
     """End those sequences of a request with `drop_if_late` that will have no first token in time; set a timer for the
     others.
 

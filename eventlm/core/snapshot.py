@@ -22,10 +22,11 @@ from eventlm.core.digest import to_hex
 from eventlm.core.plugin import SequenceView
 from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
-from eventlm.core.sequence import Request, Sequence, State
+from eventlm.core.sequence import AdmittedRequest, Sequence, State
 from eventlm.core.state import CoreState, LossCounts, Plugins, Suspect, timer_share
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import Arrived
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import FinishReason, SequenceId
 
 
@@ -226,12 +227,12 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot) -> Core
     return state
 
 
-def _restore_request(taken: RequestSnapshot) -> Request:
+def _restore_request(taken: RequestSnapshot) -> AdmittedRequest:
     arrival = taken.arrival
     sequences = [_ended(arrival, index) for index in range(arrival.n)]
     for row in taken.sequences:
         sequences[row.index] = _restore_sequence(arrival, row)
-    request = Request(arrival, sequences)
+    request = AdmittedRequest(arrival, sequences)
     request.num_unfinished = len(taken.sequences)
     return request
 
@@ -242,7 +243,7 @@ def _restore_sequence(arrival: Arrived, row: SequenceRow) -> Sequence:
         setattr(sequence, name, value)
     for name, value in zip(_VIEW_FIELDS, row[_NUM_OWN:], strict=False):
         setattr(sequence.view, name, value)
-    sequence.urgency = (arrival.priority, row.key_in_line, arrival.s, row.index)
+    sequence.urgency = (arrival.scheduling.priority, row.key_in_line, arrival.s, row.index)
     sequence.block_names += row.generated_names
     return sequence
 
@@ -286,7 +287,9 @@ def _restore_replica(
     def find(request: int, index: int) -> Sequence:
         name = SequenceId(request, index)
         if name not in live and name not in ended:
-            ended[name] = _ended(Arrived(s=request, model="", prompt_tokens=1, max_tokens=1), index)
+            ended[name] = _ended(
+                Arrived(s=request, prompt_tokens=1, max_tokens=1, scheduling=SchedulingParams(model="")), index
+            )
         return live.get(name) or ended[name]
 
     replica.in_flight = deque(

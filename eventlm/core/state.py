@@ -12,7 +12,7 @@ from eventlm.core.digest import combine, to_hex, weight
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.replica import Replica
-from eventlm.core.sequence import Request, Sequence, State
+from eventlm.core.sequence import AdmittedRequest, Sequence, State
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived, Decision
@@ -73,7 +73,7 @@ class CoreState:
         self.paused = False
         #: Facts of one drain share a time; only its last is marked.
         self.drain_open = False
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, AdmittedRequest] = {}
         #: Members of a group that is not complete yet.
         self.group: list[Arrived] = []
         reads_prefixes = plugins.router.reads_prefixes

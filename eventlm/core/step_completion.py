@@ -127,7 +127,7 @@ def _confirm_chunks(
             sequence.evictions = 0
         if row in reasons:
             ends.append((sequence, reasons[row]))
-        elif chunk.final and sequence.arrival.kind != "generate":
+        elif chunk.final and sequence.arrival.scheduling.kind != "generate":
             ends.append((sequence, "complete"))
         elif count and sequence.num_tokens >= sequence.max_total_tokens:
             ends.append((sequence, "length"))

@@ -14,11 +14,11 @@ from eventlm.engine.metering import charge_for, metered
 from eventlm.engine.rate_limits import RateLimiter
 from eventlm.engine.request import (
     ContextLengthError,
-    EngineRequest,
     EngineUnavailableError,
     OnOutput,
     Put,
     QueueFullError,
+    Request,
     RequestHandle,
     Submission,
 )
@@ -45,7 +45,7 @@ class Admission:
     def __init__(
         self,
         parts: AdmissionParts,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         submission: Submission | None,
         on_output: OnOutput | None,
         now_ns: int,
@@ -87,7 +87,7 @@ class Admission:
             self._charge.refund()
         for handle, seq, request in zip(self.handles, seqs, self._group, strict=True):
             handle.request = seq
-            if request.waits_for_grammar and reason is None:
+            if request.scheduling.waits_for_grammar and reason is None:
                 parts.watch_grammar(seq)
         if self._decision.cancelled() and reason is None:
             self._abandon()
@@ -123,12 +123,10 @@ class Admission:
             handle.cancel()
 
 
-def with_cache_rules(
-    group: Sequence[EngineRequest], submission: Submission | None, cache: CacheConfig
-) -> Sequence[EngineRequest]:
+def with_cache_rules(group: Sequence[Request], submission: Submission | None, cache: CacheConfig) -> Sequence[Request]:
     """Whether the requests read the prefix cache, and whose part of it."""
     if not cache.prefix_cache:
-        return [structs.replace(request, skip_cache_read=True) for request in group]
+        return [request.with_scheduling(skip_cache_read=True) for request in group]
     if cache.isolate_prefix_cache == "key" and submission is not None:
         # An owner is hexadecimal, so that nobody's salt makes one look like another.
         return [structs.replace(request, cache_salt=f"{submission.owner}/{request.cache_salt}") for request in group]

@@ -18,7 +18,7 @@ from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.request import EngineRequest, EngineUnavailableError, RequestOutput
+from eventlm.engine.request import EngineUnavailableError, Request, RequestOutput
 from eventlm.errors import EventLMError
 from eventlm.events import (
     Admitted,
@@ -119,7 +119,7 @@ class Driver:
         """Queue one fact that depends on nothing."""
         self._loop.put_fact(fact)
 
-    def submit(self, group: list[tuple[EngineRequest, Sink]], on_admission: OnAdmission) -> None:
+    def submit(self, group: list[tuple[Request, Sink]], on_admission: OnAdmission) -> None:
         """Queue the arrivals of one group, which is not empty."""
 
         def make(seq: int, ts: int) -> list[Fact]:

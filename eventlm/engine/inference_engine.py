@@ -30,9 +30,9 @@ from eventlm.engine.request import (
     BY_OWNER,
     CLIENT_LEFT,
     OUTPUT_FAILED,
-    EngineRequest,
     EngineUnavailableError,
     OnOutput,
+    Request,
     RequestHandle,
     ResumedReply,
     Submission,
@@ -201,7 +201,7 @@ class InferenceEngine:
 
     async def submit(
         self,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         *,
         submission: Submission | None = None,
         on_output: OnOutput | None = None,

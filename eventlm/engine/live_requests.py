@@ -20,10 +20,10 @@ from eventlm.engine.block_names import BlockNames
 from eventlm.engine.request import (
     LOGITS_NOT_FINITE,
     ClosingOutput,
-    EngineRequest,
     FinishedOutput,
     PooledOutput,
     PromptLogprobsOutput,
+    Request,
     RequestOutput,
     TokensOutput,
 )
@@ -58,7 +58,7 @@ class LiveRequest:
 
     __slots__ = ("cancelled_by", "error_detail", "num_unfinished", "request", "seq", "sink")
 
-    def __init__(self, seq: int, request: EngineRequest, sink: Sink) -> None:
+    def __init__(self, seq: int, request: Request, sink: Sink) -> None:
         self.seq = seq
         self.request = request
         self.sink = sink
@@ -141,44 +141,27 @@ class LiveRequests:
         for live in requests.values():
             live.fail(error)
 
-    def arrive(self, seq: int, request: EngineRequest, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
+    def arrive(self, seq: int, request: Request, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
         """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
-        seed = self._draw_seed(seq) if request.params.seed is None else request.params.noise_seed
-        request = structs.replace(request, params=request.params.for_worker(seed))
+        seed = self._draw_seed(seq) if request.sampling.seed is None else request.sampling.noise_seed
+        request = structs.replace(request, sampling=request.sampling.for_worker(seed))
         live = LiveRequest(seq, request, sink)
         self._requests[seq] = live
         if wants_extras(request):
             self._asking.add(seq)
-        root = self._names.root(request.model, request.adapter, request.cache_salt)
+        root = self._names.root(request.scheduling.model, request.scheduling.adapter, request.cache_salt)
         names = self._names.extend(root, request.prompt_token_ids)
         for index in range(request.n):
             sample = LiveSequence(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
             self._samples[SequenceId(seq, index)] = sample
         return Arrived(
-            model=request.model,
-            kind=request.kind,
-            n=request.n,
             prompt_tokens=len(request.prompt_token_ids),
             blocks=names.integers,
+            n=request.n,
             max_tokens=request.max_tokens,
-            skip_cache_read=request.skip_cache_read,
-            adapter=request.adapter,
-            priority=request.priority,
-            deadline_ns=request.deadline_ns,
-            slo_ttft_ns=request.slo_ttft_ns,
-            slo_tpot_ns=request.slo_tpot_ns,
-            service_class=request.service_class,
-            session=request.session,
-            parent=request.parent,
-            waits_for_grammar=request.waits_for_grammar,
-            drop_if_late=request.drop_if_late,
-            received_ns=request.received_ns,
-            ready_ns=request.ready_ns,
-            has_text_ends=request.has_text_ends,
-            offline=request.offline,
+            scheduling=request.scheduling,
             group_size=group_size,
             group_index=group_index,
-            front_end=request.front_end,
             seed=str(seed),
         )
 
@@ -189,7 +172,7 @@ class LiveRequests:
         return PromptTokens(
             s=seq,
             token_ids=request.prompt_token_ids,
-            params=structs.replace(request.params, seed=None),
+            params=structs.replace(request.sampling, seed=None),
             # Of a client's salt nobody needs more than whether another is the same.
             cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
         )
@@ -197,7 +180,7 @@ class LiveRequests:
     def awaited_grammar(self, seq: int) -> str:
         """The grammar that a request waits for, empty if none."""
         request = self._requests[seq].request
-        return request.params.grammar if request.waits_for_grammar else ""
+        return request.sampling.grammar if request.scheduling.waits_for_grammar else ""
 
     def fail_grammar(self, seq: int, error: GrammarError) -> None:
         """What the client of a live request is told when it ends for want of its grammar."""
@@ -245,8 +228,8 @@ class LiveRequests:
             index=identity.index,
             token_ids=list(sample.token_ids),
             num_prompt_tokens=sample.num_prompt_tokens,
-            params=sample.request.request.params,
-            kind=sample.request.request.kind,
+            params=sample.request.request.sampling,
+            kind=sample.request.request.scheduling.kind,
         )
 
     def set_worker(self, replica: int, epoch: int | None) -> None:
@@ -264,7 +247,7 @@ class LiveRequests:
         if worker is None or worker.num_answered == len(worker.launches):
             raise ResultMismatchError(f"a result of step {result.step}, and no step is under way")
         launched = worker.launches[worker.num_answered]
-        asking: list[tuple[int, EngineRequest]] = []
+        asking: list[tuple[int, Request]] = []
         if self._asking:
             asking = [
                 (row, sample.request.request)

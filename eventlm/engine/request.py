@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Union
+from typing import Any, Union
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.errors import EventLMError, InputError, UsageError
 from eventlm.metrics.rows import RequestRow
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
-from eventlm.types import FinishReason, RequestKind
+from eventlm.scheduling_params import SchedulingParams
+from eventlm.types import FinishReason
 
 
 class QueueFullError(EventLMError):
@@ -65,48 +66,35 @@ OUTPUT_FAILED = "output_failed"
 LOGITS_NOT_FINITE = "logits_not_finite"
 
 
-class EngineRequest(Struct, frozen=True, kw_only=True):
-    """One prompt. Where `params.seed` is None the engine draws one and records it. Times are those of
-    `InferenceEngine.now_ns`.
+class Request(Struct, frozen=True, kw_only=True):
+    """One prompt, how its tokens are chosen and how it is scheduled.
 
-    The edge finds stop strings in the text; the engine only needs to know `has_text_ends`. It ignores what is for the
-    text alone: `visible_token_ids`, special tokens that are shown in any case, and `message_format`, what a chat's
-    message may consist of (a struct of the edge's own).
+    Where `sampling.seed` is None the engine draws a seed and records it. The times in `scheduling` are those of
+    `InferenceEngine.now_ns`. The rest is for the caller's text alone, and the engine ignores it: `visible_token_ids`
+    are special tokens that are always shown, and `message_format`, a struct of the caller's own, is what a chat's
+    message may consist of.
     """
 
-    model: str
     prompt_token_ids: list[int]
-    params: SamplingParams
-    kind: RequestKind = "generate"
-    skip_cache_read: bool = False
+    sampling: SamplingParams
+    scheduling: SchedulingParams
     cache_salt: str = ""
-    adapter: str = ""
-    priority: int = 0
-    deadline_ns: int = 0
-    slo_ttft_ns: int = 0
-    slo_tpot_ns: int = 0
-    service_class: str = ""
-    session: int = 0
-    parent: int = 0
-    drop_if_late: bool = False
     visible_token_ids: tuple[int, ...] = ()
     message_format: bytes = b""
-    has_text_ends: bool = False
-    waits_for_grammar: bool = False
-    offline: bool = False
-    received_ns: int = 0
-    ready_ns: int = 0
-    front_end: int = 0
 
     @property
     def n(self) -> int:
-        """How many sequences it has."""
-        return self.params.n
+        """Number of sequences."""
+        return self.sampling.n
 
     @property
     def max_tokens(self) -> int:
         """Most tokens that each sequence produces; 0 for score and pool."""
-        return self.params.max_tokens or 0 if self.kind == "generate" else 0
+        return self.sampling.max_tokens or 0 if self.scheduling.kind == "generate" else 0
+
+    def with_scheduling(self, **changes: Any) -> Request:
+        """The same request with other values of these fields of `scheduling`."""
+        return structs.replace(self, scheduling=structs.replace(self.scheduling, **changes))
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -133,7 +121,7 @@ class ResumedReply(Struct, frozen=True, kw_only=True):
     """
 
     submission: Submission
-    group: list[EngineRequest]
+    group: list[Request]
     requests: list[int]
     reader: int
     num_outputs: int

@@ -10,12 +10,13 @@ from typing import NamedTuple, get_args
 from eventlm.config import CoreConfig
 from eventlm.engine.request import (
     ContextLengthError,
-    EngineRequest,
     GroupSizeError,
+    Request,
     RequestFieldError,
     TokenIdError,
 )
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import RequestKind
 
 #: Token ids are below this where the vocabulary's size is unknown. Workers and block hashes hold 32-bit integers.
@@ -39,8 +40,8 @@ _ID = Limits(0, (1 << 53) - 1)
 _TIME_NS = Limits(0, (1 << 62) - 1)
 _DURATION_NS = Limits(0, MAX_DURATION_NS)
 
-#: Integers of `EngineRequest`.
-REQUEST_LIMITS = {
+#: Integers of `SchedulingParams`.
+SCHEDULING_LIMITS = {
     "priority": Limits(-(1 << 31), (1 << 31) - 1),
     "deadline_ns": _DURATION_NS,
     "slo_ttft_ns": _DURATION_NS,
@@ -53,33 +54,33 @@ REQUEST_LIMITS = {
 }
 
 
-def check_group(group: Sequence[EngineRequest], core: CoreConfig, *, vocab_size: int) -> None:
+def check_group(group: Sequence[Request], core: CoreConfig, *, vocab_size: int) -> None:
     """As `check_request` for each; also raises GroupSizeError for a group that not even an idle engine admits."""
     for request in group:
         check_request(request, max_model_len=core.max_model_len, vocab_size=vocab_size)
     num_sequences = sum(request.n for request in group)
     most = core.max_queue_len + core.num_replicas * core.max_num_seqs
     # Waiting would not help.
-    if num_sequences > most and not group[0].offline:
+    if num_sequences > most and not group[0].scheduling.offline:
         raise GroupSizeError(
             f"it asks for {num_sequences} sequences at once, and this server takes {most} at most "
             "(--max-queue-len, and --max-num-seqs of each replica); send fewer at a time"
         )
 
 
-def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int) -> None:
+def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> None:
     """Raise ContextLengthError, TokenIdError or another InputError. `vocab_size`: 0 if unknown."""
-    params = request.params
+    params = request.sampling
     params.check()
-    _check_integers(request, REQUEST_LIMITS)
-    _check_choice("kind", request.kind, get_args(RequestKind))
+    _check_integers(request.scheduling, SCHEDULING_LIMITS)
+    _check_choice("kind", request.scheduling.kind, get_args(RequestKind))
     for name in ("model", "adapter", "service_class"):
-        _check_text(name, getattr(request, name), MAX_NAME_LENGTH)
+        _check_text(name, getattr(request.scheduling, name), MAX_NAME_LENGTH)
     _check_text("cache_salt", request.cache_salt)
     _check_text("grammar", params.grammar)
-    if request.waits_for_grammar and not params.grammar:
+    if request.scheduling.waits_for_grammar and not params.grammar:
         raise RequestFieldError("waits_for_grammar", "false for a request without a grammar")
-    if request.kind == "generate" and not request.max_tokens:
+    if request.scheduling.kind == "generate" and not request.max_tokens:
         raise RequestFieldError("max_tokens", "at least 1 for a request that generates")
     num_tokens = len(request.prompt_token_ids)
     if not num_tokens or num_tokens + request.max_tokens > max_model_len:
@@ -96,9 +97,9 @@ def check_request(request: EngineRequest, *, max_model_len: int, vocab_size: int
         raise RequestFieldError("bad_words", "of at least one token each")
 
 
-def _check_integers(request: EngineRequest, limits: dict[str, Limits]) -> None:
+def _check_integers(params: SchedulingParams, limits: dict[str, Limits]) -> None:
     for name, (low, high) in limits.items():
-        value = getattr(request, name)
+        value = getattr(params, name)
         # A bool is no number here.
         if type(value) is not int or not low <= value <= high:
             raise RequestFieldError(name, f"an integer from {low} to {high}")

@@ -22,10 +22,10 @@ from msgspec import structs
 from eventlm.config.server import ServerConfig
 from eventlm.config.sizes import memory_bytes
 from eventlm.engine.request import (
-    EngineRequest,
     FinishedOutput,
     OnOutput,
     Put,
+    Request,
     RequestOutput,
     ResumedReply,
     Submission,
@@ -52,7 +52,7 @@ class Reply:
     does; `on_output` is where the outputs go besides if that is not the edge.
     """
 
-    def __init__(self, submission: Submission, group: Sequence[EngineRequest], edge: Sequence[Put]) -> None:
+    def __init__(self, submission: Submission, group: Sequence[Request], edge: Sequence[Put]) -> None:
         self.submission = submission
         self.group = group
         self.edge = edge

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import le
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.engine.request_check import TOKEN_ID_LIMIT
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
@@ -27,14 +27,14 @@ class ResultMismatchError(EventLMError):
     """A result does not answer the oldest launch of its worker. The message quotes nothing of a request."""
 
 
-def wants_extras(request: EngineRequest) -> bool:
+def wants_extras(request: Request) -> bool:
     """Whether the rows of a request give anything beside tokens."""
-    params = request.params
-    return request.kind != "generate" or params.logprobs is not None or params.prompt_logprobs is not None
+    params = request.sampling
+    return request.scheduling.kind != "generate" or params.logprobs is not None or params.prompt_logprobs is not None
 
 
 def check_result(
-    result: StepResult, launched: Launched, asking: Sequence[tuple[int, EngineRequest]], *, vocab_size: int
+    result: StepResult, launched: Launched, asking: Sequence[tuple[int, Request]], *, vocab_size: int
 ) -> None:
     """Raise ResultMismatchError unless `result` answers `launched`.
 
@@ -71,7 +71,7 @@ def _problems(result: StepResult, launched: Launched, vocab_size: int) -> Iterat
 
 
 def _extras_problems(
-    result: StepResult, launched: Launched, asking: Sequence[tuple[int, EngineRequest]], vocab_size: int
+    result: StepResult, launched: Launched, asking: Sequence[tuple[int, Request]], vocab_size: int
 ) -> Iterator[str]:
     if not result.extras and not asking:
         return
@@ -84,14 +84,14 @@ def _extras_problems(
         extras = by_row.get(row, RowExtras(row=row))
         # A row whose logits are not finite gives no token, and no log-probabilities.
         if num_tokens := len(result.tokens[row]):
-            problem = _logprobs_problem(extras.logprobs, num_tokens, request.params.logprobs, vocab_size)
+            problem = _logprobs_problem(extras.logprobs, num_tokens, request.sampling.logprobs, vocab_size)
             if problem:
                 yield f"the log-probabilities of row {row} {problem}"
         for problem in _prompt_problems(launched, extras, request, vocab_size):
             yield f"{problem} of row {row}"
 
 
-def _prompt_problems(launched: Launched, extras: RowExtras, request: EngineRequest, vocab_size: int) -> Iterator[str]:
+def _prompt_problems(launched: Launched, extras: RowExtras, request: Request, vocab_size: int) -> Iterator[str]:
     """What is wrong with what a row says of its prompt. Only chunks compute prompts."""
     prompt_tokens = len(request.prompt_token_ids)
     start = end = 0
@@ -100,8 +100,8 @@ def _prompt_problems(launched: Launched, extras: RowExtras, request: EngineReque
         end = start + num_tokens
     # Each token of a chunk predicts the next one.
     num_predicted = max(min(end + 1, prompt_tokens) - (start + 1), 0)
-    num_top = request.params.prompt_logprobs
-    if num_top is None and request.kind == "score":
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None and request.scheduling.kind == "score":
         num_top = 0
     problem = _logprobs_problem(extras.prompt_logprobs, num_predicted, num_top, vocab_size)
     if problem:
@@ -109,7 +109,7 @@ def _prompt_problems(launched: Launched, extras: RowExtras, request: EngineReque
     elif extras.prompt_logprobs is not None and extras.prompt_start != start + 1:
         yield f"the prompt's log-probabilities start at token {extras.prompt_start}, not {start + 1}: those"
     num_bytes = len(extras.embedding)
-    is_due = request.kind == "pool" and end == prompt_tokens
+    is_due = request.scheduling.kind == "pool" and end == prompt_tokens
     if bool(num_bytes) != is_due or num_bytes % _FLOAT32_BYTES:
         yield f"an embedding of {num_bytes} bytes, {'where one' if is_due else 'where none'} is due, is that"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from eventlm.events.base import Fact
-from eventlm.types import RequestKind, WorkerEnd
+from eventlm.scheduling_params import SchedulingParams
+from eventlm.types import WorkerEnd
 
 
 class Arrived(Fact, frozen=True, kw_only=True, tag="arrive"):
@@ -13,38 +14,15 @@ class Arrived(Fact, frozen=True, kw_only=True, tag="arrive"):
     the group's size and its own place in it, admitted or rejected as one.
     """
 
-    model: str
-    kind: RequestKind = "generate"
-    n: int = 1
     prompt_tokens: int
     #: One integer for each full block of the prompt; it stands for the block's content and all that precedes it.
     blocks: list[int] = []
+    n: int = 1
     #: Most tokens to produce; 0 for score and pool.
     max_tokens: int
-    skip_cache_read: bool = False
-    adapter: str = ""
-    #: Lower goes first.
-    priority: int = 0
-    #: From arrival to the first token; 0 where the request brought none.
-    deadline_ns: int = 0
-    slo_ttft_ns: int = 0
-    slo_tpot_ns: int = 0
-    service_class: str = ""
-    drop_if_late: bool = False
-    #: Sessions and parents are integers that the engine gave out; 0 is none.
-    session: int = 0
-    parent: int = 0
-    #: When the socket accepted the request and when its prompt was tokenized.
-    received_ns: int = 0
-    ready_ns: int = 0
-    #: Whether the edge looks for ends in the text; then each sequence finishes in two phases.
-    has_text_ends: bool = False
-    waits_for_grammar: bool = False
-    #: An offline group is not bound by the queue's length.
-    offline: bool = False
+    scheduling: SchedulingParams
     group_size: int = 1
     group_index: int = 0
-    front_end: int = 0
     #: Seed of the sampling noise, unsigned 64 bit, as a string because JSON numbers end at 2^53.
     seed: str = "0"
 

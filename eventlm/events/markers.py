@@ -12,7 +12,7 @@ from eventlm.events.base import Marker
 from eventlm.types import PluginKind
 
 FORMAT_VERSION = 1
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
 BEHAVIOUR_VERSION = 6
 

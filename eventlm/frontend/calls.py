@@ -62,7 +62,7 @@ class FrontEndCalls:
         self._notified[type(notification)](notification)
 
     async def _submit(self, front_end: int, asked: Submit, on_output: OnOutput) -> Submitted:
-        group = [structs.replace(request, front_end=front_end) for request in asked.group]
+        group = [request.with_scheduling(front_end=front_end) for request in asked.group]
         handles = await self._engine.submit(group, submission=asked.submission, on_output=on_output)
         return Submitted([handle.request for handle in handles], handles[0].rate_limits if handles else None)
 

@@ -23,13 +23,13 @@ from eventlm.engine.rate_limits import RateLimitError, RateLimits, RateLimitStat
 from eventlm.engine.request import (
     ClosingOutput,
     ContextLengthError,
-    EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     GroupSizeError,
     PooledOutput,
     PromptLogprobsOutput,
     QueueFullError,
+    Request,
     RequestFieldError,
     Submission,
     TakenOver,
@@ -142,7 +142,7 @@ class Draining(Struct, frozen=True, tag="draining"):
 class Submit(Struct, frozen=True, tag="submit"):
     """`Engine.submit`. Returns a `Submitted`; the requests' outputs follow."""
 
-    group: list[EngineRequest]
+    group: list[Request]
     submission: Submission | None = None
 
 

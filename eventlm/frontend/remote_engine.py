@@ -13,10 +13,10 @@ from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainAnswer
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
-    EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     OnOutput,
+    Request,
     RequestHandle,
     ResumedReply,
     Submission,
@@ -105,7 +105,7 @@ class RemoteEngine:
 
     async def submit(
         self,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         *,
         submission: Submission | None = None,
         on_output: OnOutput | None = None,

@@ -55,16 +55,16 @@ class LiveRequestMetrics:
         self.seq = arrival.s
         self.arrived_ns = arrival.ts
         #: Offline requests have no socket that could have received them.
-        self.received_ns = arrival.received_ns or arrival.ts
-        self.own_deadline_ns = arrival.deadline_ns
-        self.slo_ttft_ns = arrival.slo_ttft_ns
-        self.slo_tpot_ns = arrival.slo_tpot_ns
-        self.deadline_ns = arrival.deadline_ns or arrival.slo_ttft_ns
-        self.service_class = arrival.service_class
+        self.received_ns = arrival.scheduling.received_ns or arrival.ts
+        self.own_deadline_ns = arrival.scheduling.deadline_ns
+        self.slo_ttft_ns = arrival.scheduling.slo_ttft_ns
+        self.slo_tpot_ns = arrival.scheduling.slo_tpot_ns
+        self.deadline_ns = arrival.scheduling.deadline_ns or arrival.scheduling.slo_ttft_ns
+        self.service_class = arrival.scheduling.service_class
         self.prompt_tokens = arrival.prompt_tokens
         self.n = arrival.n
-        self.reads_cache = not arrival.skip_cache_read
-        self.waits_for_grammar = arrival.waits_for_grammar
+        self.reads_cache = not arrival.scheduling.skip_cache_read
+        self.waits_for_grammar = arrival.scheduling.waits_for_grammar
         self.num_unfinished = 0
         #: Of its samples that ran to their end; None before one has.
         self.max_output_tokens: int | None = None

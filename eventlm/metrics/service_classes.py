@@ -19,8 +19,8 @@ class ClassSums:
 
     def arrived(self, event: Arrived) -> None:
         """A request came in."""
-        if event.service_class:
-            self._of(event.service_class).num_requests += 1
+        if event.scheduling.service_class:
+            self._of(event.scheduling.service_class).num_requests += 1
 
     def rejected(self, service_class: str, reason: str) -> None:
         """It was turned away."""

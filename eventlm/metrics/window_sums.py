@@ -45,7 +45,7 @@ class WindowSums:
             case Arrived():
                 self._num_requests += 1
                 self._classes.arrived(event)
-                self._arriving[event.s] = event.service_class
+                self._arriving[event.s] = event.scheduling.service_class
             case Admitted():
                 self._arriving.pop(event.request, None)
             case Rejected() if event.request in self._arriving:

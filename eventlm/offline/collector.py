@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from eventlm.engine.request import EngineRequest, EngineUnavailableError, FinishedOutput
+from eventlm.engine.request import EngineUnavailableError, FinishedOutput, Request
 from eventlm.errors import EventLMError
 from eventlm.offline.outputs import (
     CompletionOutput,
@@ -58,7 +58,7 @@ class Collector:
     def __init__(
         self,
         prompts: Sequence[Prompt],
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         request_ids: Sequence[str],
         tokenizer: Tokenizer,
     ) -> None:
@@ -87,7 +87,7 @@ class Collector:
         if self._unfinished[place]:
             return None
         choices, self._choices[place] = self._choices[place], []
-        if self._group[place].kind == "pool":
+        if self._group[place].scheduling.kind == "pool":
             return place, self._embedding(place, choices[0])
         return place, self._completions(place, choices)
 
@@ -104,7 +104,7 @@ class Collector:
     def _completions(self, place: int, choices: list[_Choice]) -> RequestOutput:
         prompt, first = self._prompts[place], choices[0]
         prompt_logprobs: list[TokenLogprobDict | None] | None = None
-        if self._group[place].params.prompt_logprobs is not None:
+        if self._group[place].sampling.prompt_logprobs is not None:
             prompt_logprobs = [None, *self._logprob_dicts(prompt.token_ids[1:], first.prompt_logprobs)]
         return RequestOutput(
             request_id=self._request_ids[place],
@@ -121,7 +121,7 @@ class Collector:
         completion = CompletionOutput(index, "".join(choice.texts), choice.token_ids)
         completion.finish_reason = "length" if api_finish_reason(choice.finished.reason) == "length" else "stop"
         completion.stop_reason = choice.stop_reason
-        if self._group[place].params.logprobs is not None:
+        if self._group[place].sampling.logprobs is not None:
             completion.logprobs = self._logprob_dicts(choice.token_ids, choice.logprobs)
             completion.cumulative_logprob = sum(sum(each.logprobs) for each in choice.logprobs)
         return completion

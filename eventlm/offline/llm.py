@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msgspec import structs
 
 from eventlm.config import ModelConfig
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.errors import UsageError
 from eventlm.offline.collector import AnyRequestOutput, Collector, collect
 from eventlm.offline.engine_thread import EngineThread, next_item
@@ -216,7 +216,7 @@ class LLM:
             raise InvalidInputError(f"there are {num_prompts} prompts, but {len(given)} sampling_params")
         return list(given)
 
-    def _run(self, prompts: list[Prompt], group: list[EngineRequest], use_tqdm: UseTqdm) -> list[AnyRequestOutput]:
+    def _run(self, prompts: list[Prompt], group: list[Request], use_tqdm: UseTqdm) -> list[AnyRequestOutput]:
         """Run a group to its end; its outputs in order. Whatever interrupts this cancels the group."""
         request_ids = [str(next(self._request_ids)) for _ in prompts]
         if not group:

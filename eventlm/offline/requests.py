@@ -9,11 +9,12 @@ from hashlib import blake2b
 from msgspec import structs
 
 from eventlm.bootstrap.composition import Composition
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.offline.errors import InvalidInputError
 from eventlm.offline.prompts import Prompt
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.text.grammar import structured_outputs_grammar
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.prompt_encoder import bad_words_token_ids
@@ -34,7 +35,7 @@ class RequestMaker:
 
     def generation(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priorities: Sequence[int]
-    ) -> list[EngineRequest]:
+    ) -> list[Request]:
         """One request for each prompt. Raises InvalidInputError."""
         # Often one object stands for all prompts.
         resolved_by_id: dict[int, SamplingParams] = {}
@@ -45,39 +46,39 @@ class RequestMaker:
             group.append(self._request(prompt, resolved_by_id[id(each)], priority))
         return group
 
-    def embedding(self, prompts: Sequence[Prompt]) -> list[EngineRequest]:
+    def embedding(self, prompts: Sequence[Prompt]) -> list[Request]:
         """One request for each prompt. Raises InvalidInputError."""
         group = []
         for prompt in prompts:
             self._check_length(prompt, 0)
             group.append(
-                EngineRequest(
-                    model=self._engine.model_names[0],
+                Request(
                     prompt_token_ids=prompt.token_ids,
-                    params=SamplingParams(max_tokens=None),
-                    kind="pool",
+                    sampling=SamplingParams(max_tokens=None),
                     cache_salt=prompt.cache_salt,
-                    offline=True,
+                    scheduling=SchedulingParams(model=self._engine.model_names[0], kind="pool", offline=True),
                 )
             )
         return group
 
-    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> EngineRequest:
+    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> Request:
         now_ns = self._engine.now_ns()
         seed = self._draw_seed() if params.seed is None else params.seed
-        return EngineRequest(
-            model=self._engine.model_names[0],
+        return Request(
             prompt_token_ids=prompt.token_ids,
-            params=structs.replace(params, seed=seed, max_tokens=self._max_tokens(prompt, params)),
-            # Only what is computed has log-probabilities.
-            skip_cache_read=params.prompt_logprobs is not None,
+            sampling=structs.replace(params, seed=seed, max_tokens=self._max_tokens(prompt, params)),
             cache_salt=prompt.cache_salt,
-            priority=priority,
-            has_text_ends=bool(params.stop),
-            waits_for_grammar=bool(params.grammar),
-            offline=True,
-            received_ns=now_ns,
-            ready_ns=now_ns,
+            scheduling=SchedulingParams(
+                model=self._engine.model_names[0],
+                # Only what is computed has log-probabilities.
+                skip_cache_read=params.prompt_logprobs is not None,
+                priority=priority,
+                has_text_ends=bool(params.stop),
+                waits_for_grammar=bool(params.grammar),
+                offline=True,
+                received_ns=now_ns,
+                ready_ns=now_ns,
+            ),
         )
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:

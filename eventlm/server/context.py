@@ -16,7 +16,7 @@ from aiohttp import web
 
 from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.sizes import memory_bytes
-from eventlm.engine.request import AT_SHUTDOWN, EngineRequest, Submission
+from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import HttpRequests
 from eventlm.sampling_params import SamplingParams
@@ -145,7 +145,7 @@ class ServerContext:
                 raise unavailable("The server is shutting down; try another one or try again.") from error
             raise timed_out(f"The request's body did not come within {seconds} s.") from error
 
-    async def submit(self, group: list[EngineRequest], submission: Submission, *, prompt_param: str) -> Generation:
+    async def submit(self, group: list[Request], submission: Submission, *, prompt_param: str) -> Generation:
         """Hand a group to the engine. Raises ApiError. `release` the generation in the end."""
         try:
             generation = await generations.submit(self.engine, self.tokenizer, group, submission, self.formats)

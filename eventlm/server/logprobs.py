@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec import UNSET, UnsetType
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.server.responses import (
     ChatLogprobs,
@@ -127,7 +127,7 @@ class _Offset:
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, request: EngineRequest, output: ChoiceOutput, num_top: int | None
+    tokenizer: Tokenizer, request: Request, output: ChoiceOutput, num_top: int | None
 ) -> PromptLogprobs | UnsetType:
     """A whole choice's view of its prompt; unset if `num_top` says that none was asked for.
 

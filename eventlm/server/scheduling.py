@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
-from msgspec import structs
 
 from eventlm.config.classes import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
 from eventlm.config.options import nearest
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.server.auth.principal import PRINCIPAL, Principal
 from eventlm.server.context import CONTEXT, ServerContext
@@ -30,7 +29,7 @@ CLASS_HEADER = "x-eventlm-class"
 TIERS = (AUTO_CLASS, DEFAULT_CLASS, "flex", "scale", "priority")
 
 
-def schedule(request: web.Request, body: SchedulingFields, group: Sequence[EngineRequest]) -> list[EngineRequest]:
+def schedule(request: web.Request, body: SchedulingFields, group: Sequence[Request]) -> list[Request]:
     """The group as it is to be scheduled. Raises ApiError.
 
     In the body `service_tier` says then what was used, if a tier was asked for or the request has a class.
@@ -45,7 +44,7 @@ def schedule(request: web.Request, body: SchedulingFields, group: Sequence[Engin
         "slo_tpot_ns": (slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         "drop_if_late": body.drop_if_late or False,
     }
-    return [structs.replace(each, **changes) for each in group]
+    return [each.with_scheduling(**changes) for each in group]
 
 
 def _apply_class(request: web.Request, body: SchedulingFields) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from eventlm.engine.request import EngineRequest, Submission
+from eventlm.engine.request import Request, Submission
 from eventlm.errors import EventLMError
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import BODY, CONTEXT, json_response
@@ -37,7 +37,7 @@ class EdgeState(msgspec.Struct, frozen=True, array_like=True):
 
 
 async def answer(
-    request: web.Request, body: GenerationRequest, group: list[EngineRequest], replies: ReplyFormat
+    request: web.Request, body: GenerationRequest, group: list[Request], replies: ReplyFormat
 ) -> web.StreamResponse:
     """Submit a group and answer with what is generated."""
     group = schedule(request, body, group)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
-from eventlm.engine.request import EngineRequest, OnOutput, RequestHandle, ResumedReply, Submission
+from eventlm.engine.request import OnOutput, Request, RequestHandle, ResumedReply, Submission
 
 
 class TextEngine(Protocol):
@@ -28,7 +28,7 @@ class TextEngine(Protocol):
 
     async def submit(
         self,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         *,
         submission: Submission | None = None,
         on_output: OnOutput | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from eventlm.engine.request import EngineRequest, PromptLogprobsOutput
+from eventlm.engine.request import PromptLogprobsOutput, Request
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.text.choice_output import ChoiceOutput, part_of
 from eventlm.text.detokenizer import SequenceText
@@ -49,9 +49,9 @@ class GeneratedSequence:
         return new if new.logprobs else None
 
 
-def generated_sequences(tokenizer: Tokenizer, request: EngineRequest, formats: Formats) -> list[GeneratedSequence]:
+def generated_sequences(tokenizer: Tokenizer, request: Request, formats: Formats) -> list[GeneratedSequence]:
     """Those of a request, as many as it wants, with nothing in them yet."""
-    params = request.params
+    params = request.sampling
     format = message_format(request)
     include_stop = params.include_stop_str_in_output
     stops = StopStrings(params.stop_strings) if params.stop_strings else None
@@ -73,9 +73,9 @@ def generated_sequences(tokenizer: Tokenizer, request: EngineRequest, formats: F
     ]
 
 
-def _token_bytes(tokenizer: Tokenizer, request: EngineRequest) -> Callable[[int], bytes]:
+def _token_bytes(tokenizer: Tokenizer, request: Request) -> Callable[[int], bytes]:
     """What each token adds to the text."""
-    if not request.params.skip_special_tokens:
+    if not request.sampling.skip_special_tokens:
         return tokenizer.raw_token_bytes
     if not request.visible_token_ids:
         return tokenizer.token_bytes

@@ -15,9 +15,9 @@ from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     CLIENT_LEFT,
     ClosingOutput,
-    EngineRequest,
     FinishedOutput,
     PromptLogprobsOutput,
+    Request,
     RequestHandle,
     RequestOutput,
     ResumedReply,
@@ -53,7 +53,7 @@ class UsageCounts(NamedTuple):
 async def submit(
     engine: TextEngine,
     tokenizer: Tokenizer,
-    group: Sequence[EngineRequest],
+    group: Sequence[Request],
     submission: Submission | None = None,
     formats: Formats = NO_FORMATS,
 ) -> Generation:
@@ -132,7 +132,7 @@ class Generation:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         handles: Sequence[RequestHandle],
         outputs: OutputQueue,
         formats: Formats = NO_FORMATS,

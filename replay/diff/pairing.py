@@ -66,23 +66,23 @@ def _profiles(arrivals: Sequence[Arrived], numbers: dict[Hashable, int]) -> list
     found = []
     for arrival in arrivals:
         body = (
-            arrival.kind,
+            arrival.scheduling.kind,
             arrival.n,
             arrival.prompt_tokens,
-            arrival.priority,
-            arrival.service_class,
+            arrival.scheduling.priority,
+            arrival.scheduling.service_class,
         )
-        limits = (*body, arrival.model, arrival.max_tokens)
+        limits = (*body, arrival.scheduling.model, arrival.max_tokens)
         rank = num_alike[limits]
         num_alike[limits] += 1
         own = numbers.setdefault((limits, rank), len(numbers))
         # What it brings itself has no name: which of those alike it is depends on the order of arrival.
         # A prompt of thousands of blocks shares them with few.
         shares = [(giver, sum(1 for _ in blocks)) for giver, blocks in groupby(arrival.blocks, brought_by.get)]
-        shared = (*shares, began_by.get(arrival.session))
+        shared = (*shares, began_by.get(arrival.scheduling.session))
         for block in arrival.blocks:
             brought_by.setdefault(block, own)
-        if arrival.session:
-            began_by.setdefault(arrival.session, own)
+        if arrival.scheduling.session:
+            began_by.setdefault(arrival.scheduling.session, own)
         found.append(Profile(arrival.s, ((limits, shared), limits, body)))
     return found

@@ -69,7 +69,7 @@ class Timeline:
         self.sequence = sequence
         self.policy = state.policy_name
         self.num_replicas = len(state.replicas)
-        self.start_ns = self.cursor_ns = min(arrival.received_ns or arrival.ts, arrival.ts)
+        self.start_ns = self.cursor_ns = min(arrival.scheduling.received_ns or arrival.ts, arrival.ts)
         self.first_token_ns: int | None = None
         #: Of its latest admission before the drain that is being read.
         self.urgency = sequence.urgency
@@ -93,8 +93,8 @@ class Timeline:
         """Its request has been stamped."""
         self._is_seen = True
         arrival = self.sequence.arrival
-        if arrival.ready_ns:
-            self._emit(min(arrival.ready_ns, arrival.ts), "edge", "tokenizing")
+        if arrival.scheduling.ready_ns:
+            self._emit(min(arrival.scheduling.ready_ns, arrival.ts), "edge", "tokenizing")
             self._emit(arrival.ts, "edge", "stamping")
         else:
             self._emit(arrival.ts, "edge", "receiving")
@@ -315,7 +315,7 @@ class Timeline:
             request=arrival.s,
             index=self.sequence.index,
             n=arrival.n,
-            kind=arrival.kind,
+            kind=arrival.scheduling.kind,
             policy=self.policy,
             num_replicas=self.num_replicas,
             prompt_tokens=arrival.prompt_tokens,
@@ -324,7 +324,7 @@ class Timeline:
             outcome=outcome,
             start_ns=self.start_ns,
             arrived_ns=arrival.ts,
-            deadline_ns=arrival.deadline_ns,
+            deadline_ns=arrival.scheduling.deadline_ns,
             first_token_ns=self.first_token_ns,
             end_ns=self.cursor_ns,
             intervals=self._intervals,

@@ -107,8 +107,8 @@ def simulated_header(workload: Workload, setup: EngineSetup, cost: CostModel, pr
 
 
 def _without_cache_reads(workload: Workload) -> Workload:
-    requests = [
-        structs.replace(request, arrival=structs.replace(request.arrival, skip_cache_read=True))
-        for request in workload.requests
-    ]
+    requests = []
+    for request in workload.requests:
+        scheduling = structs.replace(request.arrival.scheduling, skip_cache_read=True)
+        requests.append(structs.replace(request, arrival=structs.replace(request.arrival, scheduling=scheduling)))
     return structs.replace(workload, requests=requests)

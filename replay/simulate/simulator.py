@@ -176,14 +176,17 @@ class Simulator:
             request = resize_request(
                 self._workload.requests[place], from_size=self._workload.block_size, to_size=self._block_size
             )
-            arrival = request.arrival
+            arrival, recorded = request.arrival, request.arrival.scheduling
             facts.append(
                 structs.replace(
                     arrival,
                     c=0,
-                    model=arrival.model or self._model,
-                    received_ns=max(ts - request.received_before_ns, 0) if arrival.received_ns else 0,
-                    ready_ns=max(ts - request.ready_before_ns, 0) if arrival.ready_ns else 0,
+                    scheduling=structs.replace(
+                        recorded,
+                        model=recorded.model or self._model,
+                        received_ns=max(ts - request.received_before_ns, 0) if recorded.received_ns else 0,
+                        ready_ns=max(ts - request.ready_before_ns, 0) if recorded.ready_ns else 0,
+                    ),
                 )
             )
             own = seq + place - group.start
@@ -249,7 +252,7 @@ class Simulator:
             self._patient.add(seq)
             self._plan_cancel(seq, patience.reason, now_ns + patience.limit_ns, patience.s, self._patient)
         # A matcher that a run does not show to come is there at once, unless that run is repeated.
-        if request.grammar_s or (request.arrival.waits_for_grammar and self._until_s == NEVER):
+        if request.grammar_s or (request.arrival.scheduling.waits_for_grammar and self._until_s == NEVER):
             error = request.grammar_error
             self._at(
                 now_ns + request.grammar_delay_ns,

@@ -224,7 +224,11 @@ def _of_service_class(name: str) -> list[_Kind]:
 
 def service_classes(workload: Workload) -> list[str]:
     """Those of the most requests, in order of name."""
-    counts = Counter(request.arrival.service_class for request in workload.requests if request.arrival.service_class)
+    counts = Counter(
+        request.arrival.scheduling.service_class
+        for request in workload.requests
+        if request.arrival.scheduling.service_class
+    )
     most = sorted(counts, key=lambda name: (-counts[name], name))[:MAX_SERVICE_CLASSES]
     return sorted(most)
 

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from eventlm.errors import UsageError
 from eventlm.events import Arrived
 from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 FORMAT_VERSION = 1
@@ -152,17 +153,19 @@ def _request(line: WorkloadLine) -> WorkloadRequest:
     if ends_early:
         fate = Fate(worker_end=line.output_tokens, num_tokens=line.output_tokens, reason="eos")
     arrival = Arrived(
-        model="",
         prompt_tokens=line.prompt_tokens,
-        # 0 stands for no name.
         blocks=[name + 1 for name in line.blocks],
         max_tokens=max(line.max_tokens, line.output_tokens),
-        priority=line.priority,
-        deadline_ns=line.deadline_ms * NANOSECONDS_PER_MILLISECOND,
-        slo_ttft_ns=line.slo_ttft_ms * NANOSECONDS_PER_MILLISECOND,
-        slo_tpot_ns=line.slo_tpot_ms * NANOSECONDS_PER_MILLISECOND,
-        service_class=line.service_class,
-        session=line.session,
+        scheduling=SchedulingParams(
+            # An empty model is the one that the simulation gives it.
+            model="",
+            priority=line.priority,
+            deadline_ns=line.deadline_ms * NANOSECONDS_PER_MILLISECOND,
+            slo_ttft_ns=line.slo_ttft_ms * NANOSECONDS_PER_MILLISECOND,
+            slo_tpot_ns=line.slo_tpot_ms * NANOSECONDS_PER_MILLISECOND,
+            service_class=line.service_class,
+            session=line.session,
+        ),
     )
     return WorkloadRequest(
         arrival=arrival,

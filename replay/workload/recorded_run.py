@@ -236,7 +236,7 @@ class _Reader:
         request = self.live.get(event.request)
         sample = request.samples[event.index] if request is not None and event.index < len(request.samples) else None
         is_heard = sample is not None and sample.finish is None and (event.reason or sample.closed_ns >= 0)
-        if request is None or sample is None or not is_heard or not request.arrival.has_text_ends:
+        if request is None or sample is None or not is_heard or not request.arrival.scheduling.has_text_ends:
             self.no_ops.append(event)
         elif event.reason:
             position = min(max(event.position, 0), len(sample.emitted_ns))
@@ -346,8 +346,8 @@ def _link(found: list[_Request], last_ns: int) -> list[WorkloadRequest]:
                 arrival=arrival,
                 arrival_ns=arrival.ts,
                 fates=fates,
-                received_before_ns=arrival.ts - arrival.received_ns if arrival.received_ns else 0,
-                ready_before_ns=arrival.ts - arrival.ready_ns if arrival.ready_ns else 0,
+                received_before_ns=arrival.ts - arrival.scheduling.received_ns if arrival.scheduling.received_ns else 0,
+                ready_before_ns=arrival.ts - arrival.scheduling.ready_ns if arrival.scheduling.ready_ns else 0,
                 patience=request.patience,
                 cancel=request.cancel,
                 parent=parent,
@@ -386,5 +386,7 @@ def _fate(request: _Request, sample: _Sample) -> Fate:
         blocks=sample.blocks,
         reason=reason,
         num_tokens=finish.position if finish is not None else num_seen,
-        seen_tokens=num_seen if is_cut and not has_known_end and request.arrival.kind == "generate" else None,
+        seen_tokens=num_seen
+        if is_cut and not has_known_end and request.arrival.scheduling.kind == "generate"
+        else None,
     )

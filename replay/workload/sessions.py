@@ -29,12 +29,12 @@ def find_parents(arrivals: Sequence[Arrived], ends_ns: Sequence[int], generated:
         if arrival.group_index:
             # A group arrives as one, with its first member.
             parents.append(-1)
-        elif arrival.session:
-            parents.append(latest_ended(of_session.get(arrival.session, ()), arrival.ts))
+        elif arrival.scheduling.session:
+            parents.append(latest_ended(of_session.get(arrival.scheduling.session, ()), arrival.ts))
         else:
             parents.append(latest_ended([owner[block] for block in arrival.blocks if block in owner], arrival.ts))
-        if arrival.session:
-            of_session.setdefault(arrival.session, []).append(place)
+        if arrival.scheduling.session:
+            of_session.setdefault(arrival.scheduling.session, []).append(place)
         for block in generated[place]:
             owner.setdefault(block, place)
     return parents

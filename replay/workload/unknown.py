@@ -115,8 +115,8 @@ def _value(seen: tuple[int, object]) -> int:
 def _keys(request: WorkloadRequest) -> Iterator[Hashable]:
     """The kinds that a request is of, the narrowest first. Prompts are alike within a factor of two."""
     arrival = request.arrival
-    yield arrival.service_class, arrival.prompt_tokens.bit_length()
-    yield arrival.service_class
+    yield arrival.scheduling.service_class, arrival.prompt_tokens.bit_length()
+    yield arrival.scheduling.service_class
     yield ()
 
 
@@ -140,7 +140,11 @@ def _drawn(request: WorkloadRequest, fate: Fate, lengths: _Kinds[Fate], chance: 
     fate = structs.replace(fate, seen_tokens=None)
     if other is None:
         return fate
-    if request.arrival.has_text_ends and other.text_end is not None and other.text_end.position == _end(other):
+    if (
+        request.arrival.scheduling.has_text_ends
+        and other.text_end is not None
+        and other.text_end.position == _end(other)
+    ):
         return structs.replace(fate, text_end=structs.replace(other.text_end, s=0))
     delay_ns = other.answer_delay_ns if fate.answer_delay_ns is None else fate.answer_delay_ns
     return structs.replace(fate, worker_end=_end(other), worker_reason=other.worker_reason, answer_delay_ns=delay_ns)

@@ -14,7 +14,7 @@ from eventlm.bench.engine_bench import RequestFactory, run_batch
 from eventlm.bench.lengths import parse_lengths
 from eventlm.bootstrap.composition import Composition, compose
 from eventlm.config import Config, ModelConfig, RecordConfig
-from eventlm.engine.request import ContextLengthError, EngineRequest
+from eventlm.engine.request import ContextLengthError, Request
 from eventlm.events import Arrived
 from tests.serving import verified
 
@@ -34,7 +34,7 @@ async def started(record: Path | None = None, **fake: Any) -> AsyncIterator[Comp
         await composed.engine.stop()
 
 
-def make(factory: RequestFactory, number: int, input_len: str = "20", output_len: str = "6") -> list[EngineRequest]:
+def make(factory: RequestFactory, number: int, input_len: str = "20", output_len: str = "6") -> list[Request]:
     return factory.make(number, parse_lengths(input_len, "--input-len"), parse_lengths(output_len, "--output-len"))
 
 
@@ -45,7 +45,7 @@ async def test_a_batch_goes_through_the_engine(tmp_path: Path) -> None:
         result = await run_batch(composed.engine, group, asyncio.Event(), on_finish=finished.append)
         assert composed.engine.run_folder is not None
         trace = composed.engine.run_folder / "trace.jsonl"
-    wanted = [request.params.max_tokens for request in group]
+    wanted = [request.sampling.max_tokens for request in group]
     assert sorted(finished) == sorted(wanted)
     assert (result.num_finished, result.output_tokens) == (12, sum(wanted))
     assert result.prompt_tokens == sum(len(request.prompt_token_ids) for request in group)

@@ -14,10 +14,10 @@ VOCAB_SIZE = 1000
 @pytest.mark.parametrize("num_tokens", [100, 20_000])
 def test_requests_give_the_tokens_that_were_asked_for_and_fit(load: Load, num_tokens: int) -> None:
     made = list(requests(load, num_tokens, VOCAB_SIZE))
-    assert sum(request.params.max_tokens * request.n for request in made) >= num_tokens
-    assert all(request.params.ignore_eos for request in made)
+    assert sum(request.sampling.max_tokens * request.n for request in made) >= num_tokens
+    assert all(request.sampling.ignore_eos for request in made)
     longest = min(MAX_MODEL_LEN, (load.num_blocks - 1) * BLOCK_SIZE)
-    assert max(len(request.prompt_token_ids) + request.params.max_tokens for request in made) <= longest
+    assert max(len(request.prompt_token_ids) + request.sampling.max_tokens for request in made) <= longest
     assert made == list(requests(load, num_tokens, VOCAB_SIZE))
     # Enough at once for the batch that the load is about.
     if num_tokens == 20_000:

@@ -18,6 +18,7 @@ from eventlm.bus.token_log import OutputTokens, PromptTokens, decode_line, encod
 from eventlm.events import Arrived, End, Event, Gap, Snapshot, StepCompleted
 from eventlm.events.codec import encode_body
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from tests.bus import traces
 from tests.bus.crashes import Killed, die_at
 from tests.bus.token_logs import facts_without_tokens
@@ -57,7 +58,7 @@ class Run:
         step = {"replica": 0, "epoch": 1, "step": 1, "start_ns": 0, "end_ns": 1}
         self.write(
             *(
-                Arrived(s=s, model="m", prompt_tokens=3, max_tokens=1)
+                Arrived(s=s, prompt_tokens=3, max_tokens=1, scheduling=SchedulingParams(model="m"))
                 if s % 2
                 else StepCompleted(s=s, produced=[1, 0], **step)
                 for s in range(self.num_events, self.num_events + num_facts)

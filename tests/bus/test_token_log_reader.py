@@ -12,6 +12,7 @@ from eventlm.errors import TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, close_line
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from tests.bus import traces
 
 START = TokenLogStart(s=0, format=1, run="run", digest_key="0a0b")
@@ -51,7 +52,7 @@ def found_for(trace: Path, header: Header) -> Path:
 
 
 def arrived(s: int, num_tokens: int) -> Arrived:
-    return Arrived(s=s, model="m", prompt_tokens=num_tokens, max_tokens=1)
+    return Arrived(s=s, prompt_tokens=num_tokens, max_tokens=1, scheduling=SchedulingParams(model="m"))
 
 
 def done(s: int, *produced: int) -> StepCompleted:

@@ -11,6 +11,7 @@ from eventlm.bus.trace_info import check, info
 from eventlm.errors import TornTraceError, TraceCorruptError
 from eventlm.events import Admitted, Arrived, Emitted, End, Finished, Launched, Preempted, Rejected, UserMark
 from eventlm.events.codec import chain, close_line, encode_body
+from eventlm.scheduling_params import SchedulingParams
 from tests.bus import traces
 
 
@@ -18,8 +19,8 @@ def test_info_counts_the_run(tmp_path: Path) -> None:
     step = {"replica": 0, "epoch": 1, "num_tokens": 7, "predicted_ns": 5}
     made = [
         traces.header(),
-        Arrived(s=1, ts=10, p=1, model="m", prompt_tokens=40, max_tokens=8),
-        Arrived(s=2, ts=10, p=1, model="m", prompt_tokens=2, max_tokens=8),
+        Arrived(s=1, ts=10, p=1, prompt_tokens=40, max_tokens=8, scheduling=SchedulingParams(model="m")),
+        Arrived(s=2, ts=10, p=1, prompt_tokens=2, max_tokens=8, scheduling=SchedulingParams(model="m")),
         Admitted(s=3, ts=10, c=1, request=1),
         Rejected(s=4, ts=10, c=2, request=2, reason="queue_full"),
         Launched(s=5, ts=10, c=2, step=0, **step),

@@ -22,6 +22,7 @@ from eventlm.events import (
     TextEnded,
 )
 from eventlm.events.codec import chain, close_line, encode_body
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import PluginKind
 
 PLUGINS: list[tuple[PluginKind, str]] = [("policy", "fcfs"), ("batcher", "fixed"), ("router", "pull")]
@@ -56,7 +57,9 @@ def _event(rng: random.Random, s: int, rows: int) -> Event:
     match rng.randrange(7):
         case 0:
             blocks = [rng.randrange(10**6) for _ in range(rows)]
-            return Arrived(**at, p=1, model="m", prompt_tokens=16 * rows, blocks=blocks, max_tokens=64)
+            return Arrived(
+                **at, p=1, prompt_tokens=16 * rows, blocks=blocks, max_tokens=64, scheduling=SchedulingParams(model="m")
+            )
         case 1:
             return Admitted(**at, request=s)
         case 2:

@@ -98,14 +98,14 @@ def test_every_flag_reaches_the_request() -> None:
         "--bad-word", "no", "--logprobs", "2", "--prompt-logprobs", "1", "--show-special-tokens",
     ])  # fmt: skip
     request = _request(compose(config_from_arguments(arguments)), arguments, "hi")
-    assert request.params == SamplingParams(
+    assert request.sampling == SamplingParams(
         max_tokens=9, min_tokens=2, ignore_eos=True, eos_token_ids=(257,), stop_token_ids=(1, 2), temperature=0.5,
         top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1.0, frequency_penalty=0.5,
         logit_bias={5: -100.0, 6: 2.5}, allowed_token_ids=(5, 6), bad_words_token_ids=(tuple(b"no"),), logprobs=2,
         prompt_logprobs=1, n=3, seed=7, stop=["a", "b"], bad_words=["no"], include_stop_str_in_output=True,
         skip_special_tokens=False,
     )  # fmt: skip
-    assert (request.skip_cache_read, request.offline) == (True, True)
+    assert (request.scheduling.skip_cache_read, request.scheduling.offline) == (True, True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -32,6 +32,7 @@ from eventlm.events import (
 from eventlm.policies.fcfs import Fcfs
 from eventlm.policies.fixed import Fixed
 from eventlm.policies.pull import Pull
+from tests.made_requests import make_arrival
 
 E = TypeVar("E", bound=Event)
 
@@ -168,7 +169,7 @@ class Rig:
 
 def arrival(prompt_tokens: int = 4, max_tokens: int = 4, **fields: Any) -> Arrived:
     """An arrival without block names, unless it brings some: nothing can be hit."""
-    return Arrived(**{"model": "m", "prompt_tokens": prompt_tokens, "max_tokens": max_tokens} | fields)
+    return make_arrival(prompt_tokens=prompt_tokens, max_tokens=max_tokens, **fields)
 
 
 def group(*arrivals: Arrived) -> list[Arrived]:

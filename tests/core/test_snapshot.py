@@ -18,6 +18,7 @@ from eventlm.core.validate import validate
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived
+from eventlm.scheduling_params import SchedulingParams
 from tests.core.rig import Rig
 from tests.simulation import MemoryLog, Simulation
 from tests.workload import draw_machine, make_core
@@ -88,7 +89,7 @@ def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None
     _, core = make_core(draw_machine(random.Random(0), 0))
     taken = msgspec.json.decode(take(core.state))
     replica = core.state.replicas[0]
-    arrival = Arrived(s=1, model="fake", prompt_tokens=4, max_tokens=4)
+    arrival = Arrived(s=1, prompt_tokens=4, max_tokens=4, scheduling=SchedulingParams(model="fake"))
     sequence = Sequence(arrival, 0, SequenceView.of(arrival, 0, prefill_ns=5))
     held = {
         CoreState: (core.state, set(taken)),
@@ -114,7 +115,7 @@ def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None
 def test_none_is_taken_inside_a_drain() -> None:
     header, core = make_core(draw_machine(random.Random(0), 0))
     core.apply(header)
-    core.apply(Arrived(s=1, ts=5, c=0, model="fake", prompt_tokens=1, max_tokens=1))
+    core.apply(Arrived(s=1, ts=5, c=0, prompt_tokens=1, max_tokens=1, scheduling=SchedulingParams(model="fake")))
     with pytest.raises(InvariantError, match="inside the drain"):
         take(core.state)
 

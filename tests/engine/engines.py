@@ -13,8 +13,8 @@ from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, W
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import (
     ClosingOutput,
-    EngineRequest,
     FinishedOutput,
+    Request,
     RequestHandle,
     TokensOutput,
 )
@@ -25,6 +25,7 @@ from eventlm.replay.verify.verifier import VerifyResult, verify
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
+from tests.made_requests import make_request
 from tests.processes import PATIENCE_SECONDS
 
 BLOCK_SIZE = 16
@@ -64,10 +65,10 @@ async def running(**changes: Any) -> AsyncIterator[InferenceEngine]:
 
 def request(
     max_tokens: int = 12, *, prompt: Sequence[int] = (1, 2, 3), seed: int = 5, n: int = 1, **changes: Any
-) -> EngineRequest:
+) -> Request:
     """A request for the fake model."""
     params = SamplingParams(max_tokens=max_tokens, seed=seed, n=n)
-    return EngineRequest(model="m", prompt_token_ids=list(prompt), params=params, **changes)
+    return make_request(list(prompt), params, **changes)
 
 
 def expected_tokens(seed: int, index: int, num_tokens: int) -> list[int]:
@@ -114,7 +115,7 @@ class Reader:
         return [each.reason if each else "" for each in self.finished]
 
 
-async def generate(engine: InferenceEngine, *group: EngineRequest) -> list[Reader]:
+async def generate(engine: InferenceEngine, *group: Request) -> list[Reader]:
     """Submit a group and read it to its end."""
     handles = await engine.submit(group)
     readers = [Reader(handle, n=member.n) for handle, member in zip(handles, group, strict=True)]

@@ -67,7 +67,7 @@ def request_rows(events: Sequence[Event]) -> dict[tuple[int, int], dict[str, Any
             continue
         identity = (event.request, event.index)
         arrival = arrivals[event.request]
-        start_ns = arrival.received_ns or arrival.ts
+        start_ns = arrival.scheduling.received_ns or arrival.ts
         tokens = times[identity]
         first_launch = next(
             (

@@ -28,7 +28,7 @@ from eventlm.engine.admin import (
 from eventlm.engine.engine_core import Driver
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits
-from eventlm.engine.request import EngineRequest, EngineUnavailableError, QueueFullError, Submission, UnknownReplyError
+from eventlm.engine.request import EngineUnavailableError, QueueFullError, Request, Submission, UnknownReplyError
 from eventlm.errors import UsageError
 from eventlm.events import CacheFlushed, Cancelled, Paused, PolicySwapped, Resumed
 from eventlm.system.system import real_system
@@ -39,7 +39,7 @@ def submission(reply_id: str = "cmpl-1", owner: str = "a", request_id: str = "",
     return Submission(reply_id=reply_id, owner=owner, request_id=request_id, limits=RateLimits(**limits))
 
 
-async def submit(engine: InferenceEngine, one: EngineRequest, of: Submission) -> Reader:
+async def submit(engine: InferenceEngine, one: Request, of: Submission) -> Reader:
     [handle] = await engine.submit([one], submission=of)
     return Reader(handle)
 

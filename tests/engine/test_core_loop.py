@@ -13,6 +13,7 @@ from eventlm.engine.setup import make_header
 from eventlm.events import Arrived, CacheFlushed, Checkpoint, Event, Fact, Resumed, TimerDue, WorkerUp
 from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.worker.protocol import WorkerReady
+from tests.made_requests import make_arrival
 
 from .test_engine_core import COEFFICIENTS, fake_setup
 
@@ -55,7 +56,7 @@ class Rig:
 
 
 def arrival(**fields: Any) -> Arrived:
-    return Arrived(model="m", prompt_tokens=5, max_tokens=3, **fields)
+    return make_arrival(prompt_tokens=5, max_tokens=3, **fields)
 
 
 def test_facts_of_a_tick_share_its_time_and_the_last_one_bears_the_mark() -> None:

@@ -17,7 +17,7 @@ from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.engine_core import Driver
 from eventlm.engine.live_requests import LiveRequests
-from eventlm.engine.request import EngineRequest, FinishedOutput, TokensOutput
+from eventlm.engine.request import FinishedOutput, Request, TokensOutput
 from eventlm.engine.setup import EngineSetup, make_header
 from eventlm.errors import InvariantError
 from eventlm.events import (
@@ -106,7 +106,7 @@ class Rig:
         self.order.append(("see", output))
         self.outputs.append(output)
 
-    def submit(self, *group: EngineRequest) -> None:
+    def submit(self, *group: Request) -> None:
         self.driver.submit(
             [(member, self._see) for member in group], lambda reason, seqs: self.admissions.append((reason, seqs))
         )

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.engine.replicas import grammar_builds
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.events import GrammarReady, Launched, WorkerLost
 from eventlm.text.grammar import choice_grammar, json_schema_grammar, lark_grammar
 from tests.engine.engines import FAKE, Reader, generate, recorded, request, running, verified
@@ -32,10 +32,10 @@ SCHEMA = {
 GRAMMAR = json_schema_grammar(SCHEMA, "p")
 
 
-def asking(grammar: str = GRAMMAR, *, seed: int = 5, **changes: Any) -> EngineRequest:
+def asking(grammar: str = GRAMMAR, *, seed: int = 5, **changes: Any) -> Request:
     asked = request(200, seed=seed, **changes)
-    params = structs.replace(asked.params, grammar=grammar, eos_token_ids=(EOS,))
-    return structs.replace(asked, params=params, waits_for_grammar=True)
+    params = structs.replace(asked.sampling, grammar=grammar, eos_token_ids=(EOS,))
+    return structs.replace(asked, sampling=params).with_scheduling(waits_for_grammar=True)
 
 
 def text(tokens: list[int]) -> str:

@@ -11,7 +11,6 @@ from eventlm.engine.block_names import BlockNames
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.request import (
     ClosingOutput,
-    EngineRequest,
     FinishedOutput,
     RequestOutput,
     TokensOutput,
@@ -20,6 +19,7 @@ from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.protocol import StepResult
+from tests.made_requests import make_request
 from tests.worker.launches import launched
 
 BLOCK_SIZE = 4
@@ -36,7 +36,7 @@ class Shell:
 
     def arrive(self, seq: int, prompt: list[int], *, seed: int | None = 1, n: int = 1, **fields: Any) -> Arrived:
         params = SamplingParams(max_tokens=50, seed=seed, n=n)
-        request = EngineRequest(model="m", prompt_token_ids=prompt, params=params, **fields)
+        request = make_request(prompt, params, **fields)
         sink = self.got.setdefault(seq, []).append
         return self.live.arrive(seq, request, sink, group_size=1, group_index=0)
 

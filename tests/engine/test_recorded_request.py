@@ -10,16 +10,16 @@ from eventlm.bus.token_log import PromptTokens, decode_line, encode_line
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recorded_request import recorded_request
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.events import Arrived
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from tests.worker.launches import launched
 
 #: Every field has a value that is not its default.
 FIELDS: dict[str, Any] = {
-    "model": "m",
     "prompt_token_ids": [5, 6, 7, 8, 9, 10, 11, 12, 13],
-    "params": SamplingParams(
+    "sampling": SamplingParams(
         n=2,
         max_tokens=7,
         temperature=0.25,
@@ -29,24 +29,27 @@ FIELDS: dict[str, Any] = {
         stop=["a"],
         bad_words=["b"],
     ),
-    "kind": "score",
-    "skip_cache_read": True,
+    "scheduling": SchedulingParams(
+        model="m",
+        kind="score",
+        skip_cache_read=True,
+        adapter="a",
+        priority=-3,
+        deadline_ns=5,
+        slo_ttft_ns=6,
+        slo_tpot_ns=7,
+        service_class="batch",
+        session=8,
+        parent=9,
+        drop_if_late=True,
+        has_text_ends=True,
+        waits_for_grammar=True,
+        offline=True,
+        received_ns=10,
+        ready_ns=11,
+        front_end=2,
+    ),
     "cache_salt": "salt",
-    "adapter": "a",
-    "priority": -3,
-    "deadline_ns": 5,
-    "slo_ttft_ns": 6,
-    "slo_tpot_ns": 7,
-    "service_class": "batch",
-    "session": 8,
-    "parent": 9,
-    "drop_if_late": True,
-    "has_text_ends": True,
-    "waits_for_grammar": True,
-    "offline": True,
-    "received_ns": 10,
-    "ready_ns": 11,
-    "front_end": 2,
 }
 #: What only the edge looks at; it has done so when the trace is there.
 EDGE_FIELDS = {"visible_token_ids", "message_format"}
@@ -57,7 +60,7 @@ def live_requests() -> LiveRequests:
     return LiveRequests(names, block_size=4, seed_key=b"s", digest_key=b"d" * 32)
 
 
-def arrive(live: LiveRequests, seq: int, request: EngineRequest) -> tuple[Arrived, PromptTokens]:
+def arrive(live: LiveRequests, seq: int, request: Request) -> tuple[Arrived, PromptTokens]:
     """The fact, and the line as it is read again."""
     arrived = structs.replace(live.arrive(seq, request, lambda _: None, group_size=1, group_index=0), s=seq)
     line = decode_line(encode_line(live.prompt_tokens(seq)))
@@ -66,15 +69,15 @@ def arrive(live: LiveRequests, seq: int, request: EngineRequest) -> tuple[Arrive
 
 
 def test_nothing_is_lost_on_the_way() -> None:
-    assert {field.name for field in structs.fields(EngineRequest)} == FIELDS.keys() | EDGE_FIELDS
-    request = EngineRequest(**FIELDS)
+    assert {field.name for field in structs.fields(Request)} == FIELDS.keys() | EDGE_FIELDS
+    request = Request(**FIELDS)
     first, second = live_requests(), live_requests()
     arrived, line = arrive(first, 3, request)
     again = recorded_request(arrived, line)
-    for field in structs.fields(EngineRequest):
-        if field.name not in {"params", "cache_salt"}:
+    for field in structs.fields(Request):
+        if field.name not in {"sampling", "cache_salt"}:
             assert getattr(again, field.name) == getattr(request, field.name), field.name
-    assert again.params == structs.replace(request.params, stop=[], bad_words=[])
+    assert again.sampling == structs.replace(request.sampling, stop=[], bad_words=[])
     arrived_again, line_again = arrive(second, 3, again)
     assert arrived_again == arrived
     assert structs.replace(line_again, cache_salt=line.cache_salt) == line
@@ -83,17 +86,17 @@ def test_nothing_is_lost_on_the_way() -> None:
 
 
 def test_a_drawn_seed_is_that_of_the_arrival() -> None:
-    request = EngineRequest(**FIELDS | {"params": structs.replace(FIELDS["params"], seed=None)})
+    request = Request(**FIELDS | {"sampling": structs.replace(FIELDS["sampling"], seed=None)})
     arrived, line = arrive(live_requests(), 3, request)
     assert line.params.seed is None
-    assert recorded_request(arrived, line).params.seed == int(arrived.seed) > 0
+    assert recorded_request(arrived, line).sampling.seed == int(arrived.seed) > 0
 
 
 def test_a_salt_is_not_told_and_still_tells_blocks_apart() -> None:
     first, second = live_requests(), live_requests()
     blocks, blocks_again = [], []
     for seq, salt in enumerate(["", "one", "two", "one", ""]):
-        arrived, line = arrive(first, seq, EngineRequest(**FIELDS | {"cache_salt": salt}))
+        arrived, line = arrive(first, seq, Request(**FIELDS | {"cache_salt": salt}))
         assert bool(line.cache_salt) == bool(salt)
         assert "one" not in line.cache_salt
         blocks.append(arrived.blocks)

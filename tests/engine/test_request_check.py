@@ -15,21 +15,22 @@ from eventlm.config import CacheConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import (
     ContextLengthError,
-    EngineRequest,
     QueueFullError,
     RequestFieldError,
     TokenIdError,
 )
-from eventlm.engine.request_check import REQUEST_LIMITS, check_group, check_request
+from eventlm.engine.request_check import SCHEDULING_LIMITS, check_group, check_request
 from eventlm.errors import InputError, UsageError
 from eventlm.events import Arrived, Cancelled, Event, Finished, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
 from eventlm.frontend.protocol import call_error, error_from
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from tests.engine.engines import fake_setup, generate, recorded, request, running, verified
 from tests.engine.test_engine_core import Rig
+from tests.made_requests import changed
 from tests.workload import POLICIES
 
 
@@ -44,7 +45,7 @@ from tests.workload import POLICIES
 )
 def test_ids_that_the_model_does_not_have(params: dict[str, Any], name: str) -> None:
     wrong = request()
-    wrong = structs.replace(wrong, params=structs.replace(wrong.params, **params))
+    wrong = structs.replace(wrong, sampling=structs.replace(wrong.sampling, **params))
     with pytest.raises(TokenIdError, match=f"{name} has the token id 9, .*from 0 to 8"):
         check_request(wrong, max_model_len=64, vocab_size=9)
     check_request(wrong, max_model_len=64, vocab_size=10)
@@ -108,21 +109,21 @@ def check_changed(field: str, value: Any) -> None:
     """Check a request with one field changed, in its parameters if it is one of these."""
     asked = request(3)
     if field in SamplingParams.__struct_fields__:
-        asked = structs.replace(asked, params=structs.replace(asked.params, **{field: value}))
+        asked = structs.replace(asked, sampling=structs.replace(asked.sampling, **{field: value}))
     else:
-        asked = structs.replace(asked, **{field: value})
+        asked = changed(asked, **{field: value})
     check_request(asked, max_model_len=64, vocab_size=0)
 
 
 def test_limits_themselves_are_allowed() -> None:
-    for name, limits in REQUEST_LIMITS.items():
+    for name, limits in SCHEDULING_LIMITS.items():
         for value in limits:
-            check_request(structs.replace(request(3), **{name: value}), max_model_len=64, vocab_size=9)
+            check_request(changed(request(3), **{name: value}), max_model_len=64, vocab_size=9)
 
 
 def test_every_number_of_a_request_has_limits() -> None:
-    numbers = {name for name, hint in EngineRequest.__annotations__.items() if str(hint) in ("int", "float")}
-    assert numbers - REQUEST_LIMITS.keys() == set()
+    numbers = {name for name, hint in SchedulingParams.__annotations__.items() if str(hint) in ("int", "float")}
+    assert numbers - SCHEDULING_LIMITS.keys() == set()
     # The seed's do not fit into 64 signed bits.
     assert {
         name for name, kind in numbers_of(SamplingParams) if None in (kind.gt if kind.ge is None else kind.ge, kind.le)
@@ -202,7 +203,7 @@ def test_whatever_is_asked_for_is_refused_or_served(
     asked = request(3)
     rig = Rig(setup=fake_setup(policy={"type": policy}, max_queue_len=64, max_num_seqs=32))
     try:
-        asked = structs.replace(asked, params=structs.replace(asked.params, **param_changes), **changes)
+        asked = changed(asked, sampling=structs.replace(asked.sampling, **param_changes), **changes)
         check_group([asked], rig.setup.core, vocab_size=0)
     except (UsageError, ContextLengthError, QueueFullError):
         return
@@ -253,6 +254,8 @@ async def test_without_a_prefix_cache_nothing_is_hit(tmp_path: Path, prefix_cach
     finally:
         await engine.stop()
     events = recorded(engine)
-    assert [event.skip_cache_read for event in events if isinstance(event, Arrived)] == [not prefix_cache] * 2
+    assert [event.scheduling.skip_cache_read for event in events if isinstance(event, Arrived)] == [
+        not prefix_cache
+    ] * 2
     cached = [event.cached_tokens for event in events if isinstance(event, Finished)]
     assert cached == ([0, 32] if prefix_cache else [0, 0])

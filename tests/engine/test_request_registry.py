@@ -8,11 +8,11 @@ import pytest
 
 from eventlm.engine.request import (
     ClosingOutput,
-    EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     PooledOutput,
     PromptLogprobsOutput,
+    Request,
     Submission,
     TakenOver,
     TokensOutput,
@@ -20,6 +20,7 @@ from eventlm.engine.request import (
 )
 from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
+from eventlm.scheduling_params import SchedulingParams
 
 KEEP_NS = 1_000
 LOGPROBS = TokenLogprobs(
@@ -58,7 +59,7 @@ class Wire:
 
     def __init__(self, desk: Desk, submission: Submission, *, n: int, prompts: int) -> None:
         self.heard: list[Any] = []
-        request = EngineRequest(model="m", prompt_token_ids=[1, 2], params=SamplingParams(n=n))
+        request = Request(prompt_token_ids=[1, 2], sampling=SamplingParams(n=n), scheduling=SchedulingParams(model="m"))
         self.group = [request] * prompts
         reply = Reply(submission, self.group, [self.heard.append] * prompts)
         self.puts = desk.registry.sinks(reply)

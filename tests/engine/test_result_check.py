@@ -13,7 +13,7 @@ from msgspec import structs
 
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.replicas.worker_process import WorkerProcess
-from eventlm.engine.request import EngineRequest, PooledOutput, PromptLogprobsOutput, TokensOutput
+from eventlm.engine.request import PooledOutput, PromptLogprobsOutput, Request, TokensOutput
 from eventlm.engine.result_check import ResultMismatchError
 from eventlm.events import Event, StepCompleted, WorkerLost, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
@@ -26,15 +26,15 @@ from tests.engine.test_engine_core import Rig
 Change = Callable[[StepResult], StepResult]
 
 
-def requests() -> list[EngineRequest]:
+def requests() -> list[Request]:
     """One of each kind, with everything that a row can give beside its tokens."""
     plain = request(9, seed=1)
-    alternatives = structs.replace(plain, params=SamplingParams(seed=1, max_tokens=9, logprobs=2, prompt_logprobs=1))
+    alternatives = structs.replace(plain, sampling=SamplingParams(seed=1, max_tokens=9, logprobs=2, prompt_logprobs=1))
     return [
         plain,
         alternatives,
-        structs.replace(plain, kind="score", params=SamplingParams(seed=1, max_tokens=None)),
-        structs.replace(plain, kind="pool", params=SamplingParams(seed=1, max_tokens=None)),
+        structs.replace(plain, sampling=SamplingParams(seed=1, max_tokens=None)).with_scheduling(kind="score"),
+        structs.replace(plain, sampling=SamplingParams(seed=1, max_tokens=None)).with_scheduling(kind="pool"),
     ]
 
 

@@ -12,12 +12,12 @@ from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits, 
 from eventlm.engine.request import (
     ClosingOutput,
     ContextLengthError,
-    EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     PooledOutput,
     PromptLogprobsOutput,
     QueueFullError,
+    Request,
     ResumedReply,
     Submission,
     TakenOver,
@@ -67,6 +67,7 @@ from eventlm.metrics.components import (
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
+from eventlm.scheduling_params import SchedulingParams
 from tests.replay.golden import FOLDER
 
 LOGPROBS = TokenLogprobs(logprobs=[-0.5, -math.inf], ranks=[1, 9], top_ids=[[3], [4]], top_logprobs=[[-0.1], [0.0]])
@@ -93,10 +94,9 @@ OUTPUTS = Outputs(
         (4, 0, Lost("the engine has died")),
     ]
 )
-REQUEST = EngineRequest(
-    model="fake",
+REQUEST = Request(
     prompt_token_ids=[1, 2, 3],
-    params=SamplingParams(
+    sampling=SamplingParams(
         n=2,
         logit_bias={3: -1.5},
         bad_words=["größer"],
@@ -105,10 +105,8 @@ REQUEST = EngineRequest(
         logprobs=2,
         seed=2**64 - 1,
     ),
-    kind="generate",
     cache_salt="größer",
-    deadline_ns=10**15,
-    has_text_ends=True,
+    scheduling=SchedulingParams(model="fake", kind="generate", deadline_ns=10**15, has_text_ends=True),
 )
 
 SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff", is_resumable=True)

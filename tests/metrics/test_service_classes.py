@@ -24,15 +24,15 @@ def test_sums_are_those_of_the_rows(tmp_path: Path, seed: int) -> None:
         events = [line.event() for line in reader]
     store, rows = fold(events)
     arrivals = {event.s: event for event in events if isinstance(event, Arrived)}
-    rejected = [arrivals[event.request].service_class for event in events if isinstance(event, Rejected)]
+    rejected = [arrivals[event.request].scheduling.service_class for event in events if isinstance(event, Rejected)]
     classes = store.snapshot().classes
-    names = {event.service_class for event in arrivals.values()} - {""}
+    names = {event.scheduling.service_class for event in arrivals.values()} - {""}
     assert names
     assert list(classes) == sorted(names)
     for name, sums in classes.items():
         of_class = [row for row in rows.requests.values() if row.service_class == name]
         asked = [row for row in of_class if row.met_slo is not None and row.reason not in CANCELLED]
-        assert sums.num_requests == sum(each.service_class == name for each in arrivals.values())
+        assert sums.num_requests == sum(each.scheduling.service_class == name for each in arrivals.values())
         assert sum(sums.reject_reasons.values()) == rejected.count(name)
         assert sums.num_complete == sums.e2e.num_values == sum(row.is_complete for row in of_class)
         assert sums.num_dropped == sum(row.reason == "deadline" for row in of_class)

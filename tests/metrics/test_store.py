@@ -41,6 +41,7 @@ from eventlm.events import (
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.rebuild import rebuild
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from tests.checkpoints import make_checkpoint
 from tests.engine.engines import SLOW, Reader, generate, request, running
@@ -333,7 +334,9 @@ def one_by_one(num_requests: int, header: Header) -> Iterator[Event]:
     s = 2
     for step in range(0, 2 * num_requests, 2):
         request_s, ts = s, s * 1000
-        yield Arrived(s=s, ts=ts, model="m", prompt_tokens=1, max_tokens=2, received_ns=ts - 10, p=1)
+        yield Arrived(
+            s=s, ts=ts, prompt_tokens=1, max_tokens=2, p=1, scheduling=SchedulingParams(model="m", received_ns=ts - 10)
+        )
         yield Admitted(s=s + 1, ts=ts, c=s, request=s)
         chunk = [(request_s, 0, 0, 1, 1)]
         decode = [(request_s, 0, 2, 0)]

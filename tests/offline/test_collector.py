@@ -7,24 +7,29 @@ import struct
 
 import pytest
 
-from eventlm.engine.request import EngineRequest, EngineUnavailableError, FinishedOutput
+from eventlm.engine.request import EngineUnavailableError, FinishedOutput, Request
 from eventlm.errors import EventLMError
 from eventlm.offline.collector import Collector
 from eventlm.offline.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
 from eventlm.offline.prompts import Prompt
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.types import FinishReason, RequestKind
 
 
-def collector(*requests: EngineRequest) -> Collector:
+def collector(*requests: Request) -> Collector:
     prompts = [Prompt(f"prompts[{place}]", "ab", request.prompt_token_ids) for place, request in enumerate(requests)]
     return Collector(prompts, requests, [f"{place}" for place in range(len(requests))], FakeTokenizer())
 
 
-def request(n: int = 1, kind: RequestKind = "generate", **params: int) -> EngineRequest:
-    return EngineRequest(model="m", prompt_token_ids=[97, 98, 256], kind=kind, params=SamplingParams(n=n, **params))
+def request(n: int = 1, kind: RequestKind = "generate", **params: int) -> Request:
+    return Request(
+        prompt_token_ids=[97, 98, 256],
+        sampling=SamplingParams(n=n, **params),
+        scheduling=SchedulingParams(model="m", kind=kind),
+    )
 
 
 def end(choice: int, *, reason: FinishReason = "length", stop_reason: str | int | None = None) -> ChoiceOutput:

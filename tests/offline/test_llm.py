@@ -244,7 +244,7 @@ def test_every_option_by_its_name_and_a_record(tmp_path: Path) -> None:
     assert trace.result.clean_end
     arrived = trace.of(Arrived)
     # More than the queue holds: what is offline may wait.
-    assert [(event.priority, event.n, event.offline, event.group_size) for event in arrived] == [
+    assert [(event.scheduling.priority, event.n, event.scheduling.offline, event.group_size) for event in arrived] == [
         (number, 2, True, 12) for number in range(12)
     ]
 

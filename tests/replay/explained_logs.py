@@ -100,7 +100,7 @@ def moments(log: Log) -> dict[int, None]:
         if isinstance(event, StepCompleted):
             found |= dict.fromkeys([event.start_ns, event.end_ns])
         elif isinstance(event, Arrived):
-            found |= dict.fromkeys([event.received_ns, event.ready_ns])
+            found |= dict.fromkeys([event.scheduling.received_ns, event.scheduling.ready_ns])
     return found
 
 

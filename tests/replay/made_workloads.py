@@ -10,6 +10,7 @@ from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.events import Arrived
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.workload.workload import Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.scheduling_params import SchedulingParams
 
 MILLISECOND = 1_000_000
 #: 2 ms a step, 20 us a prefill token: a small engine that a few requests a second keep busy.
@@ -53,14 +54,16 @@ def make_workload(seed: int, *, num_requests: int = 40, block_size: int = 16) ->
         requests.append(
             WorkloadRequest(
                 arrival=Arrived(
-                    model="",
                     prompt_tokens=prompt_tokens,
                     blocks=blocks,
                     max_tokens=40 if ends_early else num_outputs,
                     n=n,
-                    priority=draw.choice((0, 0, 0, 1)),
-                    deadline_ns=draw.choice((0, 200 * MILLISECOND)),
-                    has_text_ends=has_text_ends,
+                    scheduling=SchedulingParams(
+                        model="",
+                        priority=draw.choice((0, 0, 0, 1)),
+                        deadline_ns=draw.choice((0, 200 * MILLISECOND)),
+                        has_text_ends=has_text_ends,
+                    ),
                 ),
                 arrival_ns=arrival_ns,
                 fates=fates,

@@ -76,9 +76,9 @@ def test_who_is_rejected_misses_its_deadline_and_the_objectives(tmp_path: Path, 
     # Who leaves before the first token has not met anything; who leaves later is judged by what it got.
     num_left = sum(each.reason in CANCELLED and each.ttft_ns is not None for each in found.sequences)
     # Objectives that a request brings beat those given, and here nobody brings any.
-    assert not any(arrival.slo_ttft_ns or arrival.slo_tpot_ns for arrival in arrivals.values())
+    assert not any(arrival.scheduling.slo_ttft_ns or arrival.scheduling.slo_tpot_ns for arrival in arrivals.values())
     num_counted = len(reasons) + sum(arrival.n for arrival in refused)
     assert found.objectives_met_ppm == (num_done + num_left) * 1_000_000 // num_counted
     answers = [each.met_deadline for each in found.sequences if each.met_deadline is not None]
-    num_due = len(answers) + sum(arrival.n for arrival in refused if arrival.deadline_ns)
+    num_due = len(answers) + sum(arrival.n for arrival in refused if arrival.scheduling.deadline_ns)
     assert found.deadlines_met_ppm == (sum(answers) * 1_000_000 // num_due if num_due else None)

@@ -30,11 +30,11 @@ from eventlm.engine.metering import charge_for, metered
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.request import (
     ClosingOutput,
-    EngineRequest,
     FinishedOutput,
     OnOutput,
     PooledOutput,
     PromptLogprobsOutput,
+    Request,
     RequestHandle,
     ResumedReply,
     Submission,
@@ -52,7 +52,7 @@ from eventlm.sampling_params import TokenLogprobs
 from eventlm.types import FinishReason
 
 #: Steps of one sequence, each the tokens of a step.
-Script = Callable[[EngineRequest, int], list[list[int]]]
+Script = Callable[[Request, int], list[list[int]]]
 
 
 def spell(text: str, *, width: int = 1) -> Script:
@@ -102,7 +102,7 @@ class EngineDouble:
         self.submitted = asyncio.Event()
         self.explain_error: NotExplainedError | None = None
         self.rows = EndedRows()
-        self.requests: list[EngineRequest] = []
+        self.requests: list[Request] = []
         self.cancelled: list[tuple[int, str]] = []
         #: By whom each request was cancelled first.
         self.cancelled_by: dict[int, str] = {}
@@ -126,7 +126,7 @@ class EngineDouble:
 
     async def submit(
         self,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         *,
         submission: Submission | None = None,
         on_output: OnOutput | None = None,
@@ -219,25 +219,25 @@ class EngineDouble:
             wake=wake,
         )
 
-    def _handle(self, request: EngineRequest, place: int, on_output: OnOutput | None) -> RequestHandle:
+    def _handle(self, request: Request, place: int, on_output: OnOutput | None) -> RequestHandle:
         number = len(self.requests)
         self.requests.append(request)
         put = on_output and functools.partial(on_output, place)
         self.handles.append(RequestHandle(number, request.n, self.end_text, self.cancel, put))
         return self.handles[-1]
 
-    def _start(self, request: EngineRequest, number: int, sink: Sink) -> None:
+    def _start(self, request: Request, number: int, sink: Sink) -> None:
         self._sinks.append(sink)
         for index in range(request.n):
             self._ends[number, index] = asyncio.get_running_loop().create_future()
             self._tasks.append(asyncio.create_task(self._run(request, number, index, sink)))
 
-    async def _run(self, request: EngineRequest, number: int, index: int, put: Sink) -> None:
+    async def _run(self, request: Request, number: int, index: int, put: Sink) -> None:
         end = self._ends[number, index]
-        is_scored = request.kind == "score"
+        is_scored = request.scheduling.kind == "score"
         reason: FinishReason = "complete" if is_scored else self.script_end or "length"
         num_tokens = 0
-        if request.kind == "pool":
+        if request.scheduling.kind == "pool":
             await asyncio.sleep(self.step_seconds)
             if number in self.cancelled_by:
                 put(FinishedOutput(index, "cancelled", 0, cached_tokens=0, detail=self.cancelled_by[number]))
@@ -252,16 +252,16 @@ class EngineDouble:
                 await asyncio.sleep(0.001)
             if end.done():
                 break
-            token_ids = step[: request.params.max_tokens - num_tokens]
-            logprobs = spell_logprobs(token_ids, request.params.logprobs)
+            token_ids = step[: request.sampling.max_tokens - num_tokens]
+            logprobs = spell_logprobs(token_ids, request.sampling.logprobs)
             put(TokensOutput(index, num_tokens, token_ids, logprobs))
             num_tokens += len(token_ids)
             self.num_said += len(token_ids)
-            if num_tokens == request.params.max_tokens:
+            if num_tokens == request.sampling.max_tokens:
                 reason = "length"
                 break
         if not end.done():
-            if not request.has_text_ends:
+            if not request.scheduling.has_text_ends:
                 end.set_result((reason, num_tokens))
             else:
                 put(ClosingOutput(index, reason, num_tokens))
@@ -271,10 +271,10 @@ class EngineDouble:
         kept = num_tokens if position is None else position
         put(FinishedOutput(index, finish, kept, cached_tokens=4, detail=detail))
 
-    def _put_prompt_logprobs(self, request: EngineRequest, put: Sink, index: int) -> None:
+    def _put_prompt_logprobs(self, request: Request, put: Sink, index: int) -> None:
         """In two chunks, the first of which comes again, as behind a preemption."""
-        num_top = request.params.prompt_logprobs
-        if num_top is None and request.kind == "score":
+        num_top = request.sampling.prompt_logprobs
+        if num_top is None and request.scheduling.kind == "score":
             num_top = 0
         chunks = [request.prompt_token_ids[1:5], request.prompt_token_ids[5:]]
         starts = [1, 5]
@@ -283,7 +283,7 @@ class EngineDouble:
             if logprobs is not None and chunks[which]:
                 put(PromptLogprobsOutput(index, starts[which], logprobs))
 
-    def _steps(self, request: EngineRequest, index: int) -> Iterator[list[int]]:
+    def _steps(self, request: Request, index: int) -> Iterator[list[int]]:
         steps = self.script(request, index)
         yield from steps
         while self.script_end is None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from eventlm.config import Config
-from eventlm.engine.request import EngineRequest, FinishedOutput, RequestHandle, TokensOutput
+from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TokensOutput
 from eventlm.frontend.calls import FrontEndCalls
 from eventlm.frontend.frames import FrameConnection
 from eventlm.frontend.link import FrontEndLink
@@ -18,6 +18,7 @@ from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.metrics.components import FrontEndMetrics
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.clock import SystemClock
+from tests.made_requests import make_request
 from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
 
@@ -68,9 +69,9 @@ async def connected(text: str = "Hello, world", **limits: Any) -> AsyncIterator[
     pair.connection.abort()
 
 
-def request(**fields: Any) -> EngineRequest:
+def request(**fields: Any) -> Request:
     params = SamplingParams(max_tokens=fields.pop("max_tokens", 64), n=fields.pop("n", 1), stop=fields.pop("stop", []))
-    return EngineRequest(model="test", prompt_token_ids=[72, 105], params=params, **fields)
+    return make_request([72, 105], params, **{"model": "test"} | fields)
 
 
 def assert_tidy(pair: Pair) -> None:

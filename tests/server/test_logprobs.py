@@ -8,8 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from eventlm.engine.request import EngineRequest, FinishedOutput
+from eventlm.engine.request import FinishedOutput, Request
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.server.endpoints.completions import CompletionReplies
 from eventlm.server.responses import ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput
@@ -51,7 +52,7 @@ def test_chat_without_alternatives(server: RunningServer, client: openai.OpenAI)
     reply = client.chat.completions.create(model="test", messages=MESSAGES, logprobs=True)
     assert reply.choices[0].logprobs is not None
     assert [token.top_logprobs for token in reply.choices[0].logprobs.content or []] == [[]] * 8
-    assert server.engine.requests[0].params.logprobs == 0
+    assert server.engine.requests[0].sampling.logprobs == 0
     assert server.chat(top_logprobs=0).json()["choices"][0]["logprobs"] is None
 
 
@@ -111,7 +112,7 @@ def test_prompt_logprobs(server: RunningServer) -> None:
     }
     assert single == [None]
     assert pair[1]["0"]["logprob"] == -9999.0
-    assert [request.skip_cache_read for request in server.engine.requests] == [True] * 3
+    assert [request.scheduling.skip_cache_read for request in server.engine.requests] == [True] * 3
     chat = server.chat(prompt_logprobs=0).json()
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
     assert all(len(entry) == 1 for entry in chat["prompt_logprobs"][1:])
@@ -137,7 +138,11 @@ def test_stop_reason(server: RunningServer, stream: bool) -> None:
 async def test_the_loop_runs_on_while_a_reply_of_many_choices_is_written() -> None:
     num_choices = 20
     tokenizer = FakeTokenizer()
-    group = [EngineRequest(model="test", prompt_token_ids=[97], params=SamplingParams(n=num_choices))]
+    group = [
+        Request(
+            prompt_token_ids=[97], sampling=SamplingParams(n=num_choices), scheduling=SchedulingParams(model="test")
+        )
+    ]
     body = CompletionRequest(model="test", prompt="a", n=num_choices, logprobs=0)
     replies = CompletionReplies(body, tokenizer, group, ReplyIdentity.draw("cmpl"), [])
     logprobs = TokenLogprobs(logprobs=[-1.0], ranks=[1], top_ids=[[]], top_logprobs=[[]])
@@ -162,11 +167,11 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
         },
     )  # fmt: skip
     [request] = server.engine.requests
-    params = request.params
+    params = request.sampling
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.5, 1.2)
     assert (params.min_p, params.min_tokens, params.allowed_token_ids) == (0.1, 3, [5, 6])
     assert params.logit_bias == {7: -100.0, 8: 5.5}
     # This tokenizer has one token a byte: behind a space a word is longer, and is found without it.
     assert params.bad_words_token_ids == (tuple(b"the"), tuple(b"of"))
-    assert (request.params.include_stop_str_in_output, request.params.skip_special_tokens) == (True, False)
-    assert (params.logprobs, params.prompt_logprobs, request.skip_cache_read) == (None, None, False)
+    assert (request.sampling.include_stop_str_in_output, request.sampling.skip_special_tokens) == (True, False)
+    assert (params.logprobs, params.prompt_logprobs, request.scheduling.skip_cache_read) == (None, None, False)

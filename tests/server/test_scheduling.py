@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from eventlm.config import ServiceClass
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.server.scheduling import check_key_classes
 from tests.server.auth.test_api_keys import bearer, write
 from tests.server.conftest import INVALID, RunningServer, assert_error
@@ -53,14 +53,14 @@ def keys_file(tmp_path: Path) -> str:
     return str(write(tmp_path / "keys.toml", KEYS))
 
 
-def given(request: EngineRequest) -> tuple[object, ...]:
+def given(request: Request) -> tuple[object, ...]:
     return (
-        request.service_class,
-        request.priority,
-        request.deadline_ns // 10**6,
-        request.slo_ttft_ns // 10**6,
-        request.slo_tpot_ns // 10**6,
-        request.drop_if_late,
+        request.scheduling.service_class,
+        request.scheduling.priority,
+        request.scheduling.deadline_ns // 10**6,
+        request.scheduling.slo_ttft_ns // 10**6,
+        request.scheduling.slo_tpot_ns // 10**6,
+        request.scheduling.drop_if_late,
     )
 
 
@@ -140,7 +140,7 @@ def test_a_key_has_its_class_and_no_other(start_server: StartServer, keys_file: 
     # A tier is a wish; what became of it is in the reply.
     assert complete(server, "sk-bob", service_tier="gold").json()["service_tier"] == "bronze"
     assert complete(server, "sk-carol", service_tier="gold").json()["service_tier"] == "default"
-    assert [request.service_class for request in server.engine.requests] == ["gold", "gold", "bronze", ""]
+    assert [request.scheduling.service_class for request in server.engine.requests] == ["gold", "gold", "bronze", ""]
     for key in ("sk-bob", "sk-carol", "sk-dave"):
         reply = complete(server, key, "gold")
         assert_error(reply, 403, INVALID, "x-eventlm-class", "service_class_not_allowed", "'gold'")
@@ -152,7 +152,7 @@ def test_a_key_does_not_get_before_its_class_by_a_priority(start_server: StartSe
     assert_error(reply, 403, INVALID, "priority", "service_class_not_allowed", "priority 10 at best")
     assert_error(complete(server, "sk-carol", priority=-1), 403, INVALID, "priority", "service_class_not_allowed")
     assert complete(server, "sk-bob", priority=11).status == 200
-    assert server.engine.requests[0].priority == 11
+    assert server.engine.requests[0].scheduling.priority == 11
 
 
 def test_keys_leave_the_choice_where_the_configuration_does(start_server: StartServer, keys_file: str) -> None:
@@ -169,7 +169,7 @@ def test_nobody_chooses_where_the_configuration_says_so(start_server: StartServe
     reply = server.post("/v1/completions", {"model": "test", "prompt": "x"}, {"x-eventlm-class": "gold"})
     assert_error(reply, 403, INVALID, "x-eventlm-class", "service_class_not_allowed", "'gold'")
     assert server.complete(service_tier="gold", priority=6).json()["service_tier"] == "default"
-    assert [request.priority for request in server.engine.requests] == [6]
+    assert [request.scheduling.priority for request in server.engine.requests] == [6]
 
 
 def test_a_key_whose_class_is_not_configured_is_told_of(start_server: StartServer, keys_file: str) -> None:

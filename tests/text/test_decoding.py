@@ -54,8 +54,10 @@ def test_whole_floats_are_integers_where_those_are_wanted(server: RunningServer,
     requests = server.engine.requests
     floats, integers = requests[: len(requests) // 2], requests[len(requests) // 2 :]
     for one, other in zip(floats, integers, strict=True):
-        assert repr((one.params, one.prompt_token_ids)) == repr((other.params, other.prompt_token_ids))
-        assert repr((one.n, one.params.seed, one.priority)) == repr((other.n, other.params.seed, other.priority))
+        assert repr((one.sampling, one.prompt_token_ids)) == repr((other.sampling, other.prompt_token_ids))
+        assert repr((one.n, one.sampling.seed, one.scheduling.priority)) == repr(
+            (other.n, other.sampling.seed, other.scheduling.priority)
+        )
 
 
 def _in_integers(value: Any) -> Any:

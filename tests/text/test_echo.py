@@ -101,8 +101,8 @@ def test_text(server: RunningServer, client: openai.OpenAI, prompt: Any, shown: 
         [choice] = chunk.choices
         joined[choice.index] += choice.text
     assert joined == [choice.text for choice in whole.choices]
-    assert [request.params.prompt_logprobs for request in server.engine.requests] == [None] * 4
-    assert [request.skip_cache_read for request in server.engine.requests] == [False] * 4
+    assert [request.sampling.prompt_logprobs for request in server.engine.requests] == [None] * 4
+    assert [request.scheduling.skip_cache_read for request in server.engine.requests] == [False] * 4
 
 
 def test_log_probabilities(server: RunningServer, client: openai.OpenAI) -> None:
@@ -119,7 +119,11 @@ def test_log_probabilities(server: RunningServer, client: openai.OpenAI) -> None
     assert logprobs.top_logprobs is not None
     assert logprobs.top_logprobs[:2] == [None, {"h": -1.04, " ": -0.32, "!": -0.33}]
     [request] = server.engine.requests
-    assert (request.params.prompt_logprobs, request.skip_cache_read, request.kind) == (2, True, "generate")
+    assert (request.sampling.prompt_logprobs, request.scheduling.skip_cache_read, request.scheduling.kind) == (
+        2,
+        True,
+        "generate",
+    )
 
 
 def test_the_most_likely_of_tokens_that_look_alike_stands_for_them(server: RunningServer) -> None:
@@ -150,7 +154,10 @@ def test_as_harnesses_ask_for_loglikelihoods(server: RunningServer, client: open
         assert choice.finish_reason == "length"
     assert whole.usage is not None
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 3 * max_tokens)
-    kinds = {(request.kind, request.params.max_tokens, request.has_text_ends) for request in server.engine.requests}
+    kinds = {
+        (request.scheduling.kind, request.sampling.max_tokens, request.scheduling.has_text_ends)
+        for request in server.engine.requests
+    }
     assert kinds == {("generate", 1, True) if max_tokens else ("score", None, False)}
 
 

@@ -10,20 +10,22 @@ from msgspec import structs
 
 from eventlm.engine.request import (
     ClosingOutput,
-    EngineRequest,
     EngineUnavailableError,
     FinishedOutput,
     PooledOutput,
     PromptLogprobsOutput,
+    Request,
     RequestHandle,
     Submission,
     TokensOutput,
 )
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.text.choice_output import ChoiceOutput, join_outputs
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation import Generation, UsageCounts, resume, submit
 from eventlm.text.output_queue import OutputQueue, TakenOverError
+from tests.made_requests import make_request
 from tests.server.engine_double import EngineDouble, spell, spell_logprobs
 
 
@@ -32,13 +34,7 @@ class Wire:
 
     def __init__(self, stop: tuple[str, ...] = (), params: SamplingParams | None = None, **fields: Any) -> None:
         params = structs.replace(params or SamplingParams(), stop=list(stop))
-        request = EngineRequest(
-            model="test",
-            prompt_token_ids=[1, 2, 3],
-            params=params,
-            has_text_ends=bool(stop),
-            **fields,
-        )
+        request = make_request([1, 2, 3], params, **{"model": "test", "has_text_ends": bool(stop)} | fields)
         self.told: list[tuple[int, int, int, str]] = []
         self.cancelled: list[tuple[int, str]] = []
         self.handle = RequestHandle(
@@ -163,7 +159,7 @@ async def test_what_fails_behind_the_engines_word_leaves_nothing_behind() -> Non
     engine = EngineDouble(spell("Hello"))
     engine.keep(seconds=60)
     engine.step_seconds = 30
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
+    request = Request(prompt_token_ids=[1], sampling=SamplingParams(), scheduling=SchedulingParams(model="test"))
     submission = Submission(reply_id="r", is_resumable=True)
     broken: Any = object()
     with pytest.raises(AttributeError):
@@ -195,7 +191,7 @@ async def test_who_was_taken_over_from_keeps_nothing() -> None:
     """Else each of many who read a long reply again, and do not take what they asked for, has a copy of it."""
     engine = EngineDouble(spell("Hello"))
     engine.keep(seconds=60)
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
+    request = Request(prompt_token_ids=[1], sampling=SamplingParams(), scheduling=SchedulingParams(model="test"))
     first = await submit(engine, FakeTokenizer(), [request], Submission(reply_id="r", is_resumable=True))
     while not first.is_over:
         await first.take()
@@ -209,7 +205,7 @@ async def test_who_was_taken_over_from_keeps_nothing() -> None:
 
 async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
     outputs = OutputQueue()
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
+    request = Request(prompt_token_ids=[1], sampling=SamplingParams(), scheduling=SchedulingParams(model="test"))
     generation = Generation(FakeTokenizer(), [request] * 3, [], outputs)
     outputs.put(0, FinishedOutput(0, "length", 0, 0))
     await generation.take()
@@ -224,7 +220,7 @@ async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
 async def test_a_cancelled_submit_leaves_nothing_behind() -> None:
     engine = EngineDouble(spell("Hello"))
     engine.submit_seconds = 0.02
-    request = EngineRequest(model="test", prompt_token_ids=[1], params=SamplingParams())
+    request = Request(prompt_token_ids=[1], sampling=SamplingParams(), scheduling=SchedulingParams(model="test"))
     task = asyncio.create_task(submit(engine, FakeTokenizer(), [request, request]))
     await asyncio.sleep(0.001)
     task.cancel()

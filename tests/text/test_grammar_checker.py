@@ -125,6 +125,8 @@ def test_good_structures_reach_the_engine(server: RunningServer) -> None:
     assert server.chat(response_format={"type": "json_object"}).status == 200
     assert server.complete(prompt=["a", "b"], structured_outputs={"choice": ["x"]}).status == 200
     assert server.chat(response_format={"type": "text"}).status == 200
-    grammars = [(bool(request.params.grammar), request.waits_for_grammar) for request in server.engine.requests]
+    grammars = [
+        (bool(request.sampling.grammar), request.scheduling.waits_for_grammar) for request in server.engine.requests
+    ]
     assert grammars == [(True, True)] * 3 + [(False, False)]
-    assert server.engine.requests[1].params.grammar == server.engine.requests[2].params.grammar
+    assert server.engine.requests[1].sampling.grammar == server.engine.requests[2].sampling.grammar

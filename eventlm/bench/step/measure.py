@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from eventlm.bench.random_streams import random_stream
 from eventlm.bench.step.floor import BatchShape, shape_of
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest, RequestHandle
+from eventlm.engine.request import Request, RequestHandle
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Event, Launched, StepCompleted, StepOps
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import ceil_div
 
 #: Steps of a batch that are not measured: memory is touched for the first time, and the engine gets ahead.
@@ -194,15 +195,16 @@ class StepBench:
             self._engine.bus.detach(events.append)
         return prompt_of(events)
 
-    def _request(self, case: StepCase) -> EngineRequest:
+    def _request(self, case: StepCase) -> Request:
         prompt_tokens, output_tokens = _lengths(self._engine, case, self._num_steps)
         place, self._num_made = self._num_made, self._num_made + 1
         random = random_stream(self._seed, "step prompt", place)
-        return EngineRequest(
-            model=self._engine.model_names[0],
+        return Request(
             prompt_token_ids=random.integers(self._engine.setup.vocab_size, size=prompt_tokens).tolist(),
-            params=SamplingParams(temperature=self._temperature, max_tokens=output_tokens, ignore_eos=True, seed=place),
-            offline=True,
+            sampling=SamplingParams(
+                temperature=self._temperature, max_tokens=output_tokens, ignore_eos=True, seed=place
+            ),
+            scheduling=SchedulingParams(model=self._engine.model_names[0], offline=True),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.server.context import CONTEXT, read_body
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.message_responses import message_delta, reply_message
@@ -47,7 +47,7 @@ class ChatReplies:
         self,
         body: ChatCompletionRequest,
         tokenizer: Tokenizer,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         identity: ReplyIdentity,
         formats: Formats = NO_FORMATS,
     ) -> None:

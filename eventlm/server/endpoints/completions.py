@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.server.context import CONTEXT, read_body
 from eventlm.server.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
 from eventlm.server.middleware import take_request_id
@@ -40,7 +40,7 @@ class CompletionReplies:
         self,
         body: CompletionRequest,
         tokenizer: Tokenizer,
-        group: Sequence[EngineRequest],
+        group: Sequence[Request],
         identity: ReplyIdentity,
         echoes: Sequence[Echo],
     ) -> None:

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from eventlm.engine.request import EngineRequest, Submission
+from eventlm.engine.request import Request, Submission
 from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
 from eventlm.sampling_params import Pooling, SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.server.auth.principal import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.server.errors import from_engine_error, internal_error
@@ -140,7 +141,7 @@ def _check(context: ServerContext, body: EmbeddingRequest) -> None:
         )
 
 
-async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: int) -> list[EngineRequest]:
+async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: int) -> list[Request]:
     """One request for each input. Raises ApiError."""
     inputs = read_prompts(body.input, context.vocab_size, PARAM)
     if len(inputs) > MAX_GROUP_SEQUENCES:
@@ -153,16 +154,18 @@ async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: in
         token_ids = await _token_ids(context, body, each)
         _check_length(context, token_ids)
         group.append(
-            EngineRequest(
-                model=body.model,
+            Request(
                 prompt_token_ids=token_ids,
-                params=SamplingParams(max_tokens=None, pooling=pooling),
-                kind="pool",
-                # A mean is over what is computed.
-                skip_cache_read=pooling == "mean",
+                sampling=SamplingParams(max_tokens=None, pooling=pooling),
                 cache_salt=body.cache_salt or "",
-                received_ns=received_ns,
-                ready_ns=context.engine.now_ns(),
+                scheduling=SchedulingParams(
+                    model=body.model,
+                    kind="pool",
+                    # A mean needs every hidden state.
+                    skip_cache_read=pooling == "mean",
+                    received_ns=received_ns,
+                    ready_ns=context.engine.now_ns(),
+                ),
             )
         )
     return group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.chat_messages import chat_messages
@@ -62,7 +62,7 @@ class RequestMaker:
         check_request(body, self._limits)
         return sampling_params(body, self._defaults, self._vocab_size)
 
-    async def chat(self, body: ChatCompletionRequest, received_ns: int) -> EngineRequest:
+    async def chat(self, body: ChatCompletionRequest, received_ns: int) -> Request:
         """The request for a conversation that came in at `received_ns` of the engine's clock. Raises InputError."""
         params = self.check(body)
         formats, tokenizer = self._formats, self._tokenizer
@@ -84,7 +84,7 @@ class RequestMaker:
         )
         return with_format(request, format, formats, tokenizer)
 
-    async def completions(self, body: CompletionRequest, received_ns: int) -> tuple[list[EngineRequest], list[Echo]]:
+    async def completions(self, body: CompletionRequest, received_ns: int) -> tuple[list[Request], list[Echo]]:
         """A request for each prompt, and what to echo of each if an echo is asked for. Raises InputError."""
         params = self.check(body)
         bad_words = await self.encoder.encode_bad_words(body.bad_words or [])

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
 from eventlm.sampling_params import LARGEST_LOGIT_BIAS, SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.text.protocol import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -207,31 +208,33 @@ def engine_request(
     ready_ns: int,
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: str = "",
-) -> EngineRequest:
+) -> Request:
     """One prompt of the body for the engine, `bad_words` as token ids. Raises InputError if it exceeds the context.
 
     How it is scheduled is not in it yet, see `eventlm.server.scheduling`.
     """
     grammar = grammar if request.generates else ""
     max_tokens = _max_tokens(request, len(prompt_token_ids), limits, prompt_param)
-    return EngineRequest(
-        model=request.model,
+    return Request(
         prompt_token_ids=prompt_token_ids,
-        params=resolved(
+        sampling=resolved(
             params,
             vocab_size=limits.vocab_size,
             bad_words_token_ids=bad_words,
             grammar=grammar,
             max_tokens=max_tokens or None,
         ),
-        kind="generate" if request.generates else "score",
-        # Only what is computed has log-probabilities.
-        skip_cache_read=params.prompt_logprobs is not None or not request.generates,
         cache_salt=request.cache_salt or "",
-        has_text_ends=bool(params.stop),
-        waits_for_grammar=bool(grammar),
-        received_ns=received_ns,
-        ready_ns=ready_ns,
+        scheduling=SchedulingParams(
+            model=request.model,
+            kind="generate" if request.generates else "score",
+            # Only what is computed has log-probabilities.
+            skip_cache_read=params.prompt_logprobs is not None or not request.generates,
+            has_text_ends=bool(params.stop),
+            waits_for_grammar=bool(grammar),
+            received_ns=received_ns,
+            ready_ns=ready_ns,
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.text.tools.formats import Formats, ReasoningState
 from eventlm.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning, TextMachine
 
@@ -39,7 +39,7 @@ class MessageFormat(Struct, frozen=True, kw_only=True):
 PLAIN = MessageFormat()
 
 
-def message_format(request: EngineRequest) -> MessageFormat:
+def message_format(request: Request) -> MessageFormat:
     """The format that a request carries."""
     return msgspec.msgpack.decode(request.message_format, type=MessageFormat) if request.message_format else PLAIN
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.protocol import ChatCompletionRequest
@@ -74,16 +74,16 @@ async def requested_grammar(
     return await reply_grammar(use, formats, format.reasoning, marks, content, checker)
 
 
-def with_format(request: EngineRequest, format: MessageFormat, formats: Formats, tokenizer: Tokenizer) -> EngineRequest:
+def with_format(request: Request, format: MessageFormat, formats: Formats, tokenizer: Tokenizer) -> Request:
     """The request, carrying what its edge needs to find the message in the text."""
     if format.is_plain:
         return request
-    return msgspec.structs.replace(
+    request = msgspec.structs.replace(
         request,
         message_format=msgspec.msgpack.encode(format),
         visible_token_ids=tuple(_special_marks(formats, tokenizer)),
-        has_text_ends=request.has_text_ends or format.ends_behind_call,
     )
+    return request.with_scheduling(has_text_ends=True) if format.ends_behind_call else request
 
 
 def _special_marks(formats: Formats, tokenizer: Tokenizer) -> dict[int, str]:

@@ -10,10 +10,11 @@ from msgspec import structs
 
 from eventlm.events import Arrived
 from eventlm.replay.diff.pairing import pair_requests
+from tests.made_requests import changed, make_arrival
 
 
 def arrived(s: int, prompt_tokens: int = 32, blocks: Sequence[int] = (), **fields: Any) -> Arrived:
-    return Arrived(s=s, ts=s, model="m", prompt_tokens=prompt_tokens, blocks=list(blocks), max_tokens=8, **fields)
+    return make_arrival(s=s, ts=s, prompt_tokens=prompt_tokens, blocks=list(blocks), max_tokens=8, **fields)
 
 
 def elsewhere(requests: Sequence[Arrived], *, shift: int = 100) -> list[Arrived]:
@@ -24,7 +25,7 @@ def elsewhere(requests: Sequence[Arrived], *, shift: int = 100) -> list[Arrived]
             s=request.s * 3 + shift,
             ts=request.ts * 7,
             blocks=[1000 - block for block in request.blocks],
-            session=request.session and 50 - request.session,
+            session=request.scheduling.session and 50 - request.scheduling.session,
             seed=str(request.s),
         )
         for request in requests
@@ -90,6 +91,6 @@ def test_forgotten_blocks_another_limit_and_another_model_do_not_part_a_pair() -
     a = [arrived(1, 32, [1, 2]), arrived(2, 48, [1, 2, 3])]
     b = [structs.replace(a[0], s=7), structs.replace(a[1], s=9, blocks=[8, 9, 10])]
     assert pair_requests(a, b).pairs == [(1, 7), (2, 9)]
-    b = [structs.replace(request, model="other", max_tokens=99) for request in b]
+    b = [changed(request, max_tokens=99, model="other") for request in b]
     assert pair_requests(a, b).pairs == [(1, 7), (2, 9)]
-    assert pair_requests(a, [structs.replace(b[0], priority=1)]).pairs == []
+    assert pair_requests(a, [changed(b[0], priority=1)]).pairs == []

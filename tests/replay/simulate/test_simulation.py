@@ -15,6 +15,7 @@ from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.scheduling_params import SchedulingParams
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
 
@@ -24,7 +25,7 @@ def requests(*rows: tuple[int, int, int]) -> Workload:
         source="rows",
         requests=[
             WorkloadRequest(
-                arrival=Arrived(model="", prompt_tokens=prompt, max_tokens=output),
+                arrival=Arrived(prompt_tokens=prompt, max_tokens=output, scheduling=SchedulingParams(model="")),
                 arrival_ns=at * MILLISECOND,
                 fates=[Fate()],
             )

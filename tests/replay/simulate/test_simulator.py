@@ -35,6 +35,7 @@ from eventlm.replay.simulate.simulator import Simulator
 from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.workload.workload import Cancel, Fate, Patience, TextEnd, Workload, WorkloadRequest
+from tests.made_requests import changed, make_arrival
 
 COST = LinearCost(base_ps=2_000_000_000, prefill_ps=10_000_000, decode_ps=20_000_000, context_ps=10_000)
 MILLISECOND = 1_000_000
@@ -56,7 +57,7 @@ def header_of(policy: str = "fcfs", batcher: str = "fixed", **core: Any) -> Head
 
 def request(arrival_ms: int, prompt: int = 100, output: int = 10, **fields: Any) -> WorkloadRequest:
     names = {name: fields.pop(name) for name in list(fields) if name in ("blocks", "has_text_ends", "n", "priority")}
-    arrival = Arrived(model="", prompt_tokens=prompt, max_tokens=output, **names)
+    arrival = make_arrival(model="", prompt_tokens=prompt, max_tokens=output, **names)
     fields = {"fates": [Fate(num_tokens=output)]} | fields
     return WorkloadRequest(arrival=arrival, arrival_ns=arrival_ms * MILLISECOND, **fields)
 
@@ -248,7 +249,7 @@ def test_a_timer_that_was_overtaken_fires_once() -> None:
     def dropped(arrival_ms: int, deadline_ms: int) -> WorkloadRequest:
         late = request(arrival_ms)
         deadlines = {"deadline_ns": deadline_ms * MILLISECOND, "drop_if_late": True}
-        return structs.replace(late, arrival=structs.replace(late.arrival, **deadlines))
+        return structs.replace(late, arrival=changed(late.arrival, **deadlines))
 
     # Nobody is served. The second one's timer comes before the first one's, which is armed again behind it.
     lost: list[Fact] = [WorkerLost(ts=0, replica=0, epoch=1)]

@@ -18,6 +18,7 @@ from eventlm.replay.what_if.compare import (
     service_classes,
 )
 from eventlm.replay.workload.workload import Fate, Workload
+from tests.made_requests import changed
 from tests.replay.what_if_runs import requests_of
 
 MILLISECOND = 1_000_000
@@ -218,7 +219,7 @@ def test_length_classes_are_the_shorter_half_the_longest_tenth_and_the_rest() ->
 
 def classed(names: Sequence[str]) -> Workload:
     requests = [
-        structs.replace(request, arrival=structs.replace(request.arrival, service_class=name))
+        structs.replace(request, arrival=changed(request.arrival, service_class=name))
         for request, name in zip(workload(len(names)).requests, names, strict=True)
     ]
     return structs.replace(workload(len(names)), requests=requests)

@@ -15,6 +15,7 @@ from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Rejecte
 from eventlm.replay.what_if.null_test import null_test
 from eventlm.replay.workload.recorded_run import read_run
 from eventlm.replay.workload.workload import NEVER, Cancel, Fate, Patience, TextEnd
+from tests.made_requests import changed
 from tests.replay.made_workloads import MILLISECOND
 from tests.replay.traces import CALM, small_machine
 from tests.replay.what_if_runs import events_of, made_run, requests_of, run_of
@@ -30,7 +31,7 @@ def test_fates_are_those_that_were_served(tmp_path: Path) -> None:
         Fate(answer_delay_ns=2 * MILLISECOND),
     ]
     requests = [
-        structs.replace(request, fates=[fate], arrival=structs.replace(request.arrival, has_text_ends=place > 1))
+        structs.replace(request, fates=[fate], arrival=changed(request.arrival, has_text_ends=place > 1))
         for place, (request, fate) in enumerate(zip(workload.requests, fates, strict=True))
     ]
     run = read_run(run_of(tmp_path, structs.replace(workload, requests=requests)))

@@ -6,10 +6,11 @@ from typing import Any
 
 from eventlm.events import Arrived
 from eventlm.replay.workload.sessions import find_parents
+from tests.made_requests import make_arrival
 
 
 def arrival(ts: int, blocks: list[int] | None = None, **fields: Any) -> Arrived:
-    return Arrived(ts=ts, model="m", prompt_tokens=64, max_tokens=8, blocks=blocks or [], **fields)
+    return make_arrival(ts=ts, prompt_tokens=64, max_tokens=8, blocks=blocks or [], **fields)
 
 
 def test_a_turn_follows_the_latest_of_its_session_that_had_ended() -> None:

@@ -184,24 +184,28 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     [request] = server.engine.requests
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
     assert request.prompt_token_ids == server.context.tokenizer.encode(text, add_special_tokens=False)
-    params = request.params
+    params = request.sampling
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 40, 7)
     assert (params.stop, params.stop_token_ids, params.eos_token_ids) == (["x", "y"], [5], (257,))
     assert params.ignore_eos
-    assert (request.n, params.seed, request.priority, request.has_text_ends) == (2, -2, -3, True)
-    assert (request.deadline_ns, request.slo_ttft_ns, request.slo_tpot_ns) == (250_000_000, 100_000_000, 20_000_000)
-    assert (request.drop_if_late, request.cache_salt, request.offline) == (True, "s", False)
-    assert 0 < request.received_ns <= request.ready_ns
+    assert (request.n, params.seed, request.scheduling.priority, request.scheduling.has_text_ends) == (2, -2, -3, True)
+    assert (request.scheduling.deadline_ns, request.scheduling.slo_ttft_ns, request.scheduling.slo_tpot_ns) == (
+        250_000_000,
+        100_000_000,
+        20_000_000,
+    )
+    assert (request.scheduling.drop_if_late, request.cache_salt, request.scheduling.offline) == (True, "s", False)
+    assert 0 < request.scheduling.received_ns <= request.scheduling.ready_ns
 
 
 def test_defaults(server: RunningServer, client: openai.OpenAI) -> None:
     client.chat.completions.create(model="test", messages=MESSAGES)
     client.chat.completions.create(model="test", messages=MESSAGES, temperature=1e-9, seed=-1, extra_body={"top_k": -1})
     plain, greedy = server.engine.requests
-    assert plain.params.max_tokens == 256 - 21
-    assert (plain.params.temperature, plain.params.top_p, plain.params.top_k) == (1.0, 1.0, 0)
-    assert (plain.params.seed, plain.n, plain.has_text_ends) == (None, 1, False)
-    assert (greedy.params.temperature, greedy.params.top_k, greedy.params.seed) == (0.0, 0, None)
+    assert plain.sampling.max_tokens == 256 - 21
+    assert (plain.sampling.temperature, plain.sampling.top_p, plain.sampling.top_k) == (1.0, 1.0, 0)
+    assert (plain.sampling.seed, plain.n, plain.scheduling.has_text_ends) == (None, 1, False)
+    assert (greedy.sampling.temperature, greedy.sampling.top_k, greedy.sampling.seed) == (0.0, 0, None)
 
 
 def test_template_variables_and_errors(server: RunningServer) -> None:

@@ -70,12 +70,12 @@ def test_what_is_forced(
     request = server.engine.requests[0]
     assert request.waits_for_grammar
     assert request.has_text_ends == has_text_ends
-    assert accepts(request.params.grammar, CALL)
-    assert not accepts(request.params.grammar, CALL.replace("get_weather", "other"))
+    assert accepts(request.sampling.grammar, CALL)
+    assert not accepts(request.sampling.grammar, CALL.replace("get_weather", "other"))
     # Without being strict, a call that is not forced may have any arguments.
-    assert accepts(request.params.grammar, CALL.replace("city", "town")) == has_text_ends
-    assert accepts(request.params.grammar, "Hello") == (fields.get("tool_choice") is None or has_text_ends)
-    assert accepts(request.params.grammar, f"{CALL}\n{CALL}") == (
+    assert accepts(request.sampling.grammar, CALL.replace("city", "town")) == has_text_ends
+    assert accepts(request.sampling.grammar, "Hello") == (fields.get("tool_choice") is None or has_text_ends)
+    assert accepts(request.sampling.grammar, f"{CALL}\n{CALL}") == (
         has_text_ends or (fields.get("tool_choice") != NAMED and fields.get("parallel_tool_calls", True))
     )
 
@@ -85,7 +85,7 @@ def test_a_structure_for_the_content_beside_calls(start_with_client: Any) -> Non
     server.engine.script = spell('{"x": 1}')
     [choice] = ask(client, response_format={"type": "json_object"})
     assert choice.message.content == '{"x": 1}'
-    grammar = server.engine.requests[0].params.grammar
+    grammar = server.engine.requests[0].sampling.grammar
     assert accepts(grammar, '{"x": 1}')
     assert accepts(grammar, CALL)
     assert not accepts(grammar, "Hello")
@@ -119,5 +119,7 @@ def test_the_client_s_own_parsing(start_with_client: Any) -> None:
     with client.chat.completions.stream(model="test", messages=MESSAGES, tools=[tool]) as stream:
         [call] = stream.get_final_completion().choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == GetWeather(**ARGUMENTS)
-    assert accepts(server.engine.requests[0].params.grammar, CALL.replace("get_weather", "GetWeather"))
-    assert not accepts(server.engine.requests[0].params.grammar, CALL.replace("get_weather", "GetWeather")[:-15] + "}")
+    assert accepts(server.engine.requests[0].sampling.grammar, CALL.replace("get_weather", "GetWeather"))
+    assert not accepts(
+        server.engine.requests[0].sampling.grammar, CALL.replace("get_weather", "GetWeather")[:-15] + "}"
+    )

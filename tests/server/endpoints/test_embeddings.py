@@ -84,9 +84,13 @@ def test_what_the_engine_is_asked(server: RunningServer) -> None:
     embed(server, input=["a", "b"], priority=-3, cache_salt="salt", add_special_tokens=False)
     first, second = server.engine.requests
     assert (first.prompt_token_ids, second.prompt_token_ids) == ([97], [98])
-    assert (first.kind, first.priority, first.cache_salt, first.n) == ("pool", -3, "salt", 1)
-    assert (first.params.pooling, first.params.max_tokens, first.skip_cache_read) == ("last", None, False)
-    assert 0 < first.received_ns <= first.ready_ns
+    assert (first.scheduling.kind, first.scheduling.priority, first.cache_salt, first.n) == ("pool", -3, "salt", 1)
+    assert (first.sampling.pooling, first.sampling.max_tokens, first.scheduling.skip_cache_read) == (
+        "last",
+        None,
+        False,
+    )
+    assert 0 < first.scheduling.received_ns <= first.scheduling.ready_ns
 
 
 @pytest.mark.parametrize(("option", "field", "pooling"), [("mean", None, "mean"), ("mean", "last", "last")])
@@ -94,7 +98,7 @@ def test_pooling_is_an_option_and_a_field(start_server: Any, option: str, field:
     server = start_server(pooling=option)
     assert embed(server, pooling=field).status == 200
     [request] = server.engine.requests
-    assert request.params.pooling == pooling
+    assert request.sampling.pooling == pooling
     # The mean is over what is computed, so all must be.
     assert request.skip_cache_read == (pooling == "mean")
 

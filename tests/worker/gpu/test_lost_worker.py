@@ -8,10 +8,11 @@ from pathlib import Path
 
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineRequest
+from eventlm.engine.request import Request
 from eventlm.engine.setup import Device, make_setup
 from eventlm.events import WorkerLost
 from eventlm.sampling_params import SamplingParams
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.engines import Reader, recorded, verified
@@ -48,7 +49,7 @@ async def test_a_worker_that_is_killed_in_a_step_costs_nobody_a_token(tmp_path: 
     try:
         await engine.start()
         group = [
-            EngineRequest(model="m", prompt_token_ids=prompt, params=params)
+            Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))
             for prompt, params in zip(PROMPTS, PARAMS, strict=True)
         ]
         readers = [Reader(handle) for handle in await engine.submit(group)]

@@ -1,0 +1,40 @@
+"""What a scheduler may see of a request before it runs."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from eventlm.types import RequestKind
+
+
+class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How one request is to be scheduled. It holds no content, so the trace has it as it is.
+
+    kind: what the request wants. skip_cache_read: compute the whole prompt, even where the cache holds some of it.
+    adapter: empty for none. priority: lower goes first. deadline_ns, slo_ttft_ns: from arrival to the first token;
+    slo_tpot_ns: between tokens; 0 where the request has none. drop_if_late: end the request when its deadline passes
+    before its first token. session, parent: integers that the engine gave out; 0 for none. received_ns, ready_ns: when
+    the socket accepted the request and when its prompt was tokenized, on the engine's clock. has_text_ends: the client
+    side looks for ends in the text, so each sequence finishes in two phases. waits_for_grammar: it cannot start before
+    its grammar is built. offline: the queue's length does not limit its group. front_end: the process that submitted
+    it; 0 is the engine's own.
+    """
+
+    model: str
+    kind: RequestKind = "generate"
+    skip_cache_read: bool = False
+    adapter: str = ""
+    priority: int = 0
+    deadline_ns: int = 0
+    slo_ttft_ns: int = 0
+    slo_tpot_ns: int = 0
+    service_class: str = ""
+    drop_if_late: bool = False
+    session: int = 0
+    parent: int = 0
+    received_ns: int = 0
+    ready_ns: int = 0
+    has_text_ends: bool = False
+    waits_for_grammar: bool = False
+    offline: bool = False
+    front_end: int = 0
