@@ -92,11 +92,11 @@ async def test_the_outcomes_are_the_same_however_many_front_ends_there_are(start
             for event in trace.of(Finished)
         )
         outcomes.append((texts, ends))
-        assert {event.front_end for event in arrivals.values()} <= (
+        assert {event.scheduling.front_end for event in arrivals.values()} <= (
             {0} if not num_front_ends else set(range(1, num_front_ends + 1))
         )
         if num_front_ends == 2:
-            assert {event.front_end for event in arrivals.values()} == {1, 2}
+            assert {event.scheduling.front_end for event in arrivals.values()} == {1, 2}
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
@@ -129,13 +129,13 @@ async def test_a_killed_front_end_takes_its_own_requests_with_it_and_no_others(s
     trace = server.stop_and_verify()
     requests = [line for line in log_lines(server) if line["event"] == "request" and "seq" in line]
     assert all(line["request_id"].startswith("req-") for line in requests)
-    numbers = {event.s: event.front_end for event in trace.of(Arrived)}
+    numbers = {event.s: event.scheduling.front_end for event in trace.of(Arrived)}
     assert len(requests) > 40
     assert all(line["front_end"] == numbers[line["seq"]] for line in requests)
     [fact] = trace.of(FrontEndLost)
     assert fact.front_end == lost["front_end"]
     first = {event.s: event for event in trace.of(Arrived) if int(event.seed) < len(streams) and event.s < fact.s}
-    its_own = {seq for seq, event in first.items() if event.front_end == fact.front_end}
+    its_own = {seq for seq, event in first.items() if event.scheduling.front_end == fact.front_end}
     assert {int(first[seq].seed) for seq in its_own} == {stream.seed for stream in cut}
     reasons = {event.request: event.reason for event in trace.of(Finished)}
     assert all(reasons[seq] == ("front_end_lost" if seq in its_own else "length") for seq in first)

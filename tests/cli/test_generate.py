@@ -54,7 +54,7 @@ def test_several_prompts_are_printed_in_order_and_recorded(tmp_path: Path) -> No
     ]
     trace = verified(tmp_path / "runs" / "latest" / "trace.jsonl")
     assert trace.result.clean_end
-    assert [(event.group_size, event.offline) for event in trace.of(Arrived)] == [(3, True)] * 3
+    assert [(event.group_size, event.scheduling.offline) for event in trace.of(Arrived)] == [(3, True)] * 3
     run = (tmp_path / "runs" / "latest").resolve().name
     assert done.stderr == f"eventlm: recorded to runs/{run}/trace.jsonl\n"
 

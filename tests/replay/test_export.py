@@ -62,8 +62,8 @@ def test_every_sequence_and_every_step_once(trace: Path, tmp_path: Path) -> None
         arrival, finish = arrivals[row["request"]], finishes.get((row["request"], row["index"]))
         assert row["arrived_ns"] == arrival["ts"]
         assert row["prompt_tokens"] == arrival["prompt_tokens"]
-        assert row["priority"] == arrival.get("priority", 0)
-        assert row["deadline_ns"] == arrival.get("deadline_ns")
+        assert row["priority"] == arrival["scheduling"].get("priority", 0)
+        assert row["deadline_ns"] == arrival["scheduling"].get("deadline_ns")
         if finish is not None:
             assert (row["outcome"], row["reason"]) == ("finished", finish["reason"])
             assert (row["finished_ns"], row["output_tokens"]) == (finish["ts"], finish["position"])

@@ -17,7 +17,7 @@ from eventlm.replay.what_if.compare import Metric
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import WhatIfResult
 from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
-from eventlm.scheduling_params import SchedulingParams
+from tests.made_requests import make_arrival
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
 
@@ -41,13 +41,7 @@ def requests_of(arrivals_ms: Sequence[float], *, prompt: int = 100, output: int 
         blocks = [1 + place * 100 + block for block in range(prompt // size)]
         requests.append(
             WorkloadRequest(
-                arrival=Arrived(
-                    prompt_tokens=prompt,
-                    max_tokens=output,
-                    blocks=blocks,
-                    **fields,
-                    scheduling=SchedulingParams(model=""),
-                ),
+                arrival=make_arrival(prompt_tokens=prompt, max_tokens=output, blocks=blocks, model="", **fields),
                 arrival_ns=round(arrival_ms * MILLISECOND),
                 fates=[Fate(num_tokens=output)],
             )

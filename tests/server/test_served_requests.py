@@ -205,7 +205,7 @@ async def test_streamed_echoes_join_to_the_whole_ones_under_preemption(tmp_path:
     finally:
         server.close()
     assert trace.of(Preempted)
-    assert len({event.kind for event in trace.of(Arrived)}) == 2
+    assert len({event.scheduling.kind for event in trace.of(Arrived)}) == 2
 
 
 def token_ids_of(served: Server, text: str) -> list[int]:

@@ -136,7 +136,7 @@ def test_gold_passes_bronze_and_replies_tell_their_times(server: Server) -> None
     replies = asyncio.run(crowd(server))
     text = metrics(server)
     trace = server.stop_and_verify()
-    classes = {event.s: event.service_class for event in trace.of(Arrived)}
+    classes = {event.s: event.scheduling.service_class for event in trace.of(Arrived)}
     firsts = list(dict.fromkeys((row[0], row[1]) for launch in trace.of(Launched) for row in launch.chunks))
     order = [classes[request] for request, _ in firsts]
     assert list(classes.values()) == ["", *["bronze"] * 10, *["gold"] * 2]

@@ -20,7 +20,7 @@ def arrived(s: int, prompt_tokens: int = 32, blocks: Sequence[int] = (), **field
 def elsewhere(requests: Sequence[Arrived], *, shift: int = 100) -> list[Arrived]:
     """The same as another run has them: other positions, other integers."""
     return [
-        structs.replace(
+        changed(
             request,
             s=request.s * 3 + shift,
             ts=request.ts * 7,

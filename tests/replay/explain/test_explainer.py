@@ -50,7 +50,7 @@ def test_time_at_the_edge_and_between_engine_and_worker(calm: Path, tmp_path: Pa
                 item["start_ns"] += 50_000
                 item["end_ns"] -= 70_000
             elif item["t"] == "arrive":
-                item |= {"received_ns": item["ts"] - 3000, "ready_ns": item["ts"] - 1000}
+                item["scheduling"] |= {"received_ns": item["ts"] - 3000, "ready_ns": item["ts"] - 1000}
                 # Fields have their order in a line.
                 objects[place] = as_object(decode_body(msgspec.json.encode(item)[:-1]))
 

@@ -68,8 +68,8 @@ def test_what_is_forced(
     [streamed] = ask_streamed(client, **fields)
     assert without_ids(streamed) == without_ids(as_streamed(choice))
     request = server.engine.requests[0]
-    assert request.waits_for_grammar
-    assert request.has_text_ends == has_text_ends
+    assert request.scheduling.waits_for_grammar
+    assert request.scheduling.has_text_ends == has_text_ends
     assert accepts(request.sampling.grammar, CALL)
     assert not accepts(request.sampling.grammar, CALL.replace("get_weather", "other"))
     # Without being strict, a call that is not forced may have any arguments.

@@ -100,7 +100,7 @@ def test_pooling_is_an_option_and_a_field(start_server: Any, option: str, field:
     [request] = server.engine.requests
     assert request.sampling.pooling == pooling
     # The mean is over what is computed, so all must be.
-    assert request.skip_cache_read == (pooling == "mean")
+    assert request.scheduling.skip_cache_read == (pooling == "mean")
 
 
 @pytest.mark.parametrize(
