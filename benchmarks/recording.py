@@ -22,7 +22,7 @@ import uvloop
 
 from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import Request
 from eventlm.engine.setup import make_setup
@@ -37,16 +37,16 @@ OUTPUT_TOKENS = 64
 
 
 class Meter:
-    """Times the recorder's code within a driver, drain by drain: CPU time in the loop, CPU time in the thread if there
-    is one, and how long effects waited (wall time), all in microseconds.
+    """Times the recorder's code within an engine core, drain by drain, in microseconds: CPU time in the loop, CPU time
+    in the thread if there is one, and how long effects waited (wall time).
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, engine_core: EngineCore) -> None:
         self.loop_us: list[float] = []
         self.thread_us: list[float] = []
         self.waited_us: list[float] = []
         self._leave_ns = 0
-        write = driver._write
+        write = engine_core._write
 
         def timed(recorder: Recorder, events: list[Event], leave: Effect) -> None:
             begin, start, self._leave_ns = time.perf_counter_ns(), time.thread_time_ns(), 0
@@ -60,9 +60,9 @@ class Meter:
             write(recorder, events, timed_leave)
             self.loop_us.append((time.thread_time_ns() - start - self._leave_ns) / 1000)
 
-        driver._write = timed  # type: ignore[method-assign]
-        if isinstance(driver._recorder, ThreadedRecorder):
-            self._watch_thread(driver._recorder)
+        engine_core._write = timed  # type: ignore[method-assign]
+        if isinstance(engine_core._recorder, ThreadedRecorder):
+            self._watch_thread(engine_core._recorder)
 
     def _watch_thread(self, recorder: ThreadedRecorder) -> None:
         write_batch = recorder._write_batch
@@ -102,8 +102,8 @@ async def run(model: str, record: RecordConfig, num_clients: int, num_requests: 
         make_setup(config, model=model, model_name="m", num_blocks=4096, max_model_len=2048), real_system()
     )
     await engine.start()
-    assert engine._driver is not None
-    meter = Meter(engine._driver)
+    assert engine._engine_core is not None
+    meter = Meter(engine._engine_core)
     pending = list(range(num_requests))
 
     async def client() -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/routers.py [--requests 2000] [--rate 60] [--replicas 4] [--prefixes 32]
 
-The engine's own driver and core, with fake workers whose steps cost what the formula of `FakeParameters` says, run on
+The engine's own engine core, with fake workers whose steps cost what the formula of `FakeParameters` says, run on
 a virtual clock, so the figures depend on nothing but the arguments. Requests arrive at random (Poisson); each has one
 of `--prefixes` long prefixes, some oftener than others, and a tail of its own. All prefixes together fit the caches of
 all replicas once, but not the cache of one.
@@ -24,7 +24,7 @@ from eventlm.config import Config, ModelConfig, SchedulerConfig
 from eventlm.core.core import Core
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.registry import BUILT_IN
 from eventlm.engine.request import FinishedOutput, Request, TokensOutput
@@ -95,7 +95,7 @@ class Cluster:
         names = BlockNames(
             b"routers", block_size=core.block_size, capacity=PAIRS_PER_BLOCK * core.num_blocks * core.num_replicas
         )
-        self.driver = Driver(
+        self.engine_core = EngineCore(
             make_header(setup, "routers", 0, predictor, "default", ready, unix_start_ns=0),
             Core(core, setup.plugins, Predictor.from_coefficients(predictor)),
             LiveRequests(names, block_size=core.block_size, seed_key=b"seed", digest_key=b"digest"),
@@ -105,7 +105,7 @@ class Cluster:
             on_broken=_raise_of,
         )
         for replica in range(core.num_replicas):
-            self.driver.put_fact(WorkerUp(replica=replica, epoch=1))
+            self.engine_core.put_fact(WorkerUp(replica=replica, epoch=1))
 
     def run(self) -> None:
         """Until nothing is left to do."""
@@ -113,10 +113,10 @@ class Cluster:
         while self.clock.has_more:
             before_ns, now_ns = now_ns, self.clock.advance()
             self._note_idle(now_ns - before_ns)
-            self.driver.drain(now_ns)
+            self.engine_core.drain(now_ns)
 
     def _note_idle(self, passed_ns: int) -> None:
-        state = self.driver.core.state
+        state = self.engine_core.core.state
         if any(len(queue) for queue in state.queues):
             for replica in state.replicas:
                 if not replica.in_flight:
@@ -132,7 +132,7 @@ class Cluster:
         result = StepResult(
             epoch=1, step=launched.step, start_ns=start_ns, end_ns=end_ns, tokens=done.tokens, ends=done.ends
         )
-        self.clock.at(end_ns, lambda: self.driver.complete(replica, result, start_ns=start_ns, end_ns=end_ns))
+        self.clock.at(end_ns, lambda: self.engine_core.complete(replica, result, start_ns=start_ns, end_ns=end_ns))
 
 
 def _raise(handler: object, event: object, error: Exception) -> None:
@@ -198,7 +198,7 @@ def measure(router: str, workload: Workload, *, num_replicas: int = 4, slack: fl
                 ttft_ns.append(cluster.clock.now_ns() - arrived_ns)
             num_finished += isinstance(output, FinishedOutput)
 
-        cluster.driver.submit([(request, listen)], lambda reason, seqs: None)
+        cluster.engine_core.submit([(request, listen)], lambda reason, seqs: None)
 
     cluster.clock.at(0, lambda: None)
     for time_ns, request in arrivals:

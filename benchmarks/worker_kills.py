@@ -96,8 +96,8 @@ class Run:
 
     def _ready_pids(self) -> list[int]:
         """Of the workers that are up; 0 for the others."""
-        assert self.engine._driver is not None
-        replicas = self.engine._driver.core.state.replicas
+        assert self.engine._engine_core is not None
+        replicas = self.engine._engine_core.core.state.replicas
         return [pid if replica.up else 0 for pid, replica in zip(self.engine.worker_pids, replicas, strict=True)]
 
     async def client(self) -> None:
@@ -139,10 +139,10 @@ class Run:
 
     def find_leaks(self) -> None:
         """What is left behind when everybody has gone."""
-        driver = self.engine._driver
-        assert driver is not None
-        state = driver.core.state
-        if state.requests or len(driver.live):
+        engine_core = self.engine._engine_core
+        assert engine_core is not None
+        state = engine_core.core.state
+        if state.requests or len(engine_core.live):
             self.problems.append(f"requests never left: {list(state.requests)[:8]}")
         for replica in state.replicas:
             if replica.pool.num_available != replica.pool.num_blocks:

@@ -1,4 +1,4 @@
-"""Random workloads in virtual time: the real driver, core and fake workers, with everything that may go wrong.
+"""Random workloads in virtual time: the real engine core and fake workers, with everything that may go wrong.
 
 `tests.workload` says what is drawn from a seed; here it is run. While it runs, the state is validated after every
 event, and `tests.bounds` watches the events go by.
@@ -16,7 +16,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Recorder
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.request import ClosingOutput, FinishedOutput, Request, TokensOutput
 from eventlm.events import (
@@ -123,7 +123,8 @@ class Client:
             return
         self._answered.add(index)
         self.simulation.after(
-            self.simulation.text_delay(), lambda: self.simulation.driver.end_text(self.seq, index, position, reason)
+            self.simulation.text_delay(),
+            lambda: self.simulation.engine_core.end_text(self.seq, index, position, reason),
         )
 
 
@@ -170,7 +171,7 @@ class Simulation:
         live = LiveRequests(names, block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY)
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
-        self.driver = Driver(
+        self.engine_core = EngineCore(
             header,
             core,
             live,
@@ -209,9 +210,9 @@ class Simulation:
         """Outcomes by (client, index); rejected requests have none."""
         self._plan_life()
         while self.clock.has_more:
-            self.driver.drain(self.clock.advance())
+            self.engine_core.drain(self.clock.advance())
             self.recorder.settle()
-        self.driver.end("stop")
+        self.engine_core.end("stop")
         self._check_end()
         return {
             (place, index): outcome
@@ -238,22 +239,22 @@ class Simulation:
             self._plan_swaps(last_ns)
 
     def _plan_swaps(self, last_ns: int) -> None:
-        rng, driver = self.rng, self.driver
+        rng, engine_core = self.rng, self.engine_core
         when = rng.randint(0, last_ns + 1)
         name = rng.choice(POLICIES)
         coefficients = [value * rng.randint(1, 3) for value in COEFFICIENTS]
         actions: list[Callable[[], None]] = [
-            lambda: driver.put_fact(PolicySwapped(name=name)),
-            lambda: driver.put_fact(PredictorSwapped(coefficients=coefficients)),
-            lambda: driver.put_fact(Paused()),
-            lambda: driver.put_fact(FrontEndLost(front_end=1)),
+            lambda: engine_core.put_fact(PolicySwapped(name=name)),
+            lambda: engine_core.put_fact(PredictorSwapped(coefficients=coefficients)),
+            lambda: engine_core.put_fact(Paused()),
+            lambda: engine_core.put_fact(FrontEndLost(front_end=1)),
         ]
         for action in actions:
             if rng.random() < 0.15:
                 self.at(when, action)
-        self.at(when + 30 * MILLISECOND, lambda: driver.put_fact(Resumed()))
+        self.at(when + 30 * MILLISECOND, lambda: engine_core.put_fact(Resumed()))
         if when % 7 == 0:
-            self.at(when + 10 * MILLISECOND, lambda: driver.put_fact(CacheFlushed()))
+            self.at(when + 10 * MILLISECOND, lambda: engine_core.put_fact(CacheFlushed()))
 
     def _make_client(self) -> Client:
         client = Client(self, draw_request(self.rng, self.machine, self.chaos))
@@ -268,13 +269,13 @@ class Simulation:
                 if reason is None and client.request.scheduling.waits_for_grammar:
                     self._build_grammar(seq)
 
-        self.driver.submit([(client.request, client) for client in group], admitted)
+        self.engine_core.submit([(client.request, client) for client in group], admitted)
 
     def _build_grammar(self, seq: int) -> None:
         rng = self.rng
         error = "no such rule" if rng.random() < self.chaos.bad_grammars else ""
         self.after(
-            rng.randint(0, 20) * MILLISECOND, lambda: self.driver.put_fact(GrammarReady(request=seq, error=error))
+            rng.randint(0, 20) * MILLISECOND, lambda: self.engine_core.put_fact(GrammarReady(request=seq, error=error))
         )
 
     def _learn_seed(self, event: Event) -> None:
@@ -283,7 +284,7 @@ class Simulation:
 
     def _cancel(self, client: Client) -> None:
         if client.seq >= 0:
-            self.driver.put_fact(Cancelled(request=client.seq))
+            self.engine_core.put_fact(Cancelled(request=client.seq))
 
     def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         sent = decode_to_worker(encode(payload))
@@ -294,14 +295,14 @@ class Simulation:
         decisions = self._apply(event)
         self._num_applied += 1
         if self._num_applied % self.check_every == 0:
-            validate(self.driver.core.state)
+            validate(self.engine_core.core.state)
         if getattr(event, "p", 0):
-            validate_liveness(self.driver.core.state)
+            validate_liveness(self.engine_core.core.state)
         return decisions
 
     def _checked_decide(self, kind: Any, /, **fields: Any) -> Any:
         """Of the residents the most urgent is never preempted for want of memory."""
-        state = self.driver.core.state
+        state = self.engine_core.core.state
         if kind is Preempted and fields["reason"] == "memory":
             victim = state.requests[fields["request"]].sequences[fields["index"]]
             residents = state.replicas[fields["replica"]].running
@@ -310,9 +311,9 @@ class Simulation:
         return self._decide(kind, **fields)
 
     def _check_end(self) -> None:
-        state = self.driver.core.state
+        state = self.engine_core.core.state
         assert not state.requests, f"{len(state.requests)} requests never ended: {list(state.requests)[:5]}"
-        assert len(self.driver.live) == 0
+        assert len(self.engine_core.live) == 0
         for replica in state.replicas:
             assert replica.pool.num_available == replica.pool.num_blocks, "blocks leaked"
         for client in self.clients:

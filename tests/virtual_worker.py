@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.events import Desynced, Launched, WorkerLost, WorkerUp
 from eventlm.worker.fake.runner import FakeDeath, FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult
@@ -19,7 +19,7 @@ class World(Protocol):
     rng: random.Random
     machine: Machine
     now_ns: int
-    driver: Driver
+    engine_core: EngineCore
 
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
         """Do something at a time."""
@@ -49,7 +49,7 @@ class VirtualWorker:
             self.simulation.machine.fake, epoch=self.epoch, block_size=core.block_size, num_blocks=core.num_blocks
         )
         self.free_ns = self.simulation.now_ns
-        self.simulation.driver.put_fact(WorkerUp(replica=self.replica, epoch=self.epoch))
+        self.simulation.engine_core.put_fact(WorkerUp(replica=self.replica, epoch=self.epoch))
 
     def step(self, launched: Launched, payload: StepPayload) -> None:
         """Take a step; its result comes when it is done. Dead workers say nothing."""
@@ -76,7 +76,7 @@ class VirtualWorker:
 
     def _report(self, result: StepResult) -> None:
         if result.epoch < self.epoch or self.is_heard:
-            self.simulation.driver.complete(self.replica, result, start_ns=result.start_ns, end_ns=result.end_ns)
+            self.simulation.engine_core.complete(self.replica, result, start_ns=result.start_ns, end_ns=result.end_ns)
 
     def kill(self) -> None:
         """Die between or in the middle of steps."""
@@ -92,6 +92,6 @@ class VirtualWorker:
         """The engine has noticed; another worker starts a little later."""
         simulation = self.simulation
         if simulation.rng.random() < 0.3:
-            simulation.driver.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0))
-        simulation.driver.put_fact(WorkerLost(replica=self.replica, epoch=epoch, reason="killed"))
+            simulation.engine_core.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0))
+        simulation.engine_core.put_fact(WorkerLost(replica=self.replica, epoch=epoch, reason="killed"))
         simulation.after(simulation.rng.randint(1, 20) * MILLISECOND, self.start)

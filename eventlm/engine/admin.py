@@ -17,7 +17,7 @@ from eventlm.errors import EventLMError
 from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, Resumed
 
 if TYPE_CHECKING:
-    from eventlm.engine.engine_core import Driver
+    from eventlm.engine.engine_core import EngineCore
 
 
 class Drain(Struct, frozen=True, tag="drain"):
@@ -103,7 +103,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
 
 
 def carry_out(
-    action: AdminAction, driver: Driver, registry: RequestRegistry, drain: Callable[[], None]
+    action: AdminAction, engine_core: EngineCore, registry: RequestRegistry, drain: Callable[[], None]
 ) -> FlushedCache | UnsetType:
     """Queue what the core must be told; returns what a flush will take out. drain: applies what is queued as a tick.
 
@@ -113,9 +113,9 @@ def carry_out(
     if isinstance(action, FlushCache):
         # In a tick of its own, so that nothing else happens to what is counted.
         drain()
-        flushed = _flushable(driver.core.state)
-    for fact in _facts_of(action, driver.core.state, driver.live, registry):
-        driver.put_fact(fact)
+        flushed = _flushable(engine_core.core.state)
+    for fact in _facts_of(action, engine_core.core.state, engine_core.live, registry):
+        engine_core.put_fact(fact)
     return flushed
 
 

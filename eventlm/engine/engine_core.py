@@ -57,7 +57,7 @@ OnCondemned = Callable[[int], None]
 Ship = Callable[[Launched, bytes, StepPayload], None]
 
 
-class Driver:
+class EngineCore:
     """Owns the core, the log and the live requests of one engine.
 
     rows: where the metrics store, which must see the bus, puts what it says of ended sequences. A sink or OnAdmission

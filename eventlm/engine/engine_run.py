@@ -1,4 +1,4 @@
-"""How a run begins: its log is opened, and the driver that writes it is made."""
+"""How a run begins: its log is opened, and the engine core that writes it is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventlm.config.state_folder import runs_folder
 from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.core_loop import RunClock
-from eventlm.engine.engine_core import Driver, OnBroken, OnCondemned, Ship
+from eventlm.engine.engine_core import EngineCore, OnBroken, OnCondemned, Ship
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
@@ -58,7 +58,7 @@ class RunParts(NamedTuple):
 class EngineRun(NamedTuple):
     """A run under way. Where nothing is recorded there is no `recorder` and no `folder`."""
 
-    driver: Driver
+    engine_core: EngineCore
     recorder: Recorder | None
     folder: Path | None
 
@@ -104,7 +104,7 @@ def _begin(
     digest_key: bytes,
     writer: LogWriter | None,
 ) -> EngineRun:
-    """The first thing that the driver does is to write the header."""
+    """The first thing that the engine core does is to write the header."""
     coefficients = predictor.coefficients(first.samples)
     seed = int.from_bytes(parts.system.chance.token_bytes(8), "little")
     header = make_header(
@@ -119,7 +119,7 @@ def _begin(
     if interval_s := setup.config.log.log_stats_interval_s:
         bus.attach(ThroughputLog(parts.metrics, interval_s=interval_s).observe)
     try:
-        driver = Driver(
+        engine_core = EngineCore(
             header,
             TimedCore(
                 setup.core,
@@ -145,7 +145,7 @@ def _begin(
             with contextlib.suppress(LogWriteError):
                 recorder.close()
         raise
-    return EngineRun(driver, recorder, folder)
+    return EngineRun(engine_core, recorder, folder)
 
 
 def _make_live(

@@ -18,7 +18,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
 from eventlm.engine.admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.engine.clock import AsyncioClock
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, RunParts
 from eventlm.engine.explanations import ExplainAnswer, Explanations
 from eventlm.engine.predictor.source import PredictorSource
@@ -70,7 +70,7 @@ class InferenceEngine:
         self._clock = AsyncioClock(system.clock, self._wake)
         #: Where the run's clock stands at 0, on this host's monotonic one.
         self.origin_ns = self._clock.origin_ns
-        self._driver: Driver | None = None
+        self._engine_core: EngineCore | None = None
         #: Groups of which nobody knows yet whether they are admitted.
         self._undecided: list[Admission] = []
         self._run: EngineRun | None = None
@@ -125,7 +125,7 @@ class InferenceEngine:
     @property
     def paused(self) -> bool:
         """Whether nothing is launched until an operator says so."""
-        return self._driver is not None and self._driver.core.state.paused
+        return self._engine_core is not None and self._engine_core.core.state.paused
 
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
@@ -134,7 +134,7 @@ class InferenceEngine:
     @property
     def bus(self) -> Bus:
         """Every event of the run. There is none before `start`."""
-        return self._require_driver().bus
+        return self._require_engine_core().bus
 
     @property
     def run_folder(self) -> Path | None:
@@ -185,7 +185,7 @@ class InferenceEngine:
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
             self._run = EngineRun.open(run, self.setup, first, predictor, parts)
-            self._driver = self._run.driver
+            self._engine_core = self._run.engine_core
             self.worker_host = first.host
         except BaseException:
             self.state = "dead"
@@ -219,9 +219,9 @@ class InferenceEngine:
             return []
         check_group(group, self.setup.core, vocab_size=self.setup.vocab_size)
         group = with_cache_rules(group, submission, self.setup.config.cache)
-        driver = self._require_driver()
+        engine_core = self._require_engine_core()
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
-        driver.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
+        engine_core.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
         self._wake()
         self._undecided.append(admission)
         try:
@@ -234,11 +234,11 @@ class InferenceEngine:
         """Do what an operator asks, and say how things stand then. Raises UnknownPolicyError, UnknownRequestError,
         AmbiguousRequestError or EngineUnavailableError.
         """
-        driver = self._require_driver()
+        engine_core = self._require_engine_core()
         self._check_alive()
         if self._is_stopping and isinstance(action, Drain | Resume):
             raise EngineUnavailableError("the engine is being stopped")
-        flushed = carry_out(action, driver, self.registry, self._drain)
+        flushed = carry_out(action, engine_core, self.registry, self._drain)
         # A drain that went wrong is its death.
         self._check_alive()
         if isinstance(action, Drain | Resume):
@@ -247,7 +247,7 @@ class InferenceEngine:
         self._check_alive()
         if isinstance(action, Pause | Resume):
             self._tell_state()
-        return status_of(self.state, driver.core.state, flushed=flushed)
+        return status_of(self.state, engine_core.core.state, flushed=flushed)
 
     async def resume(
         self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
@@ -269,7 +269,7 @@ class InferenceEngine:
         where there is neither.
         """
         reply = self.registry.find(reply_id, owner)
-        live = self._driver.live if self._driver is not None else ()
+        live = self._engine_core.live if self._engine_core is not None else ()
         running = [request for request in reply.requests if request in live]
         for request in running:
             self.cancel(request, BY_OWNER)
@@ -285,7 +285,7 @@ class InferenceEngine:
         """
         registry = self.registry
         reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
-        state = self._driver.core.state if self._driver is not None else None
+        state = self._engine_core.core.state if self._engine_core is not None else None
         return reply_status(reply.submission.reply_id, reply.sequences, state, self._rows)
 
     async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
@@ -295,18 +295,18 @@ class InferenceEngine:
 
     def cancel(self, request: int, reason: str = CLIENT_LEFT) -> None:
         """End a request; nothing if it has ended."""
-        driver = self._driver
-        if driver is not None and request in driver.live:
+        engine_core = self._engine_core
+        if engine_core is not None and request in engine_core.live:
             self.put_fact(Cancelled(c=request, request=request, reason=reason))
 
     def lose_front_end(self, front_end: int) -> None:
         """End all requests of a front end that has gone."""
-        if self._driver is not None:
+        if self._engine_core is not None:
             self.put_fact(FrontEndLost(front_end=front_end))
 
     def put_fact(self, fact: Fact) -> None:
         """Queue a fact for the next tick."""
-        self._require_driver().put_fact(fact)
+        self._require_engine_core().put_fact(fact)
         self._wake()
 
     def complete(self, replica: int, result: StepResult) -> None:
@@ -314,7 +314,7 @@ class InferenceEngine:
 
         Raises ResultMismatchError if it does not answer what was launched.
         """
-        self._require_driver().complete(
+        self._require_engine_core().complete(
             replica,
             result,
             start_ns=max(result.start_ns - self.origin_ns, 0),
@@ -331,28 +331,28 @@ class InferenceEngine:
             self.state = "draining"
             # First an answer for those who have just come, so that they can be cancelled like everybody.
             self._drain()
-            for request in list(self._require_driver().core.state.requests):
+            for request in list(self._require_engine_core().core.state.requests):
                 self.cancel(request, AT_SHUTDOWN)
             self._drain()
         await self._replicas.stop()
-        driver, self._driver = self._driver, None
-        if driver is None:
+        engine_core, self._engine_core = self._engine_core, None
+        if engine_core is None:
             return
         self.state = "dead"
         if self._broken:
-            driver.close()
+            engine_core.close()
         else:
-            driver.end(reason)
+            engine_core.end(reason)
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """An edge's word on a text; nothing if the request has ended."""
-        if self._driver is not None:
-            self._driver.end_text(request, index, position, reason)
+        if self._engine_core is not None:
+            self._engine_core.end_text(request, index, position, reason)
             self._wake()
 
     def _grammar_ready(self, request: int, error: GrammarError | None) -> None:
-        if self._driver is not None:
-            self._driver.grammar_ready(request, error)
+        if self._engine_core is not None:
+            self._engine_core.grammar_ready(request, error)
             self._wake()
 
     def _while_alive(self, delay_seconds: float, action: Callable[[], None]) -> None:
@@ -372,13 +372,13 @@ class InferenceEngine:
 
     def _drain(self) -> None:
         self._drain_scheduled = False
-        driver = self._driver
-        if driver is None or self.state == "dead":
+        engine_core = self._engine_core
+        if engine_core is None or self.state == "dead":
             return
-        self._guarded(lambda: driver.drain(self.now_ns()))
+        self._guarded(lambda: engine_core.drain(self.now_ns()))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Whatever the driver is asked to do: if that fails, nothing more can be said of the state."""
+        """Run a call of the engine core. If it fails, the state is no longer known, so the engine dies."""
         try:
             action()
         except EventLMError as error:
@@ -413,14 +413,14 @@ class InferenceEngine:
         error = self._death = EngineUnavailableError(f"the engine has died: {reason}")
         for admission in self._undecided:
             admission.fail(error)
-        if self._driver is not None:
-            self._driver.fail(error)
+        if self._engine_core is not None:
+            self._engine_core.fail(error)
 
     def _check_alive(self) -> None:
         if self.state == "dead":
             raise self._death or EngineUnavailableError("the engine is dead")
 
-    def _require_driver(self) -> Driver:
-        if self._driver is None:
+    def _require_engine_core(self) -> EngineCore:
+        if self._engine_core is None:
             raise EngineUnavailableError("the engine is not running")
-        return self._driver
+        return self._engine_core

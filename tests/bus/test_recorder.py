@@ -29,7 +29,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 
 
 class Run:
-    """Writes notes through a recorder, and starts segments as a driver does. left: drains whose effects have left."""
+    """Writes notes through a recorder, and starts segments as an engine core does. left: drains whose effects left."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.messages: list[str] = []

@@ -22,7 +22,7 @@ from tests.bus.crashes import Killed, die_at
 
 
 class Recorder:
-    """Writes notes, and starts segments as a driver does."""
+    """Writes notes, and starts segments as an engine core does."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.problems: list[str] = []

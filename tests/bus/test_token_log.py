@@ -28,7 +28,7 @@ KEY = b"k" * 32
 
 
 class Run:
-    """Writes arrivals and completions with their tokens, and starts segments as a driver does."""
+    """Writes arrivals and completions with their tokens, and starts segments as an engine core does."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.writer = LogWriter(folder, "run", digest_key=KEY, **options)

@@ -51,11 +51,11 @@ class Relay(Simulation):
     def __init__(self, seed: int, *, every: int, **options: Any) -> None:
         super().__init__(seed, check_every=0, **options)
         self.num_replaced = 0
-        draws, drain = random.Random(seed), self.driver.drain
+        draws, drain = random.Random(seed), self.engine_core.drain
 
         def relay(now_ns: int) -> None:
             drain(now_ns)
-            core = self.driver.core
+            core = self.engine_core.core
             if every and draws.randrange(every) == 0:
                 taken = take(core.state)
                 restored = restore(core.state.config, core.state.plugins, taken)
@@ -65,7 +65,7 @@ class Relay(Simulation):
                 core.state = restored
                 self.num_replaced += 1
 
-        self.driver.drain = relay  # type: ignore[method-assign]
+        self.engine_core.drain = relay  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("every", "num_workloads"), [(1, 6), (7, 24)])

@@ -25,7 +25,7 @@ from eventlm.engine.admin import (
     UnknownPolicyError,
     UnknownRequestError,
 )
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits
 from eventlm.engine.request import EngineUnavailableError, QueueFullError, Request, Submission, UnknownReplyError
@@ -183,10 +183,10 @@ async def test_an_engine_that_dies_of_an_action_does_not_answer_as_if_it_had_don
     async with running() as engine:
         await generate(engine, request(2, prompt=range(40)))
 
-        def fail(driver: Driver, now_ns: int) -> None:
+        def fail(engine_core: EngineCore, now_ns: int) -> None:
             raise RuntimeError
 
-        monkeypatch.setattr(Driver, "drain", fail)
+        monkeypatch.setattr(EngineCore, "drain", fail)
         with pytest.raises(EngineUnavailableError, match="the engine has died: a defect in it, RuntimeError"):
             await engine.administer(action)
         assert engine.state == "dead"

@@ -38,16 +38,16 @@ class Sink:
 
 
 def driven(*sinks: Sink) -> Rig:
-    """A driver with a request of three tokens for each of the sinks."""
+    """An engine core with a request of three tokens for each of the sinks."""
     rig = Rig()
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     for sink in sinks:
-        rig.driver.submit([(request(3), sink)], lambda reason, seqs: rig.admissions.append((reason, seqs)))
-    rig.driver.drain(10)
+        rig.engine_core.submit([(request(3), sink)], lambda reason, seqs: rig.admissions.append((reason, seqs)))
+    rig.engine_core.drain(10)
     return rig
 
 
-# --- the driver
+# --- the engine core
 
 
 def test_a_sink_that_raises_gets_an_error_and_no_more_and_all_others_go_on() -> None:
@@ -55,14 +55,14 @@ def test_a_sink_that_raises_gets_an_error_and_no_more_and_all_others_go_on() -> 
     rig = driven(broken, sound)
     for now_ns, token in enumerate((7, 8, 9), start=20):
         rig.complete([[token], [token]])
-        rig.driver.drain(now_ns)
+        rig.engine_core.drain(now_ns)
     [(seqs, error)] = rig.broken
     assert (seqs, str(error)) == (rig.admissions[0][1], "broken")
     first, second = broken.got
     assert (type(first), type(second)) == (TokensOutput, EngineUnavailableError)
     assert [output.token_ids for output in sound.got[:3]] == [[7], [8], [9]]
     assert sound.got[3].reason == "length"
-    assert len(rig.driver.live) == 0
+    assert len(rig.engine_core.live) == 0
 
 
 def test_a_sink_that_raises_at_the_error_too_is_called_no_more() -> None:
@@ -75,42 +75,42 @@ def test_a_sink_that_raises_at_the_error_too_is_called_no_more() -> None:
     rig = driven(broken)
     for now_ns in (20, 30, 40):
         rig.complete([[7]])
-        rig.driver.drain(now_ns)
+        rig.engine_core.drain(now_ns)
     assert len(rig.broken) == 1
     assert len(broken.got) == 2
 
 
 def test_an_admission_that_raises_harms_no_other() -> None:
     rig = Rig()
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
 
     def fail(reason: object, seqs: list[int]) -> None:
         raise RuntimeError("broken")
 
-    rig.driver.submit([(request(3), Sink()), (request(3), Sink())], fail)
+    rig.engine_core.submit([(request(3), Sink()), (request(3), Sink())], fail)
     rig.submit(request(3))
-    rig.driver.drain(10)
+    rig.engine_core.drain(10)
     [(seqs, _)] = rig.broken
     assert len(seqs) == 2
     assert len(rig.admissions) == 1
-    rig.driver.drain(20)
-    assert len(rig.driver.live) == 1
+    rig.engine_core.drain(20)
+    assert len(rig.engine_core.live) == 1
 
 
 def test_a_failure_reaches_every_request_whatever_their_sinks_do() -> None:
     sinks = [Sink(fails_at=1), Sink(), Sink(fails_at=1), Sink()]
     rig = driven(*sinks)
     error = EventLMError("over")
-    rig.driver.fail(error)
-    rig.driver.fail(error)
+    rig.engine_core.fail(error)
+    rig.engine_core.fail(error)
     assert [sink.got for sink in sinks] == [[error]] * 4
 
 
 def test_a_failure_reaches_a_request_whose_last_output_could_not_be_written(tmp_path: Path) -> None:
     rig, sink = Rig(tmp_path), Sink()
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
-    rig.driver.submit([(request(1), sink)], lambda reason, seqs: None)
-    rig.driver.drain(10)
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.submit([(request(1), sink)], lambda reason, seqs: None)
+    rig.engine_core.drain(10)
     rig.complete([[7]])
 
     def fail() -> None:
@@ -119,10 +119,10 @@ def test_a_failure_reaches_a_request_whose_last_output_could_not_be_written(tmp_
     assert rig.writer is not None
     rig.writer.flush = fail  # type: ignore[method-assign]
     with pytest.raises(OSError, match="no disk"):
-        rig.driver.drain(20)
-    assert (len(rig.driver.live), sink.got) == (0, [])
+        rig.engine_core.drain(20)
+    assert (len(rig.engine_core.live), sink.got) == (0, [])
     error = EventLMError("over")
-    rig.driver.fail(error)
+    rig.engine_core.fail(error)
     assert sink.got == [error]
 
 
@@ -166,7 +166,7 @@ def break_core(engine: InferenceEngine) -> None:
     def fail(event: object) -> None:
         raise InvariantError("broken")
 
-    engine._require_driver().core.apply = fail  # type: ignore[assignment, method-assign]
+    engine._require_engine_core().core.apply = fail  # type: ignore[assignment, method-assign]
 
 
 async def test_the_death_of_the_engine_reaches_every_request_every_submission_and_every_listener() -> None:

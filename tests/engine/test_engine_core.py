@@ -15,7 +15,7 @@ from eventlm.bus.recorder import Recorder
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
-from eventlm.engine.engine_core import Driver
+from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.request import FinishedOutput, Request, TokensOutput
 from eventlm.engine.setup import EngineSetup, make_header
@@ -47,9 +47,7 @@ COEFFICIENTS = [1, 1, 1, 1, 1]
 
 
 class Rig:
-    """A driver with one replica and a fake worker of epoch 1. `order` is what happened, in order: ship, write, publish,
-    see.
-    """
+    """An engine core, one replica, a fake worker of epoch 1. order: what happened (ship, write, publish, see)."""
 
     def __init__(self, folder: Path | None = None, *, setup: EngineSetup | None = None, **settings: Any) -> None:
         self.setup = setup = setup or fake_setup()
@@ -70,7 +68,7 @@ class Rig:
         header = make_header(setup, "run", 1, COEFFICIENTS, "config", WorkerReady(epoch=1, pid=1), unix_start_ns=0)
         recorder = Recorder(self.writer) if self.writer is not None else None
         self.broken: list[tuple[list[int], Exception]] = []
-        self.driver = Driver(
+        self.engine_core = EngineCore(
             header,
             core,
             live,
@@ -100,14 +98,14 @@ class Rig:
     def _break(self, requests: list[int], error: Exception) -> None:
         self.broken.append((requests, error))
         for seq in requests:
-            self.driver.put_fact(Cancelled(request=seq))
+            self.engine_core.put_fact(Cancelled(request=seq))
 
     def _see(self, output: Any) -> None:
         self.order.append(("see", output))
         self.outputs.append(output)
 
     def submit(self, *group: Request) -> None:
-        self.driver.submit(
+        self.engine_core.submit(
             [(member, self._see) for member in group], lambda reason, seqs: self.admissions.append((reason, seqs))
         )
 
@@ -116,7 +114,7 @@ class Rig:
         launched = self.launches.pop(0)
         self.payloads.pop(0)
         result = StepResult(epoch=launched.epoch, step=launched.step, start_ns=0, end_ns=0, tokens=tokens)
-        self.driver.complete(0, result, start_ns=0, end_ns=0)
+        self.engine_core.complete(0, result, start_ns=0, end_ns=0)
 
     def result(self) -> StepResult:
         """The fake worker's answer to the oldest launch that was not answered."""
@@ -133,7 +131,7 @@ class Rig:
         )
 
     def answer(self, result: StepResult) -> None:
-        self.driver.complete(0, result, start_ns=result.start_ns, end_ns=result.end_ns)
+        self.engine_core.complete(0, result, start_ns=result.start_ns, end_ns=result.end_ns)
 
     def events(self) -> list[Event]:
         assert self.writer is not None
@@ -147,11 +145,11 @@ def kinds(events: Sequence[Event]) -> list[type[Event]]:
 
 def test_a_drain_is_one_tick_whose_last_fact_is_marked(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    driver = rig.driver
-    driver.put_fact(WorkerUp(replica=0, epoch=1))
+    engine_core = rig.engine_core
+    engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(1), request(1))
     rig.submit(request(1))
-    driver.drain(1000)
+    engine_core.drain(1000)
     events = rig.events()
     assert isinstance(events[0], Header)
     assert [event.s for event in events] == list(range(len(events)))
@@ -167,20 +165,20 @@ def test_a_drain_is_one_tick_whose_last_fact_is_marked(tmp_path: Path) -> None:
 def test_time_never_stands_still() -> None:
     rig = Rig()
     for _ in range(3):
-        rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
-        rig.driver.drain(50)
-    rig.driver.drain(5000)
-    assert rig.driver.core.state.now_ns == 52
+        rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
+        rig.engine_core.drain(50)
+    rig.engine_core.drain(5000)
+    assert rig.engine_core.core.state.now_ns == 52
 
 
 def test_launches_leave_at_once_and_clients_see_what_is_written(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(9))
-    rig.driver.drain(10)
+    rig.engine_core.drain(10)
     rig.order.clear()
     rig.complete([[7]])
-    rig.driver.drain(20)
+    rig.engine_core.drain(20)
     steps = [what for what, _ in rig.order]
     written, seen = steps.index("write"), steps.index("see")
     assert steps.index("ship") < written < steps.index("publish") < seen
@@ -192,99 +190,99 @@ def test_launches_leave_at_once_and_clients_see_what_is_written(tmp_path: Path) 
 
 def test_a_request_from_its_arrival_to_its_end(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(3))
     now_ns = 0
     for token in (7, 8, 9):
         now_ns += 100
-        rig.driver.drain(now_ns)
+        rig.engine_core.drain(now_ns)
         rig.complete([[token]])
-    rig.driver.drain(now_ns + 100)
+    rig.engine_core.drain(now_ns + 100)
     assert rig.outputs == [
         TokensOutput(0, 0, [7]),
         TokensOutput(0, 1, [8]),
         TokensOutput(0, 2, [9]),
         FinishedOutput(0, "length", 3, 0),
     ]
-    assert len(rig.driver.live) == 0
+    assert len(rig.engine_core.live) == 0
     assert {Admitted, Launched, StepCompleted, Emitted, Finished} <= set(kinds(rig.events()))
 
 
 def test_a_group_is_rejected_as_one() -> None:
     rig = Rig(setup=fake_setup(max_queue_len=1, max_num_seqs=2))
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(*(request(1) for _ in range(4)))
     rig.submit(request(1))
-    rig.driver.drain(10)
+    rig.engine_core.drain(10)
     assert [(reason, len(seqs)) for reason, seqs in rig.admissions] == [("queue_full", 4), (None, 1)]
-    assert len(rig.driver.live) == 1
+    assert len(rig.engine_core.live) == 1
     rig.submit(request(512))
-    rig.driver.drain(20)
+    rig.engine_core.drain(20)
     assert rig.admissions[-1][0] == "context_length"
 
 
 def test_the_results_of_a_lost_worker_mean_nothing() -> None:
     rig = Rig()
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(2))
-    rig.driver.drain(10)
-    rig.driver.put_fact(WorkerLost(replica=0, epoch=1))
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=2))
-    rig.driver.drain(20)
+    rig.engine_core.drain(10)
+    rig.engine_core.put_fact(WorkerLost(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=2))
+    rig.engine_core.drain(20)
     assert [launched.epoch for launched in rig.launches] == [1, 1, 2]
     rig.complete([[65]])
     rig.complete([[66]])
-    rig.driver.drain(30)
+    rig.engine_core.drain(30)
     assert rig.outputs == []
     rig.complete([[7]])
-    rig.driver.drain(40)
+    rig.engine_core.drain(40)
     assert rig.outputs == [TokensOutput(0, 0, [7])]
 
 
 def test_facts_of_one_drain_act_in_their_order() -> None:
     rig = Rig()
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(9))
-    rig.driver.drain(10)
+    rig.engine_core.drain(10)
     [(_, [seq])] = rig.admissions
     rig.complete([[7]])
-    rig.driver.put_fact(Cancelled(request=seq))
-    rig.driver.end_text(seq, 0, 1, "stop")
-    rig.driver.drain(20)
+    rig.engine_core.put_fact(Cancelled(request=seq))
+    rig.engine_core.end_text(seq, 0, 1, "stop")
+    rig.engine_core.drain(20)
     assert rig.outputs == [TokensOutput(0, 0, [7]), FinishedOutput(0, "cancelled", 1, 0, detail="client")]
-    next_seq = rig.driver.core.next_seq
-    rig.driver.end_text(seq, 0, 1, "stop")
-    rig.driver.drain(30)
-    assert rig.driver.core.next_seq == next_seq
+    next_seq = rig.engine_core.core.next_seq
+    rig.engine_core.end_text(seq, 0, 1, "stop")
+    rig.engine_core.drain(30)
+    assert rig.engine_core.core.next_seq == next_seq
 
 
 def test_checkpoints_come_by_the_number_of_events_and_at_the_end(tmp_path: Path) -> None:
     rig = Rig(tmp_path, checkpoint_events=5)
     for now_ns in range(1, 15):
-        rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
-        rig.driver.drain(now_ns)
-    rig.driver.end("stop")
+        rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
+        rig.engine_core.drain(now_ns)
+    rig.engine_core.end("stop")
     found = kinds(rig.events())
     assert found.count(Checkpoint) == 4
     assert found[-2:] == [Checkpoint, End]
-    assert rig.driver.bus.closed
-    rig.driver.close()
+    assert rig.engine_core.bus.closed
+    rig.engine_core.close()
 
 
 def test_what_was_applied_is_written_even_if_the_next_fact_is_wrong(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
-    rig.driver.put_fact(WorkerUp(replica=9, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=9, epoch=1))
     with pytest.raises(InvariantError):
-        rig.driver.drain(10)
+        rig.engine_core.drain(10)
     assert kinds(rig.events())[:2] == [Header, WorkerUp]
 
 
 def test_nobody_sees_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path)
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(9))
-    rig.driver.drain(10)
+    rig.engine_core.drain(10)
     assert rig.writer is not None
     rig.order.clear()
 
@@ -295,11 +293,11 @@ def test_nobody_sees_what_could_not_be_written(tmp_path: Path, monkeypatch: pyte
         patch.setattr(rig.writer, "flush", fail)
         rig.complete([[7]])
         with pytest.raises(LogWriteError):
-            rig.driver.drain(20)
+            rig.engine_core.drain(20)
         assert [what for what, _ in rig.order] == ["ship"]
         with pytest.raises(LogWriteError):
-            rig.driver.end("stop")
-        assert rig.driver.bus.closed
+            rig.engine_core.end("stop")
+        assert rig.engine_core.bus.closed
 
 
 def test_the_header_is_the_first_line_and_nothing_secret_is_in_it(tmp_path: Path) -> None:

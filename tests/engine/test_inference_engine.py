@@ -40,11 +40,11 @@ from tests.processes import PATIENCE_SECONDS, is_running, running_children
 
 async def is_empty(engine: InferenceEngine) -> bool:
     """Whether core and shell have forgotten everything, once what is under way has ended."""
-    driver = engine._require_driver()
+    engine_core = engine._require_engine_core()
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
-        if not driver.core.state.requests and not len(driver.live) and not engine._undecided:
-            return not driver.live._samples
+        if not engine_core.core.state.requests and not len(engine_core.live) and not engine._undecided:
+            return not engine_core.live._samples
         await asyncio.sleep(0.005)
     return False
 

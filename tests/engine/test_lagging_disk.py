@@ -116,7 +116,7 @@ def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk
             assert execute_fake(writer.run_folder).exit_code == result.exit_code
         if result.clean_end:
             num_clean_ends += 1
-            assert writer.num_events + result.num_missing == simulation.driver.core.next_seq
+            assert writer.num_events + result.num_missing == simulation.engine_core.core.next_seq
     assert num_missing > 1000
     assert num_clean_ends > 5
 
@@ -206,7 +206,7 @@ async def test_a_core_that_breaks_behind_a_gap_kills_the_engine(
     engine = lagging(tmp_path)
     await engine.start()
     try:
-        monkeypatch.setattr(engine._require_driver().core, "snapshot", broken)
+        monkeypatch.setattr(engine._require_engine_core().core, "snapshot", broken)
         hang(disk, engine)
         await generate(engine, request(30))
         disk.answer()

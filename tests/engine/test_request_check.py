@@ -199,7 +199,7 @@ def some_of(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict
 def test_whatever_is_asked_for_is_refused_or_served(
     changes: dict[str, Any], param_changes: dict[str, Any], policy: str
 ) -> None:
-    """The driver goes on, its events can be written and read, and every observer takes them."""
+    """The engine core goes on, its events can be written and read, and every observer takes them."""
     asked = request(3)
     rig = Rig(setup=fake_setup(policy={"type": policy}, max_queue_len=64, max_num_seqs=32))
     try:
@@ -210,22 +210,22 @@ def test_whatever_is_asked_for_is_refused_or_served(
     assert asked.n < 200
     events: list[Event] = []
     store = MetricsStore()
-    store.apply(rig.driver._header)
+    store.apply(rig.engine_core._header)
     for observer in (events.append, store.apply):
-        rig.driver.bus.attach(observer)
-    rig.driver.put_fact(WorkerUp(replica=0, epoch=1))
+        rig.engine_core.bus.attach(observer)
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(asked)
     for now_ns in range(10, 1000, 10):
-        rig.driver.drain(now_ns)
+        rig.engine_core.drain(now_ns)
         if not rig.launches:
             break
         rig.answer(rig.result())
-    for seq in list(rig.driver.core.state.requests):
-        rig.driver.put_fact(Cancelled(request=seq))
-    rig.driver.drain(2000)
+    for seq in list(rig.engine_core.core.state.requests):
+        rig.engine_core.put_fact(Cancelled(request=seq))
+    rig.engine_core.drain(2000)
     assert rig.broken == []
-    assert not rig.driver.core.state.requests
-    assert store.next_s == rig.driver.core.next_seq
+    assert not rig.engine_core.core.state.requests
+    assert store.next_s == rig.engine_core.core.next_seq
     for event in events:
         assert decode_body(encode_body(event)) == event
 

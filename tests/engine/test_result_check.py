@@ -39,17 +39,17 @@ def requests() -> list[Request]:
 
 
 class Workbench(Rig):
-    """A driver whose first launch has a row of every kind."""
+    """An engine core whose first launch has a row of every kind."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver.put_fact(WorkerUp(replica=0, epoch=1))
+        self.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
         self.submit(*requests())
-        self.driver.drain(10)
+        self.engine_core.drain(10)
 
     def answer(self, result: StepResult) -> None:
         super().answer(result)
-        self.driver.drain(20)
+        self.engine_core.drain(20)
 
 
 def changed(**fields: Any) -> Change:
@@ -141,11 +141,11 @@ def test_a_malformed_result_is_refused_and_changes_nothing(change: Change) -> No
     result = bench.result()
     wrong = change(result)
     assert wrong != result
-    before = bench.driver.core.next_seq
+    before = bench.engine_core.core.next_seq
     with pytest.raises(ResultMismatchError, match=r"wrong result of step 0|no step is under way"):
         bench.answer(wrong)
-    bench.driver.drain(30)
-    assert bench.driver.core.next_seq == before
+    bench.engine_core.drain(30)
+    assert bench.engine_core.core.next_seq == before
     assert bench.outputs == []
     # The right one still counts.
     bench.answer(result)
@@ -156,24 +156,24 @@ def test_a_result_counts_once_and_in_its_turn() -> None:
     bench = Workbench()
     first, second = bench.result(), bench.result()
     with pytest.raises(ResultMismatchError):
-        bench.driver.complete(0, second, start_ns=0, end_ns=0)
+        bench.engine_core.complete(0, second, start_ns=0, end_ns=0)
     for result in (first, second):
-        bench.driver.complete(0, result, start_ns=0, end_ns=0)
+        bench.engine_core.complete(0, result, start_ns=0, end_ns=0)
     for result in (first, second):
         with pytest.raises(ResultMismatchError, match="no step is under way"):
-            bench.driver.complete(0, result, start_ns=0, end_ns=0)
-    bench.driver.drain(20)
+            bench.engine_core.complete(0, result, start_ns=0, end_ns=0)
+    bench.engine_core.drain(20)
     assert sum(len(output.token_ids) for output in bench.outputs if isinstance(output, TokensOutput)) == 4
 
 
 def test_a_result_that_comes_with_its_workers_loss_counts_for_nothing() -> None:
     bench = Workbench()
-    bench.driver.put_fact(WorkerLost(replica=0, epoch=1))
-    bench.driver.complete(0, bench.result(), start_ns=0, end_ns=0)
-    bench.driver.drain(20)
-    bench.driver.complete(0, bench.result(), start_ns=0, end_ns=0)
-    bench.driver.put_fact(WorkerUp(replica=0, epoch=2))
-    bench.driver.drain(30)
+    bench.engine_core.put_fact(WorkerLost(replica=0, epoch=1))
+    bench.engine_core.complete(0, bench.result(), start_ns=0, end_ns=0)
+    bench.engine_core.drain(20)
+    bench.engine_core.complete(0, bench.result(), start_ns=0, end_ns=0)
+    bench.engine_core.put_fact(WorkerUp(replica=0, epoch=2))
+    bench.engine_core.drain(30)
     assert bench.outputs == []
     # One step, for a suspect is computed alone.
     assert [launched.epoch for launched in bench.launches] == [2]
@@ -181,9 +181,9 @@ def test_a_result_that_comes_with_its_workers_loss_counts_for_nothing() -> None:
 
 def test_a_worker_that_is_replaced_without_a_loss_is_forgotten() -> None:
     bench = Workbench()
-    bench.driver.put_fact(WorkerUp(replica=0, epoch=2))
-    bench.driver.complete(0, bench.result(), start_ns=0, end_ns=0)
-    bench.driver.drain(20)
+    bench.engine_core.put_fact(WorkerUp(replica=0, epoch=2))
+    bench.engine_core.complete(0, bench.result(), start_ns=0, end_ns=0)
+    bench.engine_core.drain(20)
     del bench.launches[:1], bench.payloads[:1]
     bench.runner = FakeRunner({}, epoch=2, block_size=16, num_blocks=64)
     bench.answer(bench.result())
@@ -226,22 +226,22 @@ def test_whatever_a_worker_answers_the_engine_goes_on(changes: list[dict[str, An
     """Each answer is refused, or its events can be written and read and the state is sound."""
     bench = Workbench()
     events: list[Event] = []
-    bench.driver.bus.attach(events.append)
+    bench.engine_core.bus.attach(events.append)
     for now_ns, change in enumerate(changes, start=20):
         if not bench.launches:
             break
         message = decode_from_worker(encode(structs.replace(bench.result(), **change)))
         assert isinstance(message, StepResult)
         try:
-            bench.driver.complete(0, message, start_ns=message.start_ns, end_ns=message.end_ns)
+            bench.engine_core.complete(0, message, start_ns=message.start_ns, end_ns=message.end_ns)
         except ResultMismatchError:
-            bench.driver.put_fact(WorkerLost(replica=0, epoch=1))
-            bench.driver.put_fact(WorkerUp(replica=0, epoch=2))
-            bench.driver.drain(now_ns)
+            bench.engine_core.put_fact(WorkerLost(replica=0, epoch=1))
+            bench.engine_core.put_fact(WorkerUp(replica=0, epoch=2))
+            bench.engine_core.drain(now_ns)
             break
-        bench.driver.drain(now_ns)
-    validate(bench.driver.core.state)
-    validate_liveness(bench.driver.core.state)
+        bench.engine_core.drain(now_ns)
+    validate(bench.engine_core.core.state)
+    validate_liveness(bench.engine_core.core.state)
     for event in events:
         assert decode_body(encode_body(event)) == event
 

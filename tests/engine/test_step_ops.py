@@ -25,13 +25,13 @@ class Profiled(Simulation):
 
     def __init__(self, seed: int, **options: Any) -> None:
         super().__init__(seed, **options)
-        complete = self.driver.complete
+        complete = self.engine_core.complete
 
         def with_ops(replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
             result = structs.replace(result, ops={"attention": result.step, "mlp": 2})
             complete(replica, result, start_ns=start_ns, end_ns=end_ns)
 
-        self.driver.complete = with_ops  # type: ignore[method-assign]
+        self.engine_core.complete = with_ops  # type: ignore[method-assign]
 
 
 def record(seed: int, folder: Path) -> tuple[Path, list[Event]]:

@@ -97,9 +97,9 @@ def assert_live_equals_rebuilt(folder: Path, seed: int, options: dict[str, Any])
 
     with LogWriter(folder, "run") as writer:
         simulation = Simulation(seed, writer=writer, check_every=0, **options)
-        # It missed the header, which the driver publishes as it is made.
+        # It missed the header, which the engine core publishes as it is made.
         watch(read(writer.path)[0])
-        simulation.driver.bus.attach(watch)
+        simulation.engine_core.bus.attach(watch)
         simulation.run()
     rebuilt = MetricsStore()
     for event in read(writer.path):
@@ -118,7 +118,7 @@ def test_live_equals_rebuilt_over_all_segments_of_a_run(tmp_path: Path) -> None:
             simulation = Simulation(seed, writer=writer, check_every=0)
             live = MetricsStore()
             live.apply(read(writer.path)[0])
-            simulation.driver.bus.attach(live.apply)
+            simulation.engine_core.bus.attach(live.apply)
             simulation.run()
         assert len(closed_segments(writer.run_folder)) > 1
         store, _ = fold(read(writer.run_folder))

@@ -92,7 +92,7 @@ def test_nobody_could_run_where_a_plan_has_ended() -> None:
     num_asked = 0
     for seed in range(*PLANNED_AGAIN):
         simulation = Simulation(seed, check_every=0)
-        core = simulation.driver.core
+        core = simulation.engine_core.core
         apply = core.apply
 
         def plan_again(event: Any, *, core: Core = core, apply: Any = apply, seed: int = seed) -> Any:

@@ -35,7 +35,7 @@ def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
     with LogWriter(folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
         counts: Counter[str] = Counter()
-        simulation.driver.bus.attach(lambda event: counts.update(_names(event)))
+        simulation.engine_core.bus.attach(lambda event: counts.update(_names(event)))
         outcomes = simulation.run()
         counts.update(outcome.reason for outcome in outcomes.values())
         return counts

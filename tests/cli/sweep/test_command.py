@@ -110,7 +110,7 @@ def test_an_interrupted_sweep_leaves_whole_files_and_goes_on(tmp_path: Path) -> 
 def test_a_swap_of_the_recorded_policy_is_told(run_here: RunHere, tmp_path: Path) -> None:
     with LogWriter(tmp_path / "runs", "run") as writer:
         simulation = Simulation(1, num_requests=10, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
-        simulation.at(5_000_000, lambda: simulation.driver.put_fact(PolicySwapped(name="lrs")))
+        simulation.at(5_000_000, lambda: simulation.engine_core.put_fact(PolicySwapped(name="lrs")))
         simulation.run()
     flags = ("--cost-model", MODEL, "--output", "out", "--loads", "1", "--jobs", "1")
     code, _, errors = run_here("sweep", "runs/run", *flags)

@@ -110,7 +110,7 @@ def test_a_gap_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                     disk.num_full = (1 << 30) * (event.s == 150)
                     clock[0] += 100
 
-            simulation.driver.bus.attach(fill_disk)
+            simulation.engine_core.bus.attach(fill_disk)
             simulation.run()
         log = read(writer.run_folder)
         with LogReader(writer.run_folder) as reader:

@@ -154,7 +154,7 @@ def test_under_a_change_only_decisions_count(fcfs_run: Recording) -> None:
 def test_a_run_that_swaps_its_first_policy_in_again_gets_what_took_its_place(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, "run")
     simulation = Simulation(1, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer)
-    simulation.at(100 * MILLISECOND, lambda: simulation.driver.put_fact(PolicySwapped(name="fcfs")))
+    simulation.at(100 * MILLISECOND, lambda: simulation.engine_core.put_fact(PolicySwapped(name="fcfs")))
     simulation.run()
     path = writer.path
     assert places(read_objects(path), "policy")

@@ -139,9 +139,9 @@ def test_a_log_that_begins_in_the_middle_begins_with_the_engine_as_it_was(tmp_pa
     machine = small_machine({"type": "edf"}, num_replicas=2)
     with LogWriter(tmp_path, "run", segment_bytes=4096) as writer:
         simulation = Simulation(1, num_requests=60, machine=machine, chaos=CALM, writer=writer, check_every=0)
-        simulation.at(1 * MILLISECOND, lambda: simulation.driver.put_fact(PolicySwapped(name="lrs")))
+        simulation.at(1 * MILLISECOND, lambda: simulation.engine_core.put_fact(PolicySwapped(name="lrs")))
         simulation.at(
-            2 * MILLISECOND, lambda: simulation.driver.put_fact(PredictorSwapped(coefficients=[7, 7, 7, 7, 7]))
+            2 * MILLISECOND, lambda: simulation.engine_core.put_fact(PredictorSwapped(coefficients=[7, 7, 7, 7, 7]))
         )
         simulation.at(150 * MILLISECOND, lambda: simulation.workers[1].kill())
         simulation.run()

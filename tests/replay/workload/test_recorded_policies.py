@@ -29,7 +29,7 @@ def swapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         machine = small_machine({"type": "edf"})
         simulation = Simulation(1, num_requests=40, machine=machine, chaos=CALM, writer=writer, check_every=0)
         for name, at_ns in [("lrs", SWAPS["lrs"]), ("lrs", SWAPS["lrs"] + MILLISECOND), ("edf", SWAPS["edf"])]:
-            simulation.at(at_ns, lambda name=name: simulation.driver.put_fact(PolicySwapped(name=name)))  # type: ignore[misc]
+            simulation.at(at_ns, lambda name=name: simulation.engine_core.put_fact(PolicySwapped(name=name)))  # type: ignore[misc]
         simulation.run()
     return Path(writer.run_folder)
 
