@@ -43,7 +43,7 @@ from tests.serving import Server
 #: Short, so that a round is.
 TIMEOUTS = ["--header-timeout-seconds", "8", "--body-timeout-seconds", "8"]
 TIMEOUTS += ["--idle-timeout-seconds", "8", "--write-timeout-seconds", "8"]
-#: For all streams at once, so that nobody waits for another.
+#: For all streams at once, so that none waits for another.
 ROOM = ["--max-num-seqs", "2048", "--num-blocks", "300000"]
 PATIENCE_SECONDS = 60.0
 LOAD_SECONDS = 8.0

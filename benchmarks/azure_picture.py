@@ -98,7 +98,7 @@ def sweep(path: Path, loads: str, arguments: argparse.Namespace, cost: LinearCos
         ),
         loads_ppm=[parts_per_million(load) for load in loads.split(",")],
         limits=[],
-        # Nobody is turned away, so that each line is of the same requests.
+        # No request is rejected, so that all lines show the same requests.
         options={"max_queue_len": 1_000_000},
     )
     from tqdm import tqdm

@@ -149,7 +149,7 @@ def completion(run: Run, launched: Launched, names: dict[int, int]) -> StepCompl
 def measure(policy: str, case: Case, num_steps: int) -> Cost:
     """Fill the machine, then time its steps."""
     running, waiting, shared_tokens = case
-    # Nobody ends before the last step that is timed.
+    # No sequence ends before the last timed step.
     max_tokens = num_steps + RAMP_TOKENS
     run = Run(make_header(policy, case, max_tokens))
     launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))

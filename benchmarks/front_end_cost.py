@@ -67,7 +67,7 @@ def children(pid: int) -> dict[str, int]:
 
 
 def measure(name: str, processes: dict[str, int], run: Any) -> Case:
-    """Run a load and see what it costs whom."""
+    """Run a load and measure the CPU time of each process."""
     before = {process: cpu_seconds(pid) for process, pid in processes.items()}
     report = run()
     cpu = {process: cpu_seconds(pid) - before[process] for process, pid in processes.items()}

@@ -36,7 +36,7 @@ from eventlm.server.endpoints.metrics import OPENMETRICS, render
 
 def record_steps(running: int, num_steps: int) -> tuple[list[Event], int, float]:
     """Events of a machine that is full and then makes steps; where those begin; the core's median us a step."""
-    # Nobody ends before the last step that is timed.
+    # No sequence ends before the last timed step.
     max_tokens = num_steps + RAMP_TOKENS
     run = Run(make_header("fcfs", Case(running, 0), max_tokens))
     launched, _ = run.apply(WorkerUp(**run.next(), replica=0, epoch=1))

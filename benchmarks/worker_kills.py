@@ -41,7 +41,7 @@ DIE_PPM = 300
 #: Share of the losses caused from outside that are a stopped process.
 STOPPED = 0.05
 MAX_PAUSE_SECONDS = 0.25
-#: Nobody waits longer than this for an answer.
+#: No client waits longer than this for an answer.
 STUCK_SECONDS = 120
 
 

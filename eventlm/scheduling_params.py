@@ -1,4 +1,4 @@
-"""What a scheduler may see of a request before it runs."""
+"""Scheduling parameters: the part of a request that the scheduler may see before it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eventlm.types import RequestKind
 
 
 class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one request is to be scheduled. It holds no content, so the trace has it as it is.
+    """How to schedule one request. It has no content, so the trace records it unchanged.
 
     kind: what the request wants. skip_cache_read: compute the whole prompt, even where the cache holds some of it.
     adapter: empty for none. priority: lower goes first. deadline_ns, slo_ttft_ns: from arrival to the first token;

@@ -1,6 +1,6 @@
-"""How errors are told in logs and traces: by type and place.
+"""Errors in logs and traces: type and place.
 
-Never by what they say, for exceptions quote what they failed on, and never with local variables.
+Messages are left out, because exceptions quote what they failed on, and so are local variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NO_WORD = re.compile(r"[^A-Za-z ]")
 
 
 def describe(error: BaseException) -> str:
-    """The traceback of an error behind those of its causes."""
+    """The traceback of an error, after those of its causes."""
     return "\n".join(_chain(error))
 
 
@@ -28,7 +28,7 @@ def describe_exception(logger: object, name: str, event: MutableMapping[str, Any
     if error is not None:
         event["exception"] = describe(error)
         if event.get("logger") == "asyncio":
-            # What it says goes on with the representation of whatever failed.
+            # The message goes on with the representation of what failed.
             event["event"] = _NO_WORD.split(str(event["event"]), maxsplit=1)[0].strip()
     return event
 

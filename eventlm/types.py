@@ -46,7 +46,7 @@ class SequenceId(NamedTuple):
     """A sequence: the seq of its request's arrival event, and which of the request's `n` samples it is."""
 
     request: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
+    index: int  # type: ignore[assignment]  # hides tuple.index on purpose
 
 
 class TimeWindow(NamedTuple):

@@ -1,4 +1,4 @@
-"""Shortest prompt first, but nobody waits longer than `patience_s` while shorter ones go first."""
+"""Shortest prompt first, but no request waits longer than `patience_s` while shorter ones go first."""
 
 from typing import ClassVar
 

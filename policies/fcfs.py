@@ -9,7 +9,7 @@ from eventlm.core.plugin import Policy, SequenceView
 
 
 class Fcfs(Policy, frozen=True, kw_only=True):
-    """First come, first served: within one priority the earlier arrival goes first, and evicts nobody."""
+    """First come, first served: within one priority the earlier arrival goes first. Nothing is evicted."""
 
     static: ClassVar[bool] = True
 

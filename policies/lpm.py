@@ -1,4 +1,4 @@
-"""Longest prefix match first (SGLang's cache-aware scheduling, 2023), aged so that nobody starves."""
+"""Longest prefix match first (SGLang's cache-aware scheduling, 2023), aged so that none starves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from eventlm.types import NANOSECONDS_PER_SECOND
 
 
 class Lpm(Policy, frozen=True, kw_only=True):
-    """Longest prefix match: who finds most of its prompt cached goes first, and waiting counts like cached tokens.
+    """Longest prefix match: the sequence with most tokens cached goes first, and waiting counts like cached tokens.
 
-    All age alike, so who arrived t seconds later must have t x `ageing_tokens_per_s` tokens more cached to go first:
-    nobody is overtaken by arrivals later than the context's length divided by that. Nobody is evicted for another,
-    because that would throw away computed tokens to save some.
+    All age alike, so a sequence that arrived t seconds later goes first only with t x `ageing_tokens_per_s` more tokens
+    cached: none is overtaken by arrivals later than the context's length divided by that. None is evicted for another,
+    because that would discard computed tokens to save some.
     """
 
     #: Cached tokens that a second of waiting is worth.
@@ -25,6 +25,6 @@ class Lpm(Policy, frozen=True, kw_only=True):
     reads_prefixes: ClassVar[bool] = True
 
     def keys(self, sequences: Seq[SequenceView], now_ns: int) -> list[int]:
-        # Minus (cached tokens + those that the wait is worth), but for what all have in common: now.
+        # Minus (cached tokens + those that the wait is worth), without the term that all have in common: now.
         rate = self.ageing_tokens_per_s
         return [s.arrival_ns * rate // NANOSECONDS_PER_SECOND - s.cached_tokens for s in sequences]

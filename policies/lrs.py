@@ -15,11 +15,11 @@ FRACTION_BITS = 20
 
 
 class Lrs(Policy, frozen=True, kw_only=True):
-    """Least remaining slack: who has the smallest share of its deadline to spare goes first."""
+    """Least remaining slack: the sequence with the smallest share of its deadline to spare goes first."""
 
     multiplier: Annotated[float, Meta(gt=0)] = 1.5
     min_deadline_ms: Annotated[float, Meta(ge=1)] = 500
-    #: A waiting sequence evicts a running one that had this many deadlines more to spare at its admission.
+    #: A waiting sequence evicts a running one that had this many more deadlines to spare at its admission.
     evict_margin: Annotated[float, Meta(ge=0)] = 8
 
     def keys(self, sequences: Seq[SequenceView], now_ns: int) -> list[int]:
@@ -27,7 +27,7 @@ class Lrs(Policy, frozen=True, kw_only=True):
         shortest = milliseconds_to_ns(self.min_deadline_ms)
         keys = []
         for s in sequences:
-            # `relative_deadline_ns` written out: this runs for every waiting sequence in every round.
+            # `relative_deadline_ns` inlined: this runs for every waiting sequence in every round.
             deadline = s.deadline_ns
             if not deadline:
                 deadline = multiplier * s.prefill_ns // 1_000_000

@@ -15,7 +15,7 @@ class PrefixAffinity(Router, frozen=True, kw_only=True):
 
     A replica is passed over once it has more than `weight` tokens more to do (admitted and waiting) for each prompt
     token that another would have to compute in addition. Without a shared prefix that is the least loaded replica.
-    Where that leaves a choice, it is in turn: new prefixes fill all caches, not the first one again and again.
+    Ties go in turn, so that new prefixes fill all caches, not always the first one.
     """
 
     #: Tokens of load that one cached token outweighs; 0: load alone decides.

@@ -1,10 +1,10 @@
 """Very long prefills leave part of each step to short ones while they can afford it (Medha's space sharing, 2024).
 
-What makes a prompt very long is how long it holds up the others: its predicted prefill time against the target time of
-a step. A limit in tokens would mean seconds on one machine and milliseconds on another.
+A prompt is very long if it holds up the others for long: by its predicted prefill time against the target time of a
+step. A limit in tokens would mean seconds on one machine and milliseconds on another.
 
-The step is shared by time and by tokens alike, because where the token budget ends a step before its target time does,
-a share of the time alone would leave nothing.
+The step is shared both by time and by tokens, because if the token budget ends a step before its target time does, a
+share of the time alone would leave nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MILLION = 1_000_000
 class SpaceSharing(Batcher, frozen=True, kw_only=True):
     """Like dynamic, but a very long prefill leaves a share of the step to others: its slack over its deadline.
 
-    At most `max_share`; a prefill is very long that would take more than `min_long_steps` target times alone.
+    At most `max_share`; a prefill is very long if it alone would take more than `min_long_steps` target times.
     """
 
     target_ms: Annotated[float, Meta(gt=0)] = 100
@@ -31,7 +31,7 @@ class SpaceSharing(Batcher, frozen=True, kw_only=True):
     min_chunk_tokens: Annotated[int, Meta(ge=1)] = 16
     min_long_steps: Annotated[int, Meta(ge=0)] = 10
     max_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    #: As in edf and lrs: the deadline of a request that brought none, against which slack is measured.
+    #: As in edf and lrs: the deadline of a request that brought none. Slack is measured against it.
     multiplier: Annotated[float, Meta(gt=0)] = 1.5
     min_deadline_ms: Annotated[float, Meta(ge=1)] = 500
 

@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 
 
 def run_section(section: Section, context: Context, limits: Limits) -> Iterator[Row]:
-    """What a section finds, as it finds it. Where a part ends its process, another one goes on behind it."""
+    """Yield a section's rows as they come. If a part ends its process, a new process goes on with the next part."""
     deadline = time.monotonic() + limits.section
     while True:
         attempt = _Attempt(context, deadline, limits)

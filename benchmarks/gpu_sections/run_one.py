@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from benchmarks.gpu_sections.row import Context, Part, Parts, Row, SectionError, Skip
 
 DEVICE_LOST = 3
-#: How torch and Triton tell that a kernel has failed; whichever calls CUDA next says it. Every call fails from then on.
+#: Errors of torch and Triton after a kernel has failed. The next CUDA call raises one, and so does every later call.
 _OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")
 
 

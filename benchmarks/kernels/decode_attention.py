@@ -44,7 +44,7 @@ class _Inputs(NamedTuple):
 
 
 def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
-    """The rows of a batch have all the same context, but for the ragged one."""
+    """All rows of a batch have the same context, except in the ragged one."""
     if smoke:
         yield _case(_Shape(2, 70, num_heads=4, num_kv_heads=2, head_dim=64), device)
         yield _case(_Shape(2, 70, num_heads=4, num_kv_heads=2, head_dim=64, fp8=True), device)

@@ -1,4 +1,4 @@
-"""What a load test asks, and what it saw of each request.
+"""The requests of a load test, and what was measured of each.
 
 Latencies are defined as in `vllm bench serve`: TTFT is the time to the first token, e2e the time to the last, TPOT is
 (e2e - TTFT) / (output tokens - 1), and the inter-token latencies are the times between events that bring text. They
@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-#: What `error` says of a request that Ctrl-C ended.
+#: The `error` of a request that Ctrl-C ended.
 INTERRUPTED = "interrupted"
 
 Messages = list[dict[str, Any]]
@@ -22,7 +22,7 @@ Messages = list[dict[str, Any]]
 class LoadRequest(Struct, frozen=True):
     """One request of a load test. `arrival_ns`: after the start; None in a closed loop, as soon as there is a place.
 
-    `prompt_tokens` is the length that was aimed at; None where the prompt came from a file and nobody has counted.
+    `prompt_tokens` is the intended length; None for a prompt from a file, whose tokens were not counted.
     """
 
     index: int
@@ -32,7 +32,7 @@ class LoadRequest(Struct, frozen=True):
 
 
 class RequestRecord(Struct):
-    """What was seen of one request. Times are after the start; `token_times_ns` has one for each event with text.
+    """What was measured of one request. Times are after the start; `token_times_ns` has one for each event with text.
 
     `output_tokens` is the server's count, else that of the events with text (`counted_by_server` False). `error` is
     empty for a success, else its kind, such as `http 429`.
@@ -78,7 +78,7 @@ class RequestRecord(Struct):
 class LoadResult(Struct):
     """Everything that was sent, in the order of the sends. Times are after the start.
 
-    `server_gone` is the last error where the load was ended because nobody answered any more; `interrupted` says
+    `server_gone` is the last error of a load that was ended because the server no longer answered; `interrupted` says
     that a signal ended it.
     """
 

@@ -1,4 +1,4 @@
-"""What the records of a load come to."""
+"""Statistics of the records of a load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Goodput(Struct, frozen=True):
 
 
 class Statistics(Struct, frozen=True, kw_only=True):
-    """One load in numbers. Latencies are of successful requests; None where there is none to tell.
+    """One load in numbers. Latencies are of successful requests; None where there are none.
 
     `errors` counts the others by kind. `duration_s` is from the start to the last event. `late_ms` is how long after
     its intended time the client sent a request. `drawn_rate` is that of the intended times, `sent_rate` that of the

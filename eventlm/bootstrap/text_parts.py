@@ -1,4 +1,4 @@
-"""What an edge needs of a model: how its text and its tokens belong together."""
+"""What HTTP and text processing need of a model: tokenizer, defaults and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bus: stamped events to everybody who wants them, in the order of the log.
+"""The bus: delivers stamped events to handlers and subscribers, in the order of the log.
 
 Handlers are called in the publisher's own stack, event by event, in the order in which they were attached.
 Subscriptions are read by other tasks of the same loop, from a bounded buffer each. Neither can harm the

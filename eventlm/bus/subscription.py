@@ -1,8 +1,7 @@
 """The asynchronous side of the bus: one subscriber's way from the history into the live stream.
 
-A subscription that begins in the past reads the history in rounds, each up to what has been published by
-then, and goes live at a moment when nothing is left to read; nobody can publish in between, so there is no
-gap and no duplicate.
+A subscription that begins in the past reads the history in rounds, each up to what has been published by then, and goes
+live at a moment when nothing is left to read. Nothing can be published in between, so there is no gap and no duplicate.
 """
 
 from __future__ import annotations

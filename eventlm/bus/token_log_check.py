@@ -1,4 +1,4 @@
-"""What `trace check` says of the token logs of a trace: whether every fact that has tokens has a sound line there."""
+"""Checks the token logs of a trace, for `trace check`: every fact with tokens needs a valid line there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TokenLogCheck(Struct, frozen=True, kw_only=True):
     """The token logs of a trace's files.
 
     num_prompts, num_steps: facts that have their tokens; num_without: those that have not, in the files whose token log
-    is there. missing: what is said of those that are not; they may have been removed so that nobody reads the texts.
+    is there. missing: messages about those that are not; they may have been removed to keep the texts private.
     damage: where lines were left out.
     """
 
@@ -88,7 +88,7 @@ class _Check:
             self._damage.append(str(error))
 
     def close(self) -> None:
-        """Close the present token log, and keep what it says of itself."""
+        """Close the present token log, and keep its damage."""
         if self._token_log is not None:
             self._damage += self._token_log.damage
             self._token_log.close()

@@ -65,7 +65,7 @@ def _bind(bound: Mapping[str, Any]) -> Processor:
 
 
 class _StderrLogger:
-    """Writes lines. A stderr that is gone is no reason to fail."""
+    """Writes lines; a closed stderr is ignored."""
 
     def __init__(self, name: str = "eventlm") -> None:
         self.name = name
@@ -89,7 +89,7 @@ def _renderer(log_format: str) -> Processor:
 
 
 def _printable(event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A path may hold what a terminal takes for an order; those characters stand as Python writes them."""
+    """A path may hold control characters of a terminal; they are written as Python escapes them."""
     for name, value in event.items():
         if isinstance(value, str) and name != "exception" and not value.isprintable():
             event[name] = "".join(each if each.isprintable() else repr(each)[1:-1] for each in value)

@@ -1,4 +1,4 @@
-"""`eventlm version`: what is running, for a bug report."""
+"""`eventlm version`: all versions, for a bug report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The limits of the core: part of a trace's header, and of what every option of them may say.
 
-A header may have been made by anybody, so what it says is checked by the same limits as an engine's start: no run can
-be recorded that would be refused when it is read, and none can be made up that takes more memory than a real one.
+A header may come from anywhere, so it is checked by the same limits as an engine's start: no run can be recorded that
+would be refused when it is read, and no forged one takes more memory than a real one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 MAX_REPLICAS = 64
 #: Tokens in one KV block.
 MAX_BLOCK_SIZE = 512
-#: KV blocks of all replicas together. A core keeps some 60 bytes for each, 1 GiB in all, and whoever reads a trace
-#: builds one; each is in the snapshots of a trace too, of which every one is a line.
+#: KV blocks of all replicas together. A core keeps some 60 bytes for each, 1 GiB in all, and every reader of a
+#: trace builds one; each is in the snapshots of a trace too, of which every one is a line.
 MAX_BLOCKS = 1 << 24
 MAX_STEPS_IN_FLIGHT = 16
 #: Characters of a model's name.
@@ -34,11 +34,11 @@ def most_blocks(num_replicas: int) -> int:
 
 
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the core knows of the machine and its limits. Part of the header: it and the facts make a run.
+    """The machine and its limits as the core has them. Part of the header: it and the facts make a run.
 
     Lengths are in tokens. `max_model_len` has been cut to (num_blocks - 1) x block_size before it gets here.
-    Raises ValueError for more blocks than all replicas together can have; the other limits are checked by who decodes
-    or converts.
+    Raises ValueError for more blocks than all replicas together can have; the other limits are checked by what decodes
+    or converts it.
     """
 
     models: Annotated[list[ModelName], Meta(min_length=1)]
@@ -53,7 +53,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_queue_len: Count = 1024
     max_steps_in_flight: StepsInFlight = 2
     max_decodes_in_flight_per_seq: StepsInFlight = 2
-    #: No step is planned behind one that is predicted to take this long; 0: whatever it takes.
+    #: No step is planned after one that is predicted to take this long; 0: no limit.
     run_ahead_ms: Count = 0
     #: Most tokens that one row may produce in one step; above 1 for speculation.
     max_tokens_per_row: PositiveCount = 1

@@ -10,7 +10,7 @@ STATE_VARIABLE = "EVENTLM_STATE"
 
 
 def runs_folder() -> Path:
-    """`runs` in the state folder: where servers record unless told otherwise."""
+    """`runs` in the state folder: where servers record by default."""
     return state_folder() / "runs"
 
 

@@ -108,7 +108,10 @@ class BlockPool:
         self._note(_HELD, blocks)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Blocks with one reference each. The caller has checked `num_available`."""
+        """Blocks with one reference each. The caller has checked `num_available`.
+
+        Free blocks go first; then cached blocks that no sequence holds are evicted, least recently used first.
+        """
         references, names, free, idle = self.references, self._name, self._free, self._idle
         blocks = free[: -num_blocks - 1 : -1]
         del free[len(free) - len(blocks) :]

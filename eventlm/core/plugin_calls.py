@@ -28,7 +28,7 @@ def ask_policy(state: CoreState, views: list[SequenceView]) -> Keys:
     if not views:
         return Keys([], state.policy_generation)
     try:
-        # What it cannot change: keys are told apart by their places.
+        # The plug-in cannot change this: keys are matched by position.
         keys = state.policy.keys(tuple(views), state.now_ns)
         if len(keys) == len(views) and set(map(type, keys)) == {int}:
             return Keys(list(keys), state.policy_generation)

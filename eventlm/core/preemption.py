@@ -84,7 +84,7 @@ def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
 
 
 def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> list[Sequence]:
-    """Whom the head of the queue may evict now to be admitted; empty if it fits without, or not even so."""
+    """The residents that the head of the queue may evict now to be admitted; empty if it needs none."""
     if not replica.running or not _may_evict(state, replica.running[-1], candidate):
         return []
     fit = measure(state, replica, candidate.sequence)

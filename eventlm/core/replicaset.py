@@ -90,6 +90,6 @@ def swap_policy(state: CoreState, fact: PolicySwapped) -> None:
 
 
 def flush_caches(state: CoreState, fact: CacheFlushed) -> None:
-    """Nobody hits any more what no sequence holds. Those that wait look up their hits anew when they are admitted."""
+    """Forget the cached blocks that no sequence holds. Waiting sequences look their hits up again at admission."""
     for replica in state.replicas:
         replica.pool.flush()

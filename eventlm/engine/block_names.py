@@ -1,8 +1,8 @@
 """Names of blocks: the hash of a block's tokens and all before them, mapped to an integer that the core may see.
 
-The hash is 128 bits of BLAKE2b under a key that is random per run and never written, so that nobody can learn from a
-trace whether some text was in a prompt. The integer is fresh when a hash is first met and never used twice in a run:
-a pair that the bounded table has lost costs a hit and never gives a wrong one.
+The hash is 128 bits of BLAKE2b under a key that is random per run and never written, so a trace does not reveal whether
+some text was in a prompt. A new hash gets a fresh integer, which is never used twice in a run: a pair that the bounded
+table has lost costs a hit but never gives a wrong one.
 """
 
 from __future__ import annotations

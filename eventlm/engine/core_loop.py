@@ -66,7 +66,7 @@ class CoreLoop:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a drain has something to do."""
+        """Whether anything is pending."""
         return bool(self._pending)
 
     def put(self, make: MakeFacts) -> None:
@@ -114,7 +114,7 @@ class CoreLoop:
         self._last_checkpoint = self.core.next_seq
 
     def disarm(self) -> None:
-        """Let no timer fire any more until the next drain."""
+        """Let no timer fire until the next drain."""
         self._armed_ns = None
         if self._cancel_timer is not None:
             self._cancel_timer()

@@ -1,4 +1,4 @@
-"""What the engine knows of live requests and the core does not: token ids, parameters, and who listens.
+"""What the engine keeps of live requests beside the core: token ids, parameters and output sinks.
 
 Owns each sequence's token history and ships it to a worker that lacks the sequence; turns a worker's result into the
 fact that the core may see (counts, block integers, a digest); turns decisions into outputs for the edges.
@@ -63,13 +63,13 @@ class LiveRequest:
         self.request = request
         self.sink = sink
         self.num_unfinished = request.n
-        #: What `FinishedOutput.detail` says of an `error`.
+        #: `FinishedOutput.detail` if the request ends with an `error`.
         self.error_detail = ""
         #: The reason of its cancel.
         self.cancelled_by = ""
 
     def fail(self, error: EventLMError) -> None:
-        """The last that its sink gets. Whatever the sink raises is ignored: it has been told what there is to tell."""
+        """Put the last output into its sink. What the sink raises is ignored: no other output could follow."""
         sink, self.sink = self.sink, _ignore
         with contextlib.suppress(Exception):
             sink(error)
@@ -84,8 +84,8 @@ class Output(NamedTuple):
 
 
 class _Worker:
-    """What a replica's worker of this epoch holds, and its launches that are not completed, the oldest first. Of these
-    it has answered the first `num_answered`; those completions are not applied yet.
+    """What a replica's worker of this epoch holds, and its launches that are not completed, oldest first. It has
+    answered the first `num_answered` of them; those completions are not applied yet.
     """
 
     __slots__ = ("epoch", "held", "launches", "num_answered")
@@ -98,7 +98,7 @@ class _Worker:
 
 
 class _Completing(NamedTuple):
-    """The step whose completion is being applied: its rows, their tokens, and by row what came beside them."""
+    """The step whose completion is being applied: its rows, their tokens, and the extras by row."""
 
     rows: list[SequenceId]
     tokens: list[list[int]]
@@ -106,8 +106,8 @@ class _Completing(NamedTuple):
 
 
 class LiveRequests:
-    """All live requests of an engine. `seed_key` makes the seeds of requests that bring none. `vocab_size` 0: unknown,
-    then workers may answer any token id.
+    """All live requests of an engine. `seed_key` makes the seeds of requests without one. `vocab_size` 0: unknown, so
+    any token id is accepted.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LiveRequests:
         self._seed_key = seed_key
         self._digest_key = digest_key
         self._requests: dict[int, LiveRequest] = {}
-        #: Those of them whose rows give more than tokens.
+        #: Those whose rows give more than tokens.
         self._asking: set[int] = set()
         #: Sequences that take tokens: neither closing nor finished.
         self._samples: dict[SequenceId, LiveSequence] = {}
@@ -142,7 +142,7 @@ class LiveRequests:
             live.fail(error)
 
     def arrive(self, seq: int, request: Request, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
-        """Take a request in as number `seq`; returns its fact, which says nothing of its content."""
+        """Take a request in as number `seq`; returns its fact, which holds none of its content."""
         seed = self._draw_seed(seq) if request.sampling.seed is None else request.sampling.noise_seed
         request = structs.replace(request, sampling=request.sampling.for_worker(seed))
         live = LiveRequest(seq, request, sink)
@@ -166,14 +166,14 @@ class LiveRequests:
         )
 
     def prompt_tokens(self, seq: int) -> PromptTokens:
-        """What the token log says of a request that has just arrived. `recorded_request` is the way back."""
+        """The token log's line of a request that has just arrived; `recorded_request` reverses it."""
         request = self._requests[seq].request
         salt = request.cache_salt.encode()
         return PromptTokens(
             s=seq,
             token_ids=request.prompt_token_ids,
             params=structs.replace(request.sampling, seed=None),
-            # Of a client's salt nobody needs more than whether another is the same.
+            # A client's salt is only ever compared for equality.
             cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
         )
 
@@ -183,11 +183,11 @@ class LiveRequests:
         return request.sampling.grammar if request.scheduling.waits_for_grammar else ""
 
     def fail_grammar(self, seq: int, error: GrammarError) -> None:
-        """What the client of a live request is told when it ends for want of its grammar."""
+        """Set the error that the client of a live request gets if its grammar cannot be built."""
         self._requests[seq].error_detail = str(error)
 
     def cancel(self, seq: int, reason: str) -> None:
-        """What the client of a request is told when its cancel is applied; nothing if it has left."""
+        """Set the reason that the client of a request gets when its cancel is applied; nothing if it has left."""
         if seq in self._requests:
             self._requests[seq].cancelled_by = reason
 
@@ -208,7 +208,7 @@ class LiveRequests:
             del self._samples[SequenceId(seq, index)]
 
     def launch(self, launched: Launched) -> StepPayload:
-        """What the worker needs beside the launch: the sequences among its rows that it does not hold."""
+        """What the worker needs beside the launch: the sequences in it that the worker does not hold."""
         worker = self._workers.setdefault(launched.replica, _Worker(launched.epoch))
         held = worker.held
         held.difference_update(SequenceId(*pair) for pair in launched.forget)
@@ -233,15 +233,15 @@ class LiveRequests:
         )
 
     def set_worker(self, replica: int, epoch: int | None) -> None:
-        """The replica's worker is that of this epoch, or there is none. One before it is gone with all that it held."""
+        """The replica's worker is that of this epoch, or there is none. An earlier one is gone with what it held."""
         worker = self._workers.get(replica)
         if worker is not None and worker.epoch != epoch:
             del self._workers[replica]
 
     def answer(self, replica: int, result: StepResult) -> None:
-        """A worker has answered; its completion will be applied by `complete`, in the order of the answers.
+        """Take in a worker's answer. `complete` applies answers in their order.
 
-        Raises ResultMismatchError if that is no answer to the oldest launch that it has not answered.
+        Raises ResultMismatchError if it does not answer the worker's oldest open launch.
         """
         worker = self._workers.get(replica)
         if worker is None or worker.num_answered == len(worker.launches):
@@ -258,7 +258,7 @@ class LiveRequests:
         worker.num_answered += 1
 
     def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> StepCompleted:
-        """The fact of a worker's result. Its tokens are kept until the core says which of them count."""
+        """The fact of a worker's result. Its tokens are kept until the core decides which of them count."""
         launched = self._take_launch(replica, result)
         rows: list[SequenceId] = []
         filled: list[tuple[int, list[int]]] = []
@@ -289,7 +289,7 @@ class LiveRequests:
         return worker.launches.popleft()
 
     def _note_errors(self, rows: list[SequenceId], result: StepResult) -> None:
-        """Keep why rows ended for want of logits, and warn; a worker says it of rows that have left, too."""
+        """Note which rows ended because their logits were not finite, and warn. Some rows may have left by now."""
         for row, end in result.ends:
             identity = rows[row]
             if end == "error" and not result.tokens[row] and identity in self._samples:
@@ -303,7 +303,7 @@ class LiveRequests:
                 )
 
     def digest(self, tokens: list[list[int]]) -> str:
-        """What the fact of a step says of its tokens."""
+        """The digest of a step's tokens in its fact."""
         return blake2b(encode(tokens), digest_size=8, key=self._digest_key).hexdigest()
 
     def _name_filled(
@@ -337,7 +337,7 @@ class LiveRequests:
         return filled
 
     def emit(self, emitted: Emitted) -> list[Output]:
-        """Append the tokens of the step just completed, but for those that the core dropped."""
+        """Append the tokens of the step just completed, except those that the core dropped."""
         rows, tokens, extras = self._completing
         dropped = dict(emitted.dropped)
         outputs = []
@@ -354,7 +354,7 @@ class LiveRequests:
         return outputs
 
     def _prompt_outputs(self, identity: SequenceId, extras: RowExtras) -> list[Output]:
-        """What a row says of its prompt; nothing if nobody listens any more."""
+        """Put out what a row says of its prompt; nothing if the client has left."""
         sample = self._samples.get(identity)
         if sample is None:
             return []
@@ -371,7 +371,7 @@ class LiveRequests:
         return Output(sample.request, ClosingOutput(closing.index, closing.reason, closing.position))
 
     def finish(self, finished: Finished) -> Output:
-        """A sequence is over, and with the last of its request that too."""
+        """A sequence is over, and with the last one its request."""
         seq = finished.request
         live = self._requests[seq]
         identity = SequenceId(seq, finished.index)

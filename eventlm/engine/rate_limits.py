@@ -1,8 +1,8 @@
 """Limits of each key: requests and tokens per minute, and requests at once. Counted by the engine for all front ends.
 
-Requests and tokens are token buckets that hold a minute's worth and fill without a break. All is in integers: a
-bucket counts in units of which a minute of nanoseconds make one request or token, so that `limit` units come in each
-nanosecond. What is not known before, how many tokens a request produces, is taken at its most and corrected at the end.
+Requests and tokens are token buckets that hold a minute's worth and fill continuously. All is in integers: a request or
+token is as many units as a minute has nanoseconds, so a bucket gains `limit` units in each nanosecond. A request is
+charged for the most tokens that it may produce, and the charge is corrected at its end.
 
 Pure given a clock: every call brings the time.
 """
@@ -21,9 +21,9 @@ from eventlm.formatting import counted
 from eventlm.types import ceil_div
 
 MINUTE_NS = 60_000_000_000
-#: How long who has too many requests at once should wait: nobody knows when one of them ends.
+#: How long a key with too many concurrent requests should wait: the end of a request cannot be foreseen.
 CONCURRENCY_RETRY_NS = 1_000_000_000
-#: Beyond it those who have nothing under way and a full bucket are forgotten: a new bucket is full too.
+#: Beyond it, owners with nothing under way and full buckets are forgotten: a new bucket is full too.
 _MANY_OWNERS = 1024
 
 _Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
@@ -45,7 +45,7 @@ NO_LIMITS = RateLimits()
 
 
 class BucketState(Struct, frozen=True):
-    """A limit as its key's holder is told of it: the limit, what is left, and when it will be whole again."""
+    """A limit as the client sees it: the limit, what is left, and when it will be whole again."""
 
     limit: int
     remaining: int
@@ -60,7 +60,7 @@ class RateLimitState(Struct, frozen=True, kw_only=True):
 
 
 class RateLimitError(EventLMError):
-    """A key is over one of its limits. `retry_ns` 0: it is no use to try the same again.
+    """A key is over one of its limits. `retry_ns` 0: the same request will never be within them.
 
     The state may be plain data, as it comes from another process.
     """
@@ -98,12 +98,12 @@ class _Bucket:
         return self._units >= self._limit * MINUTE_NS
 
     def wait_ns(self, amount: int) -> int:
-        """How long until `amount` is there; 0 if it is. The caller has checked that the bucket can hold it."""
+        """How long until `amount` is available; 0 if it is. The caller has checked that the bucket can hold it."""
         missing = amount * MINUTE_NS - self._units
         return ceil_div(missing, self._limit) if missing > 0 else 0
 
     def take(self, amount: int) -> None:
-        """Take `amount`, or with a negative one give it back; what is not limited is not counted."""
+        """Take `amount`, or give it back if it is negative. Nothing is counted without a limit."""
         if not self._limit:
             return
         self._units = min(self._units - amount * MINUTE_NS, self._limit * MINUTE_NS)
@@ -149,7 +149,7 @@ class RateLimiter:
     ) -> Charge:
         """Take one request of at most `num_tokens`, or raise RateLimitError and take nothing.
 
-        classes: one for each prompt of the request, as it is counted if it is refused.
+        classes: the class of each prompt of the request, for the count of refused ones.
         """
         account = self._account(owner, limits, now_ns)
         try:
@@ -163,7 +163,7 @@ class RateLimiter:
         return Charge(account, limits, num_tokens)
 
     def count(self, owner: str, limits: RateLimits, now_ns: int) -> None:
-        """Take one request that makes nothing new, or raise RateLimitError and take nothing. It is of no class."""
+        """Take one request that produces nothing, or raise RateLimitError and take nothing. It has no class."""
         if limits:
             account = self._account(owner, limits, now_ns)
             try:
@@ -230,7 +230,7 @@ class Charge:
     def __init__(self, account: _Account, limits: RateLimits, num_tokens: int) -> None:
         self._account: _Account | None = account
         self._num_tokens = num_tokens
-        #: As it was when the request had taken its part.
+        #: As it was after the request had been charged.
         self.state = account.state(limits)
 
     def settle(self, num_tokens: int) -> None:

@@ -26,7 +26,7 @@ class QueueFullError(EventLMError):
 
 
 class GroupSizeError(QueueFullError):
-    """The group has more sequences than there will ever be room for; none of its requests was admitted."""
+    """The group has more sequences than even an idle engine can hold; none of its requests was admitted."""
 
 
 class ContextLengthError(EventLMError):
@@ -34,11 +34,11 @@ class ContextLengthError(EventLMError):
 
 
 class RequestFieldError(InputError):
-    """A field of a request is outside its limits, which `limits` states: the field must be ..."""
+    """A field of a request is outside its limits. `limits` completes the sentence "it must be ..."."""
 
     def __init__(self, param: str, limits: str) -> None:
         super().__init__(param, f"Invalid value for '{param}': it must be {limits}.")
-        # Those of this class, so that another process can raise it again.
+        # The arguments of this class, so that another process can raise it again.
         self.args = (param, limits)
 
 
@@ -51,11 +51,11 @@ class EngineUnavailableError(EventLMError):
 
 
 class UnknownReplyError(EventLMError):
-    """There is no such reply, not any more, or it belongs to somebody else."""
+    """There is no such reply, it is no longer kept, or it belongs to another owner."""
 
 
-#: Reasons of a cancel: the client left; its owner or an operator asked for it; the engine stops; its outputs could not
-#: be delivered.
+#: Why a request was cancelled: the client left; its owner or an operator asked for it; the engine stops; its outputs
+#: could not be delivered.
 CLIENT_LEFT = "client"
 BY_OWNER = "owner"
 BY_OPERATOR = "admin"
@@ -69,10 +69,10 @@ LOGITS_NOT_FINITE = "logits_not_finite"
 class Request(Struct, frozen=True, kw_only=True):
     """One prompt, how its tokens are chosen and how it is scheduled.
 
-    Where `sampling.seed` is None the engine draws a seed and records it. The times in `scheduling` are those of
-    `InferenceEngine.now_ns`. The rest is for the caller's text alone, and the engine ignores it: `visible_token_ids`
-    are special tokens that are always shown, and `message_format`, a struct of the caller's own, is what a chat's
-    message may consist of.
+    If `sampling.seed` is None the engine draws a seed and records it. The times in `scheduling` are those of
+    `InferenceEngine.now_ns`. The engine ignores the rest, which only the caller's text needs: `visible_token_ids` are
+    special tokens that are always shown, and `message_format`, a struct of the caller's own, describes what a chat
+    message may hold.
     """
 
     prompt_token_ids: list[int]
@@ -98,12 +98,12 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """What a group of requests is for its edge: one reply.
+    """A group of requests as its edge submits it: one reply.
 
-    reply_id: the reply's public id, such as `chatcmpl-...`. owner: whom it belongs to (`Principal.owner`). edge_state:
-    what an edge needs to make the same reply from the same outputs again; nothing to the engine. is_resumable: whether
-    the outputs are kept for a client that lost its connection. limits: what the owner may use. request_id: by which it
-    can be looked up too; a client may have chosen it (`x-request-id`), and the newest reply of its owner has it.
+    reply_id: the reply's public id, such as `chatcmpl-...`. owner: see `Principal.owner`. edge_state: what an edge
+    needs to make the same reply from the same outputs again; the engine only stores it. is_resumable: whether the
+    outputs are kept for a client that lost its connection. limits: what the owner may use. request_id: a second id for
+    look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the owner.
     """
 
     reply_id: str
@@ -117,7 +117,7 @@ class Submission(Struct, frozen=True, kw_only=True):
 class ResumedReply(Struct, frozen=True, kw_only=True):
     """A reply that is read again: what was submitted, the seqs of its arrivals, and the number of the new reader.
 
-    num_outputs: how many outputs there are by now, of which the reader gets the first first.
+    num_outputs: how many outputs there are so far; the reader gets them from the first on.
     """
 
     submission: Submission
@@ -128,7 +128,7 @@ class ResumedReply(Struct, frozen=True, kw_only=True):
 
 
 class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):
-    """New tokens of sequence `index`; their fact is in the trace. `start` is the place of the first in the output."""
+    """New tokens of sequence `index`; their fact is in the trace. `start`: position of the first in the output."""
 
     index: int
     start: int
@@ -137,7 +137,7 @@ class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):
 
 
 class PromptLogprobsOutput(Struct, frozen=True, tag="prompt_logprobs", array_like=True):
-    """Log-probabilities of prompt tokens from place `start` on, as sequence `index` computed them.
+    """Log-probabilities of prompt tokens from position `start` on, as sequence `index` computed them.
 
     They come in the order of the prompt, but some may come again after a preemption.
     """
@@ -165,8 +165,8 @@ class ClosingOutput(Struct, frozen=True, tag="closing", array_like=True):
 class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     """Sequence `index` is over. Only its first `position` tokens belong to the output.
 
-    row: its metrics, as the log has them. detail: of an `error`, LOGITS_NOT_FINITE, or why the request's own grammar
-    cannot be followed, which may quote the request; of `cancelled`, who did it, as in `Cancelled.reason`.
+    row: its metrics, as the log has them. detail: for an `error`, LOGITS_NOT_FINITE, or why the request's own grammar
+    cannot be followed, which may quote the request; for `cancelled`, the reason as in `Cancelled.reason`.
     """
 
     index: int
@@ -178,12 +178,12 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
 
 
 class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):
-    """Says nothing of a request: another reader reads its reply from now on, and this one shall end."""
+    """Another reader has taken over the reply, and this one must end."""
 
 
 RequestOutput = Union[TokensOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
-#: Gets what the engine says of a group, in the order in which it says it: the place of the request in the group, and
-#: an output, or the error that ends the request.
+#: Gets the outputs of a group in the engine's order: the place of the request in the group, and an output, or the
+#: error that ends the request.
 OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]
 #: The same for one request of the group.
 Put = Callable[[RequestOutput | TakenOver | EventLMError], None]
@@ -193,9 +193,9 @@ class RequestHandle:
     """A live request as its edge sees it. Iterating ends after the last sequence's `FinishedOutput`, or when another
     reader takes the reply over.
 
-    `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first. With `put`, what
-    the engine says goes there, and there is nothing to iterate over. `rate_limits` is what the owner had left when it
-    was admitted, if the owner has limits.
+    `request` is the arrival's seq. Iterating raises EngineUnavailableError if the engine dies first. With `put`, the
+    outputs go there, and there is nothing to iterate over. `rate_limits` is what the owner had left at its admission,
+    if the owner has limits.
     """
 
     def __init__(
@@ -233,9 +233,9 @@ class RequestHandle:
         return output
 
     def text_ended(self, index: int, position: int, reason: str = "") -> None:
-        """Tell the engine that the text of sequence `index` ends at `position` tokens, or was looked at to there."""
+        """Report that the text of sequence `index` ends at `position` tokens, or was checked up to there."""
         self._text_ended(self.request, index, position, reason)
 
     def cancel(self, reason: str = CLIENT_LEFT) -> None:
-        """End the request; harmless when it has ended."""
+        """End the request; does nothing if it has ended."""
         self._cancel(self.request, reason)

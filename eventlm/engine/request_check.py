@@ -1,5 +1,5 @@
-"""The limits of a request. The engine checks them at its entry for every caller: what passes can be recorded in the
-trace, sent to a worker and computed there.
+"""The limits of a request. The engine checks them at its entry for every caller: a request that passes can be recorded
+in the trace, sent to a worker and computed there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import RequestKind
 
-#: Token ids are below this where the vocabulary's size is unknown. Workers and block hashes hold 32-bit integers.
+#: Token ids are below this if the vocabulary's size is unknown. Workers and block hashes hold 32-bit integers.
 TOKEN_ID_LIMIT = 1 << 31
 #: Names of models, adapters and service classes have at most this many characters.
 MAX_NAME_LENGTH = 256

@@ -1,4 +1,4 @@
-"""What every event has in common, and the three kinds of event.
+"""The common fields of all events, and the three kinds of event.
 
 A **fact** came from outside and is authoritative. A **decision** is what the core concluded from the facts; a replay
 computes it again and compares. A **marker** only annotates. All three are stamped with a gapless `s`, a logical time
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-#: Times of a run are below this: 292 years. Readers with 64-bit integers have them exactly. Those with floats, such as
-#: jq, round times after 2^53 ns (104 days) to a few nanoseconds.
+#: Times of a run are below this: 292 years. Readers with 64-bit integers read them exactly. Those with floats, such
+#: as jq, round times after 2^53 ns (104 days) to a few nanoseconds.
 TIME_LIMIT_NS = 1 << 63
 
 

@@ -18,7 +18,7 @@ HASH_MARK = b',"h":"'
 #: Length of `,"h":"<16 hex>"}`, the end of every line before its newline.
 SUFFIX_BYTES = len(HASH_MARK) + 16 + 2
 
-#: What decoding raises for bytes that are no event: no JSON, no UTF-8, nested too deep, or with fields that do not fit.
+#: Raised by decoding bytes that are not an event: invalid JSON or UTF-8, too deep nesting, or fields that do not fit.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 #: Tags of the lines that are facts, and of those that are decisions.

@@ -33,7 +33,7 @@ class Routed(Decision, frozen=True, kw_only=True, tag="route"):
 
 
 class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
-    """One step of one replica: everything that its worker needs, except the token ids, which travel beside it.
+    """One step of one replica: everything that its worker needs, except the token ids, which are sent with it.
 
     decodes: (request, index, confirmed tokens of the sequence, steps of it already in flight), most urgent first.
     chunks: (request, index, position of the first token, tokens, 1 if the row samples), after the decodes.

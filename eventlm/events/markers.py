@@ -17,7 +17,7 @@ SCHEMA_VERSION = 8
 BEHAVIOUR_VERSION = 6
 
 Text = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
-#: It names the folder that a run is recorded in.
+#: Names the folder that a run is recorded in.
 RunName = Annotated[str, Meta(pattern=r"^[^/\x00-\x1f\x7f]{1,255}\Z")]
 
 
@@ -38,7 +38,7 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
     Its defaults are written out, unlike those of other events: a version left out because it is today's default
     would read as tomorrow's.
 
-    Whoever reads one goes through `eventlm.events.header_check`, which has the limits that a type cannot tell.
+    Readers use `eventlm.events.header_check`, which checks what types cannot express.
     """
 
     format: int = FORMAT_VERSION
@@ -62,7 +62,7 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
     #: How many (content hash, integer) pairs the block name table keeps.
     block_table_size: Count = 0
     host: dict[str, Any] = {}
-    #: What is recorded beside the numbers.
+    #: What is recorded in addition to the numbers.
     level: Literal["default", "tokens"] = "default"
     #: In a later segment of one run: the last `h` of the segment before.
     previous_h: Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")] = ""

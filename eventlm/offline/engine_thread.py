@@ -1,4 +1,4 @@
-"""An engine and its event loop in a thread of their own, so that the caller may have a loop of its own or none."""
+"""Runs an engine and its event loop in a thread, so that callers may or may not have a loop of their own."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from eventlm.engine.request import EngineUnavailableError
 
 T = TypeVar("T")
 
-#: How late a signal may be handled while the caller waits. The kernel may deliver it to another thread, and it does not
-#: end an untimed wait of this one then.
+#: Longest delay of a signal while the caller waits. If the kernel delivers it to another thread, it does not end an
+#: untimed wait of this one.
 _SIGNAL_SECONDS = 0.5
 
 
 class EngineThread(threading.Thread):
-    """Runs an engine from `start_engine` to `stop`, which must be called once. A daemon: it never holds up the exit."""
+    """Runs an engine from `start_engine` to `stop`, which must be called once. Never delays the exit."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         super().__init__(name="eventlm", daemon=True)
         self.engine = engine
-        # As in the server; and it can start processes under whatever policy the program has set.
+        # As in the server. It can start processes whatever event loop policy the program has set.
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
-        #: Whatever is submitted is known to the loop before it hears of the end.
+        #: Guards `_stopping`: the loop gets all submitted work before it is stopped.
         self._lock = threading.Lock()
         self._stopping = False
 
     def start_engine(self) -> None:
-        """Start the thread, and the engine in it. Raises what keeps the engine from starting."""
+        """Start the thread and the engine. Raises the engine's errors."""
         self.start()
         self.result(self.submit(self.engine.start()))
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine beside the engine. Raises EngineUnavailableError where there is no engine."""
+        """Run a coroutine in the engine's loop. Raises EngineUnavailableError after `stop` and in a fork."""
         try:
             if os.getpid() != self._pid:
                 raise EngineUnavailableError(
@@ -75,8 +75,7 @@ class EngineThread(threading.Thread):
                 self._loop.close()
                 return
             asyncio.run_coroutine_threadsafe(self._stop_engine(), self._loop)
-        # Garbage may be collected anywhere: a loop that waited for its own end, or for another that waits for it, would
-        # wait for ever.
+        # Finalizers may run in any thread. A loop that waits for itself, or for another that waits for it, never ends.
         if not isinstance(threading.current_thread(), EngineThread):
             self.join()
 
@@ -97,7 +96,7 @@ class EngineThread(threading.Thread):
             self._loop.stop()
 
     async def _cancel_the_rest(self) -> None:
-        """Whoever still waits hears of the end."""
+        """Cancel all other tasks."""
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What `LLM` returns. The names and shapes are vLLM's, so that code which reads them needs no change."""
+"""The outputs of `LLM`, with vLLM's names and fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token, its place among all by likelihood (from 1), and its text."""
+    """Log-probability of a token, its rank by likelihood (from 1), and its text."""
 
     logprob: float
     rank: int
@@ -23,9 +23,8 @@ TokenLogprobDict = dict[int, Logprob]
 class CompletionOutput:
     """One completion of a prompt.
 
-    `token_ids` has the token that ended it, `text` has not. `logprobs` has one dict for each token, if they were
-    asked for, and `cumulative_logprob` is the sum of the tokens' own. `stop_reason` is the stop string or stop
-    token that ended it; None at the model's own end of sequence and at `length`.
+    `token_ids` includes the token that ended it, `text` does not. `logprobs` has one dict for each token, if asked for;
+    `cumulative_logprob` is the sum of the tokens' own. `stop_reason` is the stop string or stop token that ended it.
     """
 
     index: int
@@ -37,13 +36,13 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
-        """Whether it is whole; what `LLM` returns always is."""
+        """Whether it is complete, which outputs of `LLM` always are."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When things happened to a request, as `time.time()` has it: submitted, first token here, last token here."""
+    """Times of a request (`time.time()`): submitted, first token received, last token received."""
 
     arrival_time: float
     first_token_time: float | None
@@ -54,9 +53,8 @@ class RequestMetrics:
 class RequestOutput:
     """A prompt and its completions.
 
-    `prompt` is None where the prompt was given as token ids. `prompt_logprobs` has one entry for each prompt token, if
-    they were asked for; the first is None, for nothing predicts it. `num_cached_tokens` of the prompt came from the
-    prefix cache.
+    `prompt` is None if the prompt was given as token ids. `prompt_logprobs` has one entry for each prompt token, if
+    asked for; the first is None. `num_cached_tokens` of the prompt came from the prefix cache.
     """
 
     request_id: str

@@ -8,12 +8,12 @@ from typing import Any
 
 from eventlm.offline.outputs import EmbeddingRequestOutput, RequestOutput
 
-#: Shows a bar, shows none, or makes the bar, like `functools.partial(tqdm, leave=False)`.
+#: Whether to show a bar, or a function that makes it, like `functools.partial(tqdm, leave=False)`.
 UseTqdm = bool | Callable[..., Any]
 
 
 class Progress:
-    """A bar over `num_prompts`, to be used in the thread that called: notebooks show no other thread's output."""
+    """A bar over `num_prompts`. Use it in the calling thread: notebooks show no other thread's output."""
 
     def __init__(self, use_tqdm: UseTqdm, num_prompts: int) -> None:
         self._bar: Any = None

@@ -1,4 +1,4 @@
-"""Cross-origin requests: which web pages may use the server from a browser. None, unless the configuration says so."""
+"""Cross-origin requests: which web pages may use the server from a browser. By default none."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ANY = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
-#: How long a browser may remember what a preflight was told.
+#: How long a browser may cache the reply to a preflight.
 _MAX_AGE_SECONDS = 600
 _METHODS = "DELETE, GET, HEAD, OPTIONS, POST"
-#: What pages may read of a reply, beside what browsers show them anyway.
+#: Headers that pages may read, beside those that browsers always allow.
 _EXPOSED = ", ".join(
     [
         "x-request-id",
@@ -29,7 +29,7 @@ _EXPOSED = ", ".join(
 
 
 def check_origins(config: ServerConfig) -> None:
-    """Raise UsageError for what cannot be an origin."""
+    """Raise UsageError for an invalid origin."""
     for origin in config.cors_origin:
         if origin != ANY and not _ORIGIN.fullmatch(origin):
             raise UsageError(
@@ -40,7 +40,7 @@ def check_origins(config: ServerConfig) -> None:
 
 @web.middleware
 async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A browser asks before it sends what a page wants; such a request carries no key."""
+    """Answer a browser's preflight request, which has no key."""
     is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
     if not is_preflight or not _allowed(request):
         return await handler(request)
@@ -53,7 +53,7 @@ async def answer_preflight(request: web.Request, handler: Handler) -> web.Stream
 
 
 async def set_cors_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal `on_response_prepare`: tell the browser that the page may have the reply."""
+    """Signal `on_response_prepare`: allow the page to read the reply."""
     allowed = _allowed(request)
     if allowed:
         response.headers["Access-Control-Allow-Origin"] = allowed
@@ -63,7 +63,7 @@ async def set_cors_headers(request: web.Request, response: web.StreamResponse) -
 
 
 def _allowed(request: web.Request) -> str:
-    """The origin that the reply may name; empty if there is none. Keys are no credentials in the sense of CORS."""
+    """The origin to allow; empty for none. API keys are not credentials in the sense of CORS."""
     origins = request.app[CONTEXT].config.cors_origin
     origin = request.headers.get("Origin", "")
     if not origin:

@@ -1,7 +1,7 @@
-"""`eventlm.timings` of a reply: where the time of each choice went, as the log has it.
+"""`eventlm.timings` of a reply: where the time of each choice went.
 
-The engine measures them for its own metrics; `eventlm trace stats` and `eventlm explain` read the same from the log.
-What was not reached is null. `edge_ms`, `queued_ms` and `prefill_ms` add up to `ttft_ms` where nothing was preempted.
+The engine's metrics, `eventlm trace stats` and `eventlm explain` have the same figures. Times that were not reached are
+null. `edge_ms`, `queued_ms` and `prefill_ms` add up to `ttft_ms` if nothing was preempted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ T = TypeVar("T", bound=Struct)
 class ChoiceTimings(Struct, frozen=True, kw_only=True):
     """One choice. Times in ms, to the nanosecond, by the engine's clock.
 
-    index: of the choice. request: number of its arrival in the trace; sample: its place among the request's `n`.
-    edge_ms: from the reception to the scheduler. queued_ms: from there to the launch of the first step with it.
-    prefill_ms: from there until the first token is shown. decode_ms: from there to the last. preempted_ms: waited
-    behind preemptions. (An explanation's parts have other borders: `docs/http-api.md`.)
-    ttft_ms, total_ms: from the reception to the first token, and to the end. tpot_ms: per token but the first.
-    deadline_met, slo_met: of the deadline and of the objectives, null if there are none.
+    index: of the choice. request: the seq of its arrival in the trace; sample: its number among the request's `n`.
+    edge_ms: from the reception to the scheduler. queued_ms: to the launch of its first step. prefill_ms: to its first
+    token. decode_ms: to its last token. preempted_ms: time after preemptions. (An explanation's parts have other
+    borders: `docs/http-api.md`.) ttft_ms, total_ms: from the reception to the first token, and to the end. tpot_ms: per
+    token after the first. deadline_met, slo_met: null without a deadline, and without objectives.
     """
 
     index: int
@@ -54,17 +53,17 @@ class EventlmReply(Struct, frozen=True):
 
 
 def with_timings(reply: T, rows: Mapping[int, RequestRow]) -> T:
-    """A reply, or the last chunk of one, that says its timings too."""
+    """A reply, or its last chunk, with timings."""
     return structs.replace(reply, eventlm=timings(rows))
 
 
 def timings(rows: Mapping[int, RequestRow]) -> EventlmReply:
-    """Of choices that are over, by their numbers."""
+    """The timings of choices that are over, by their numbers."""
     return EventlmReply([choice_timings(choice, row) for choice, row in sorted(rows.items())])
 
 
 def choice_timings(choice: int, row: RequestRow) -> ChoiceTimings:
-    """Of one choice."""
+    """The timings of one choice."""
     return ChoiceTimings(
         index=choice,
         request=row.request,

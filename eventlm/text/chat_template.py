@@ -1,4 +1,4 @@
-"""Chat templates, rendered as transformers renders them, without importing it.
+"""Chat templates, rendered as transformers renders them.
 
 The environment is that of `PreTrainedTokenizerBase.apply_chat_template`: Jinja in its immutable sandbox, block
 trimming, loop controls, `{% generation %}` blocks, `raise_exception`, `strftime_now` and an unescaped `tojson`.
@@ -18,12 +18,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from eventlm.errors import CheckpointError, EventLMError
 
-#: Names that a template is given by the server; a request cannot replace them.
+#: Names that a request cannot set.
 RESERVED_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
 
-#: Put behind a message that is to be continued, to find its end in the text. A template that trims cuts its space off.
+#: Appended to a message that is to be continued, to find its end in the text. Templates that trim remove its space.
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -32,7 +32,7 @@ class ChatTemplateError(EventLMError):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; for rendering it is transparent."""
+    """`{% generation %}` marks an assistant's text for training. It does not change the rendered text."""
 
     tags = {"generation"}
 
@@ -73,9 +73,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """A compiled chat template with the special tokens of its tokenizer (`bos_token`, `eos_token`, ...).
 
-    Raises CheckpointError for a source that is none.
-
-    `knows_developer`: whether it says anything of the role of that name. `knows_tools`: whether it tells of tools.
+    knows_developer, knows_tools: whether the source mentions the developer role, and tools. Raises CheckpointError for
+    a source that does not compile.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:

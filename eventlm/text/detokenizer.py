@@ -1,8 +1,7 @@
 """From tokens to text, one sequence at a time.
 
-Tokens stand for bytes, and a character may span several tokens, so bytes go through an incremental UTF-8 decoder: a
-character is given out when its last byte has come. Bytes that can never become a character turn into U+FFFD, as in
-`bytes.decode(errors="replace")`, and so does an incomplete character at the end.
+A character may span several tokens, so their bytes go through an incremental UTF-8 decoder. Bytes that can never become
+a character turn into U+FFFD, as in `bytes.decode(errors="replace")`, and so does an incomplete character at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from eventlm.text.stop_strings import StopMatcher, StopStrings
 
 
 class Detokenizer:
-    """Incremental detokenizing. The joined pieces do not depend on how the tokens were cut into calls."""
+    """Incremental detokenizing: the joined results do not depend on how tokens are grouped into calls."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
@@ -30,19 +29,18 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The rest: U+FFFD if the last character is incomplete, else nothing."""
+        """U+FFFD if the last character is incomplete, else nothing."""
         data, self._begun = self._begun, b""
         return codecs.utf_8_decode(data, "replace", True)[0]
 
 
 class SequenceText:
-    """The text of one sequence, from its tokens to what a client may see.
+    """The text of one sequence, as its client sees it, whether streamed or not.
 
-    Tokens of `end_token_ids` (end of sequence, stop tokens) count but give no text. With stop strings, text ends
-    before the first one that is complete behind `min_tokens` tokens, or with `include_stop` at its end;
-    `stop_position` is then the number of tokens up to and including the one that completed it. Streamed and whole
-    replies both come from here, so they are equal. With `is_over`, which is told the visible text token by token, it
-    ends behind the token for which that is true, in the same way.
+    Tokens of `end_token_ids` (end of sequence, stop tokens) count but have no text. With stop strings, the text ends
+    before the first one that is complete after `min_tokens` tokens, or with `include_stop` after it; `stop_position` is
+    then the number of tokens up to and including the one that completed it. `is_over` is called with the visible text
+    of each token; the text ends in the same way after the token for which it returns True.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class SequenceText:
 
     @property
     def end_reason(self) -> Literal["stop", "tool_calls"]:
-        """What the engine is told of an end at `stop_position`."""
+        """The reason of an end at `stop_position`."""
         return "stop" if self.stop_string is not None else "tool_calls"
 
     @property
@@ -76,7 +74,7 @@ class SequenceText:
         return self._matcher.found if self._matcher is not None else None
 
     def push(self, token_ids: list[int]) -> str:
-        """The text that these tokens make safe to send; tokens after an end are ignored."""
+        """The text that is safe to send after these tokens. Tokens after an end are ignored."""
         if self.is_closed:
             return ""
         if self._matcher is None and self._is_over is None:
@@ -98,7 +96,7 @@ class SequenceText:
         return "".join(pieces)
 
     def close(self) -> str:
-        """The text that was held back, once no more tokens come. A second call gives nothing."""
+        """The text that was held back, when no more tokens come. A second call returns nothing."""
         if self.is_closed:
             return ""
         tail = self._detokenizer.flush()

@@ -56,7 +56,7 @@ def build_batch(rows: Sequence[Row], *, block_size: int, device: torch.device) -
 
 
 def tail_slots(rows: Sequence[Row], block_size: int) -> np.ndarray:
-    """Slots behind the last tokens of rows that enter their last block in this step, up to that block's end; int64."""
+    """Slots after the last tokens of rows that enter their last block in this step, up to that block's end; int64."""
     tails = [np.empty(0, dtype=np.int64)]
     for row in rows:
         length = row.start + row.num_tokens

@@ -63,8 +63,8 @@ class CacheEngine:
     def clear_slots(self, slots_R: Tensor) -> None:
         """Zero these slots, int64, in all layers.
 
-        Attention reads whole blocks and masks what lies behind a sequence, but 0 x NaN is NaN: a block must not carry
-        what overflowed in a sequence that had it before.
+        Attention reads whole blocks and masks what is after a sequence's end, but 0 x NaN is NaN: a block must not hold
+        values that overflowed in a sequence that had it before.
         """
         if slots_R.numel():
             _, _, _, num_kv_heads, block_size, _ = self.kv.shape
@@ -92,7 +92,7 @@ class StepAttention:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not empty: padding reads slots that nobody has written, and 0 x NaN would be NaN."""
+    """Zeros, not empty: padding reads slots that were never written, and 0 x NaN would be NaN."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return host_memory.zeros(shape, dtype)

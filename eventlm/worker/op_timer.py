@@ -6,7 +6,7 @@ import time
 
 
 class OpTimer:
-    """Counts from its making on; each `lap` gives the time since the one before to an operation."""
+    """Runs from when it is made; each `lap` adds the time since the one before to an operation."""
 
     def __init__(self) -> None:
         self.times_ns: dict[str, int] = {}
@@ -19,7 +19,7 @@ class OpTimer:
         self._last_ns = now_ns
 
     def share(self, times_ns: dict[str, int], *, rest: str) -> None:
-        """The lap that ends here went to these operations, and what they leave of it to `rest`."""
+        """The lap that ends here went to these operations, and the rest of it to `rest`."""
         for name, time_ns in times_ns.items():
             self.times_ns[name] = self.times_ns.get(name, 0) + time_ns
             self._last_ns += time_ns

@@ -1,6 +1,6 @@
 """Has the system give the memory of KV blocks before they are used.
 
-Memory that nobody has written yet has no pages: the first write waits until the system has found and cleared one. Each
+Memory that has not been written has no pages: the first write waits until the system has found and cleared one. Each
 layer's keys and values lie apart, so that a single block begins dozens of huge pages; on a virtual machine, whose host
 has to find them too, a step waited for 0.2 to 0.7 s. Blocks are first used in the order of their numbers, so it can be
 done for those that come next: beside the reading of the weights, while the worker has no step to run, and where steps
@@ -53,7 +53,7 @@ class PageToucher:
             self._thread.join()
 
     def stay_ahead_of(self, num_blocks: int) -> None:
-        """The blocks below `num_blocks` are used: touch two rounds of those behind, if there are few. Returns at once.
+        """The blocks below `num_blocks` are used: touch two rounds of the next ones if few are. Returns at once.
 
         Few are less than the next step uses if it is like this one, and half a round: a short first request need not
         share memory with the thread.
@@ -95,7 +95,7 @@ class PageToucher:
         start = begin - begin % mmap.PAGESIZE
         num_bytes = begin + (end - self._num_touched) * self._block_bytes - start
         if self._madvise is None or self._madvise(start, num_bytes, _MADV_POPULATE_WRITE):
-            # The system cannot, or has no more: the first write will tell.
+            # The system cannot, or has no more memory: then the first write fails.
             self._num_touched = self._num_blocks
             return
         self._num_parts += 1

@@ -48,7 +48,7 @@ class Runner(Protocol):
         ...
 
     def describe(self) -> tuple[str, dict[str, Any]]:
-        """Fingerprint of the model, and what a trace says of the machinery."""
+        """Fingerprint of the model, and the host as the header of a trace describes it."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Tells what a worker does before it is ready: that may take minutes, and must not look like a hang."""
+"""Reports what a worker does before it is ready: that may take minutes, and must not look like a hang."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
 
 
 class DecoderRow(NamedTuple):
-    """`num_tokens` tokens behind `start` others of a sequence with the blocks `block_table`, of type "i".
+    """`num_tokens` tokens after `start` others of a sequence with the blocks `block_table`, of type "i".
 
     The table is read from where it lies.
     """
@@ -116,7 +116,7 @@ class CpuDecoder:
         self._functions.eventlm_load_matrix(self._handle, number, layer, rows.data_ptr(), first_row, len(rows))
 
     def forward(self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor) -> Tensor:
-        """The residual stream behind the last layer, float32 [T, H]; stores the rows' keys and values.
+        """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.
 
         token_ids_T: the rows' tokens, one row after the other. kv: [layers, 2, blocks, key-value heads, block
         size, W] with W = head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only this

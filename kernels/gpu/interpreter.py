@@ -31,7 +31,7 @@ def _mend_bounds_of_loops() -> None:
 
 def _mend_products() -> None:
     """NumPy's libraries may sum the rows of a tile in different orders: a row in another place has other bits then, as
-    on no GPU. So products are of float64, and rounded behind the sum.
+    on no GPU. So products are of float64, and rounded after the sum.
     """
     from triton.runtime import interpreter
 

@@ -1,9 +1,9 @@
-"""Which request of one run is which of another's of the same workload. Positions in the log say nothing: they differ.
+"""Pairs the requests of two runs of the same workload. Positions in the log differ, so they cannot be used.
 
-A request is known by what it asks for and by the prompt blocks and the session that it shares with earlier ones. Block
-and session integers differ between runs, so each is named by the request that brought it first. Of several that are
-alike the first is paired with the first, and so on. What is left over is paired with less asked for: without blocks and
-session (a run that is cut short, a block whose name was forgotten), then without model and max_tokens too.
+A request is identified by its parameters and by the prompt blocks and session that it shares with earlier ones. Block
+and session integers differ between runs, so each is named after the request that introduced it. Equal requests are
+paired in order. The rest are paired by fewer properties: without blocks and session (a run may be cut short, a block's
+name forgotten), then without model and max_tokens too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pairing(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True):
-    """What a request is known by, the most telling first."""
+    """Keys that identify a request, the most specific first."""
 
     request: int
     keys: tuple[Hashable, ...]
@@ -58,9 +58,9 @@ def pair_requests(a: Sequence[Arrived], b: Sequence[Arrived]) -> Pairing:
 
 
 def _profiles(arrivals: Sequence[Arrived], numbers: dict[Hashable, int]) -> list[Profile]:
-    """`numbers` stand for requests in both runs: what each asks for, and which of those alike it is."""
+    """`numbers` identify requests in both runs by their parameters and their rank among equal ones."""
     num_alike: Counter[Hashable] = Counter()
-    #: Who brought a block first, and who began a session.
+    #: The requests that introduced each block and each session.
     brought_by: dict[int, int] = {}
     began_by: dict[int, int] = {}
     found = []
@@ -76,8 +76,8 @@ def _profiles(arrivals: Sequence[Arrived], numbers: dict[Hashable, int]) -> list
         rank = num_alike[limits]
         num_alike[limits] += 1
         own = numbers.setdefault((limits, rank), len(numbers))
-        # What it brings itself has no name: which of those alike it is depends on the order of arrival.
-        # A prompt of thousands of blocks shares them with few.
+        # New blocks have no name, because the rank among equal requests depends on the order of arrival. Runs of
+        # blocks are counted: a prompt of thousands of blocks shares them with few requests.
         shares = [(giver, sum(1 for _ in blocks)) for giver, blocks in groupby(arrival.blocks, brought_by.get)]
         shared = (*shares, began_by.get(arrival.scheduling.session))
         for block in arrival.blocks:

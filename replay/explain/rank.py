@@ -1,4 +1,4 @@
-"""The slowest sequences of a trace, by what the metrics store measures; unfinished ones by their time so far."""
+"""The slowest sequences of a trace by a measure of the metrics store; unfinished ones by their time so far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eventlm.metrics.rows import UNFINISHED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.types import OnProgress, TimeWindow
 
-#: What requests are ranked by, and the field of a request's row.
+#: Measures for the ranking, and their fields of `RequestRow`.
 Measure = Literal["e2e", "ttft", "queue", "tpot"]
 FIELDS: dict[Measure, str] = {
     "e2e": "request_e2e_time",

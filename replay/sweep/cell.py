@@ -1,4 +1,4 @@
-"""A cell of a sweep: one simulation, described and answered in JSON, so that any process can run it."""
+"""A cell of a sweep: one simulation, with its description and result in JSON, so that any process can run it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.simulate.summary import SimulationSummary
 
-#: What decides how a simulation goes; the plug-ins' own sources are in `CellSpec.plugin_hashes`.
+#: Packages that determine the result of a simulation; the hashes of plug-ins are in `CellSpec.plugin_hashes`.
 _DECIDING_PACKAGES = ("core", "events", "config", "engine", "metrics", "replay")
 
 
 class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a simulation depends on. Equal specs give equal results.
+    """Everything that a simulation depends on. Equal specs give equal results.
 
     options: of the engine's configuration, by name; among them policy, batcher, router and replicas.
-    load_ppm: how much closer together the workload's arrivals come, in parts per million.
+    load_ppm: factor on the workload's arrival rate, in parts per million.
     """
 
     workload: str
@@ -38,13 +38,13 @@ class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
-        """16 hex digits that two cells share exactly if they are the same simulation, wherever the workload lies."""
+        """16 hex digits that identify the simulation, independent of the workload's path."""
         same = msgspec.structs.replace(self, workload="")
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(same, order="deterministic"))
 
     @property
     def file_name(self) -> str:
-        """A name that says what it is, as far as that goes."""
+        """A readable, unique name."""
         plugins = (format_plugin_spec(self.options[kind]) for kind in ("policy", "batcher", "router"))
         words = [*plugins, f"r{self.options['replicas']}", f"x{self.load_ppm / 1e6:g}"]
         slug = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)
@@ -52,21 +52,21 @@ class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CellResult(Struct, frozen=True, kw_only=True):
-    """What came of a cell: a summary, or the error that kept it from coming."""
+    """A summary or an error."""
 
     summary: SimulationSummary | None = None
     error: str = ""
 
 
 class FinishedCell(Struct, frozen=True, kw_only=True):
-    """A cell's file."""
+    """The content of a cell's file."""
 
     spec: CellSpec
     summary: SimulationSummary
 
 
 def code_hash() -> str:
-    """The version, and 16 hex digits of the sources that decide how a simulation goes."""
+    """The version, and a hash of the sources that determine the result of a simulation."""
     found = xxhash.xxh3_64()
     package = Path(eventlm.__file__).parent
     for name in _DECIDING_PACKAGES:
@@ -76,7 +76,7 @@ def code_hash() -> str:
 
 
 def read_finished(folder: Path, spec: CellSpec) -> SimulationSummary | None:
-    """The result of an earlier sweep for the same cell; None where there is none that can be read."""
+    """The result of an earlier sweep for the same cell; None if it is missing or unreadable."""
     try:
         found = msgspec.json.decode((folder / spec.file_name).read_bytes(), type=FinishedCell)
     except (OSError, msgspec.DecodeError):
@@ -85,7 +85,7 @@ def read_finished(folder: Path, spec: CellSpec) -> SimulationSummary | None:
 
 
 def write_finished(folder: Path, spec: CellSpec, summary: SimulationSummary) -> None:
-    """Keep a result, whole or not at all. Raises OSError."""
+    """Write a result atomically. Raises OSError."""
     target = folder / spec.file_name
     partial = target.with_name(f".{target.name}.partial")
     try:

@@ -1,15 +1,16 @@
 """Runs of one workload side by side: metrics with error bars, and which requests won and which lost.
 
-The baseline is the run's own engine with modelled durations, so its distance from the record is the model's error, and
-a smaller difference between an alternative and the baseline shows nothing (`error_bars`). Durations that follow the
-run's own pace know more of the run than of an alternative, whose steps are others. Where they do, the same engine with
-durations that know nothing of the pace is a second witness, and the larger of the two errors counts.
+The baseline is the run's own engine with modelled durations. Its distance from the record is the model's error, so a
+smaller difference between an alternative and the baseline is not significant (`error_bars`). Durations that follow the
+run's own pace fit the run better than an alternative, whose steps differ. In that case the same engine also runs with
+durations that ignore the pace (`unpaced`), and the larger of the two errors counts.
 
-Where the run does not show everything, each engine runs once for each draw of what is unknown, and a metric is the
-median over the draws.
+Each engine runs once for each draw of what the run does not show: unknown lengths, and the durations that another run
+would have had. A metric is the median over the draws.
 
-Every run is measured by the requests that it served, whether their lengths are known or drawn, as the record is.
-Requests that were still under way where the record ends are left out of all runs. Only known lengths win or lose.
+Every run is measured by the requests that it served, as the record is, whether their lengths are known or drawn.
+Requests that were still under way at the end of the record are left out of all runs. Only requests of known length
+count as won or lost.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from eventlm.replay.outcome import RunOutcome
 from eventlm.replay.what_if.error_bars import Measured, Value, error_bars, middle
 from eventlm.replay.workload.workload import Workload
 
-#: Of each latency of `outcome.LATENCIES` that is shown.
+#: Shown for each latency in SHOWN_LATENCIES.
 QUANTILES = ("p50", "p90", "p99")
 SHOWN_LATENCIES = ("ttft", "tpot", "e2e")
-#: Shares of the requests, by prompt length, that are short, medium and long.
+#: Upper bounds, in percent of the requests ordered by prompt length, of the short, medium and long ones.
 CLASS_SHARES = (("short", 50), ("medium", 90), ("long", 100))
-#: Of so many service classes it is told how they fare.
+#: At most this many service classes get metrics of their own.
 MAX_SERVICE_CLASSES = 8
-#: Before a service class in the name of a metric.
+#: Separates a metric's name from the service class that it is for.
 SERVICE_CLASS_SUFFIX = "_class_"
-#: So many percent of the requests differ from the record by less than the bar for won and lost.
+#: This percentage of the requests differs from the record by less than the bar for won and lost.
 REQUEST_ERROR_PERCENT = 90
 
 Unit = Literal["ns", "per_second", "ppm", "count"]
@@ -41,8 +42,8 @@ Better = Literal["lower", "higher"]
 
 
 class Ran(NamedTuple):
-    """A run, the place in the workload of each of its requests by their seq there, and how many requests did not end:
-    they were still under way, or never arrived because what they go on from did not end.
+    """A run, the place in the workload of each of its requests by seq, and how many requests did not end: they were
+    still under way, or never arrived because the turn before them did not end.
     """
 
     outcome: RunOutcome
@@ -51,7 +52,7 @@ class Ran(NamedTuple):
 
 
 class LengthClass(Struct, frozen=True, kw_only=True):
-    """Requests whose prompts have so many tokens, ends included."""
+    """Requests whose prompts have from `min_tokens` to `max_tokens` tokens."""
 
     name: str
     min_tokens: int
@@ -60,8 +61,8 @@ class LengthClass(Struct, frozen=True, kw_only=True):
 
 
 class Cell(Struct, frozen=True, kw_only=True):
-    """A metric of an alternative. difference: from the baseline. error_bar: in the metric's own unit, of the value and
-    of the difference. None where there is nothing to measure.
+    """A metric of an alternative. difference: from the baseline. error_bar: of the value and of the difference, in the
+    metric's own unit. None if there is nothing to measure.
     """
 
     value: Value
@@ -71,8 +72,8 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 class Metric(Struct, frozen=True, kw_only=True):
-    """A metric of all runs. baseline_unpaced: of the second witness, None where there is none. error_bar: of the
-    baseline, in the metric's own unit; None where the record or the baseline has no value.
+    """A metric of all runs. baseline_unpaced: of the baseline that ignores the run's pace, None if there is none.
+    error_bar: of the baseline, in the metric's own unit; None if the record or the baseline has no value.
     """
 
     name: str
@@ -98,10 +99,11 @@ class WonLost(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Everything about alternatives, in their order. request_error: relative, of a request's end-to-end time: what nine
-    in ten requests of the baseline (of the worse one of two) differ by from the record, at most. num_censored: requests
-    whose lengths the run does not show: they were rejected, cut short or still under way at its end. num_draws: how
-    many times their lengths were drawn.
+    """Everything about alternatives, in their order.
+
+    request_error: the relative error of a request's end-to-end time that nine in ten requests of the baseline (of the
+    worse one of two) do not exceed. num_censored: requests whose lengths the run does not show, because they were
+    rejected, cut short or still under way at its end. num_draws: how many times each engine ran.
     """
 
     metrics: list[Metric]
@@ -113,7 +115,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class _Kind(NamedTuple):
-    """What a metric is of a run. `family`: those whose errors are looked at together."""
+    """How a metric is computed from a run. `family`: metrics whose errors are judged together."""
 
     name: str
     unit: Unit
@@ -123,7 +125,7 @@ class _Kind(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """A run, its outcome without requests that are under way where the record ends, and how many were cut short."""
+    """A run, its outcome without requests that are under way at the end of the record, and how many were cut short."""
 
     ran: Ran
     outcome: RunOutcome
@@ -138,8 +140,8 @@ def compare(
     *,
     unpaced: Sequence[Ran] = (),
 ) -> Comparison:
-    """Compare runs of a workload, of which the record shows not every length. Each engine has a run for every draw of
-    the lengths; all have the same draws. unpaced: the second witness of the error, if there is one.
+    """Compare runs of a workload. Each engine has a run for every draw of what the record does not show; all have the
+    same draws. unpaced: the baseline that ignores the run's pace, if there is one.
     """
     classes = length_classes([request.arrival.prompt_tokens for request in workload.requests])
     kinds = _kinds(classes, service_classes(workload))
@@ -172,7 +174,7 @@ def compare(
 
 
 def length_classes(prompt_tokens: Sequence[int]) -> list[LengthClass]:
-    """The shorter half, the longest tenth, and what lies between; without those that nobody is in."""
+    """The shorter half, the longest tenth, and those between; without empty classes."""
     ordered = sorted(prompt_tokens)
     found = []
     above = -1
@@ -223,7 +225,7 @@ def _of_service_class(name: str) -> list[_Kind]:
 
 
 def service_classes(workload: Workload) -> list[str]:
-    """Those of the most requests, in order of name."""
+    """The classes with the most requests, in order of name."""
     counts = Counter(
         request.arrival.scheduling.service_class
         for request in workload.requests
@@ -246,7 +248,7 @@ def _latency(latency: str, quantile: str, of_class: LengthClass | None = None) -
 
 
 def _compared(workload: Workload, ran: Ran) -> _Compared:
-    """Only what has to do with requests of the workload whose end lies in the record."""
+    """The part of a run that is about requests whose end lies in the record."""
     sequences = []
     for found in ran.outcome.sequences:
         place = ran.places.get(found.request)
@@ -277,9 +279,7 @@ def _cell(value: Value, baseline: Value, bar: float | None) -> Cell:
 
 
 def _request_times(workload: Workload, run: _Compared, known: Container[int]) -> dict[int, int]:
-    """End-to-end times in ns of those requests at `known` places that ran to their end: that of the last of their
-    sequences.
-    """
+    """End-to-end times in ns of the requests at `known` places that ran to their end, by place."""
     num_left = [request.arrival.n for request in workload.requests]
     times: dict[int, int] = {}
     for found in run.outcome.sequences:
@@ -291,7 +291,7 @@ def _request_times(workload: Workload, run: _Compared, known: Container[int]) ->
 
 
 def _request_error(recorded: dict[int, int], baseline: dict[int, int]) -> float:
-    """What nine in ten requests of the baseline differ by from the record, at most."""
+    """The relative difference from the record that nine in ten requests of the baseline do not exceed."""
     errors = sorted(
         abs(baseline[place] - time_ns) / time_ns for place, time_ns in recorded.items() if place in baseline and time_ns
     )

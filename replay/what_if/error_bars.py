@@ -1,9 +1,9 @@
 """Error bars: how far a simulated metric may be from what another engine would really have shown.
 
-A bar is the sum of two parts. The error is what the model is off by where the truth is known: the distance of the
-baseline from the record. The spread is what the draws of unknown things differ by, because the truth is like one more
-draw. Both can be small by luck, in a quantile above all. So for a latency or a rate each is at least as large, relative
-to the value, as the median over the metrics of its family and over all latencies and rates.
+A bar is the sum of two parts. The error is the distance of the baseline from the record, where the truth is known. The
+spread is how much the draws of unknown things differ, because the truth is like one more draw. Both can be small by
+luck, for a quantile above all. So for a latency or a rate each is at least as large, relative to the value, as the
+median over the metrics of its family and over all latencies and rates.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from math import sqrt
 from statistics import median, stdev
 from typing import NamedTuple
 
-#: Of a metric. None: there is nothing to measure.
+#: The value of a metric; None if there is nothing to measure.
 Value = float | int | None
 
-#: Of nine values in ten, by the number of draws. One draw has no spread.
+#: Student's t for nine values in ten, by the number of draws. One draw has no spread.
 STUDENT_T = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132}
 
 
 class Measured(NamedTuple):
-    """A metric of the record, and of each engine by draw: the baseline, the second witness or nothing, alternatives.
+    """A metric of the record, and of each engine by draw: the baseline, the unpaced baseline or nothing, alternatives.
 
-    family: those whose errors are looked at together; "": of its own. is_relative: its error grows with its value.
-    resolution: what it cannot be known better than, such as one of a count.
+    family: metrics whose errors are judged together; "": on its own. is_relative: its error grows with its value.
+    resolution: the smallest possible error, such as 1 for a count.
     """
 
     family: str
@@ -63,7 +63,7 @@ def error_bars(metrics: Sequence[Measured]) -> list[list[float | None]]:
 
 
 def _error(metric: Measured) -> float | None:
-    """How far the baseline or the second witness is from the record, whichever is farther."""
+    """How far the baseline or the unpaced baseline is from the record, whichever is farther."""
     baseline, unpaced = (middle(draws) for draws in metric.engines[:2])
     if metric.recorded is None or baseline is None:
         return None

@@ -1,4 +1,4 @@
-"""A workload from wherever it lies: a file of its own, or a recorded run."""
+"""Loads a workload from a workload file or a recorded run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _BYTES_PER_READ = 1 << 20
 
 
 class LoadedWorkload(NamedTuple):
-    """A workload; of a recorded run also the name of its model, the limits of its engine, and in words what befell it
-    that no simulation repeats.
+    """A workload; of a recorded run also its model, the limits of its engine, and notes on what a simulation does not
+    repeat.
     """
 
     workload: Workload
@@ -51,7 +51,7 @@ def _length_note(workload: Workload) -> str:
 
 
 def workload_hash(path: Path | str) -> str:
-    """16 hex digits of all that `load_workload` reads. Raises UsageError if it cannot be read."""
+    """16 hex digits over everything that `load_workload` reads. Raises UsageError if it cannot be read."""
     found = xxhash.xxh3_64()
     source = Path(path)
     files = sorted(source.glob(f"{Path(TRACE_NAME).stem}*.jsonl")) if source.is_dir() else [source]
@@ -66,7 +66,7 @@ def workload_hash(path: Path | str) -> str:
 
 
 def _is_trace(path: Path | str) -> bool:
-    """Whether a file begins as a trace does. What begins as nothing known is taken for a broken workload."""
+    """Whether a file begins as a trace does. Anything else is treated as a workload file."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_TRACE_BEGINS)) == _TRACE_BEGINS

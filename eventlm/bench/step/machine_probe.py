@@ -2,7 +2,7 @@
 
     python -m eventlm.bench.step.machine_probe THREADS
 
-prints a `Machine` as JSON. Takes two to ten seconds, by the machine.
+prints a `Machine` as JSON. Takes two to ten seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIDE = 8192
 #: A product that is bound by the multipliers and takes some tens of milliseconds.
 _PRODUCT_SIDE = 2048
 _NUM_RUNS = 24
-#: A small product says how long a large one of bfloat16 takes: a minute, where processors have no instructions for it.
+#: A small product predicts the time of a large one of bfloat16: a minute, if the processor has no instructions for it.
 _TRIAL_SIDE = 256
 _NUM_TRIALS = 3
 _LONGEST_PRODUCT_S = 1.0
@@ -53,7 +53,7 @@ async def probe(num_threads: int) -> Machine:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=pipe,
         stderr=pipe,
-        # Ctrl-C is for us.
+        # Ctrl-C is for this process.
         start_new_session=True,
     )
     try:

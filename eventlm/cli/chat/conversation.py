@@ -1,4 +1,4 @@
-"""A conversation: what was said, taken back, written to a file and read from one."""
+"""A conversation, and its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JSON_ENDING, MARKDOWN_ENDING = ".json", ".md"
 
 
 class Message(Struct):
-    """What one side said."""
+    """One message."""
 
     role: Literal["system", "user", "assistant"]
     content: str

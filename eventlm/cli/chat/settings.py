@@ -12,7 +12,7 @@ from eventlm.config.load import lower_first
 from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 
-#: Fields of a request that are no matter of taste: the chat itself sets them, or shows one answer as text only.
+#: Fields of a request that a chat sets itself, or that make no sense for one answer shown as text.
 _NOT_SETTINGS = frozenset(
     {
         "model", "messages", "stream", "stream_options", "n", "logprobs", "top_logprobs", "prompt_logprobs",
@@ -56,7 +56,7 @@ def check_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for what is no parameter."""
+    """Raise UsageError for an unknown parameter."""
     if name not in settings():
         raise UsageError(f"unknown parameter {name!r}{did_you_mean(name, sorted(settings()), listed_as='known')}")
 

@@ -28,7 +28,7 @@ class Leave(Exception):
 
 
 class SlashCommand(NamedTuple):
-    """What a command does, how it is written, and what it is for."""
+    """A command: its function, its usage, and its description."""
 
     run: Callable[[ChatSession, str], Awaitable[None]]
     usage: str

@@ -1,4 +1,4 @@
-"""Tells whoever reads the log of the process that answers of plug-ins are not used, and why."""
+"""Warns in the log of the process when a plug-in's answer is not used, and says why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log = structlog.get_logger("eventlm.plugins")
 
 
 class PluginFailures:
-    """An observer of the bus. A plug-in may fail in every step, so the first failure is told, then powers of ten."""
+    """An observer of the bus. A plug-in may fail in every step, so it logs the first failure, then powers of ten."""
 
     def __init__(self) -> None:
         self._num_failures = 0

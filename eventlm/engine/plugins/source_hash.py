@@ -1,4 +1,4 @@
-"""A hash of what a module's code does, by which a trace says which plug-in ran.
+"""A hash of what a module's code does. A trace identifies its plug-ins by it.
 
 Comments, docstrings and layout do not count: they may change without a recorded run drifting. Every version of Python
 that reads the source must give the same, so the syntax tree is written in a form of our own: `ast.dump` writes the
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import xxhash
 
-#: What of a node does not say what it does: how a string was spelled, comments for type checkers, and whether a name is
-#: read or written, which its place says.
+#: Fields that do not change what a node does: the spelling of a string, comments for type checkers, and whether a name
+#: is read or written, which follows from its place.
 _SILENT_FIELDS = frozenset({"kind", "type_comment", "type_ignores", "ctx"})
 
 
@@ -22,13 +22,13 @@ _SILENT_FIELDS = frozenset({"kind", "type_comment", "type_ignores", "ctx"})
 def source_hash(source: str) -> str:
     """16 hex digits for a module's source. Raises SyntaxError.
 
-    Kept for the next who asks: who reads many traces, or one of many segments, asks for the same plug-ins each time.
+    Cached, because reading many traces, or one of many segments, hashes the same plug-ins each time.
     """
     return xxhash.xxh3_64_hexdigest("".join(_written(ast.parse(source))).encode())
 
 
 def _written(part: object) -> Iterator[str]:
-    """A node, a list, or a name. Empty fields are left out, for those are what new versions give to old nodes."""
+    """A node, a list, or a name. Empty fields are left out: new versions of Python add such fields to old nodes."""
     if isinstance(part, ast.Constant):
         # With its type: 1, 1.0 and True are equal. In ASCII: what `repr` escapes depends on the version of Unicode.
         yield f"{type(part.value).__name__} {part.value!a}"

@@ -1,7 +1,7 @@
-"""Keeps what a warm-up has measured, so that the next start of the same model on the same machine need not.
+"""Keeps the measurements of a warm-up, so that the next start of the same model on the same machine can skip it.
 
-One small JSON file for each key in `predictor/` of the cache folder. It is never in the way: a file that is broken,
-foreign or cannot be read is measured anew and replaced, a folder that cannot be written costs one line in the log.
+One small JSON file for each key in `predictor/` of the cache folder. It never stops a start: a file that is broken,
+foreign or unreadable is measured anew and replaced; a folder that cannot be written costs one line in the log.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from eventlm.models.pull import cache_folder
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.warm_up import Shape, fitting_shapes
 
-#: Files kept; those that were not used for longest go first.
+#: Files kept; the least recently used go first.
 MAX_FILES = 64
-#: No sound file is longer.
+#: No valid file is longer.
 MAX_FILE_BYTES = 16 * 1024
-#: A larger coefficient would make a predicted time that no trace can hold.
+#: With a larger coefficient a predicted time might not fit into a trace.
 MAX_COEFFICIENT = 2**53
-#: What decides how long a step takes and how that is told as coefficients, below the package's folder.
+#: Sources that determine step times and the fit of the coefficients, relative to the package's folder.
 _CODE = ("worker", "models", "kernels", "core/predictor.py", "engine/predictor/fit.py")
-#: Lines of /proc/cpuinfo that tell one kind of processor from another, on x86 and on ARM.
+#: Lines of /proc/cpuinfo that identify the kind of processor, on x86 and on ARM.
 _X86_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
 _ARM_FIELDS = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features")
 
@@ -44,26 +44,26 @@ log = structlog.get_logger("eventlm.predictor")
 
 
 class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the time of a step depends on. `code`, `torch` and `cpu` stand for software and host."""
+    """Everything that the time of a step depends on. `code`, `torch` and `cpu` stand for software and host."""
 
     model: str
     dtype: str
     quantization: str
-    #: As the option of that name.
+    #: As in the option of this name.
     kv_cache_dtype: str
     #: `cpu`, or the GPU's name.
     device: str
     threads: int
-    #: The compiled forward pass that a model in bfloat16 gets; empty: torch's.
+    #: The compiled forward pass for models in bfloat16; empty: torch's.
     cpu_kernels: str
-    #: As the options of these names, and the sizes of CUDA graphs.
+    #: As in the options of these names, and the sizes of CUDA graphs.
     attention_backend: str
     batch_invariant: bool
     torch_compile: bool
     graph_buckets: list[int]
     block_size: int
     profile_ops: bool
-    #: Steps that a warm-up measures within the worker's limits.
+    #: The steps of a warm-up within the worker's limits.
     shapes: list[Shape]
     code: str
     torch: str
@@ -85,7 +85,7 @@ class PredictorCache:
         self.path = folder / f"{digest}.json"
 
     def read(self) -> list[int]:
-        """The coefficients measured earlier; empty if there are none that can be trusted."""
+        """The coefficients measured earlier; empty if there are no valid ones."""
         try:
             with self.path.open("rb") as file:
                 found = _decode(file.read(MAX_FILE_BYTES + 1), self._key)
@@ -99,7 +99,7 @@ class PredictorCache:
         return found
 
     def write(self, coefficients: list[int]) -> None:
-        """Keep them for the next start; nobody ever sees half of the file."""
+        """Keep them for the next start. The file is replaced as a whole."""
         content = msgspec.json.format(msgspec.json.encode(_CacheFile(key=self._key, coefficients=coefficients)))
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class PredictorCache:
             log.warning("the step times are not cached", folder=str(self.path.parent), error=reason)
 
     def _remove_oldest(self) -> None:
-        """Other engines may be doing the same; what a killed one left half written goes in its turn, too."""
+        """Remove the oldest files. Other engines may do the same; half-written files of killed ones go too."""
         ages = []
         for path in self.path.parent.glob("*.json"):
             with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class PredictorCache:
 
 
 def predictor_cache(worker: WorkerSetup) -> PredictorCache:
-    """The cache file for a worker that runs a checkpoint. Raises CheckpointError."""
+    """The cache file of a worker that runs a checkpoint. Raises CheckpointError."""
     key = CacheKey(
         model=model_fingerprint(worker.model),
         dtype=resolve_dtype(read_config(worker.model), worker.dtype, worker.quantization),
@@ -153,7 +153,7 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
 
 @cache
 def code_hash(package: Path) -> str:
-    """A hash of the sources in the package's folder that a measured time depends on, 32 hex digits."""
+    """A hash of the sources that determine measured times, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for part in _CODE:
         path = package / part
@@ -164,7 +164,7 @@ def code_hash(package: Path) -> str:
 
 
 def cpu_identity(cpuinfo: str) -> str:
-    """A hash of what kind of processor the first in /proc/cpuinfo is; of what Python knows where there is none."""
+    """A hash of the kind of the first processor in /proc/cpuinfo, else of what Python knows of the machine."""
     lines = [line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines()]
     known = [
         f"{name.strip()}={value.strip()}" for name, _, value in lines if name.strip() in (*_X86_FIELDS, *_ARM_FIELDS)
@@ -181,7 +181,7 @@ def _cpuinfo() -> str:
 
 
 def _torch_version() -> str:
-    """Without loading torch; empty where it has no metadata."""
+    """Without loading torch; empty if it has no metadata."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -189,7 +189,7 @@ def _torch_version() -> str:
 
 
 def _decode(content: bytes, key: CacheKey) -> list[int]:
-    """The coefficients in a file's content. Raises ValueError, of which all decoding errors are."""
+    """The coefficients in a file's content. Raises ValueError, which includes decoding errors."""
     if len(content) > MAX_FILE_BYTES:
         raise ValueError("it is too long")
     found = msgspec.json.decode(content, type=_CacheFile)

@@ -1,9 +1,9 @@
 """Which grammars live requests need, and which workers have built them.
 
-A request with a grammar waits until every worker that is up has answered for it, or one has failed to build it. A
-worker that comes up is told all grammars of live requests before its first step, so that those who were being served
-before a loss wait as little as they can. No clock, no sockets: whoever owns this sends what it says, and calls it when
-it asks for that.
+A request with a grammar waits until every worker that is up has answered for it, or one has failed to build it. A new
+worker gets all grammars of live requests before its first step, so that requests that were being served before a loss
+wait as little as possible. There is no clock and no socket here: the owner passes in functions that send and that call
+later.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Callable
 from eventlm.grammars import GrammarError
 from eventlm.worker.protocol import GrammarBuilt, PrepareGrammar
 
-#: A grammar that so many workers died with while they built it is not given to another.
+#: A grammar that this many workers died building is not given to another.
 MAX_LOSSES = 2
 
-#: After so long a request whose grammar is not built ends with an error.
+#: A request whose grammar is not built after this time ends with an error.
 GRAMMAR_SECONDS = 60.0
 
 #: Sends a grammar to the worker of a replica.
 Send = Callable[[int, PrepareGrammar], None]
-#: Told of a request whose grammar is there, or why it will not be: for the client, who alone may read it.
+#: Called when the grammar of a request is ready, or with the reason why it cannot be; only the client may see that.
 Ready = Callable[[int, GrammarError | None], None]
-#: Calls something in so many seconds, if the engine lives then.
+#: Calls a function after so many seconds, if the engine is still alive.
 Later = Callable[[float, Callable[[], None]], None]
 
 
 class _Build:
-    """One grammar. `requests` are those that live, `waiting` those among them that have not been told."""
+    """One grammar. `requests` are the live ones, `waiting` those of them without a result yet."""
 
     __slots__ = ("grammar", "key", "num_losses", "pending", "requests", "waiting")
 
@@ -84,13 +84,13 @@ class GrammarBuilds:
             self._drop(build)
 
     def worker_up(self, replica: int) -> None:
-        """A replica has a worker, which knows nothing yet."""
+        """A replica has a new worker, which has built no grammar."""
         self._up.add(replica)
         for build in list(self._by_grammar.values()):
             self._ask(build, replica)
 
     def worker_lost(self, replica: int) -> None:
-        """It has none any more. What it was building may be what it died of."""
+        """A replica has lost its worker. A grammar that it was building may be the reason."""
         self._up.discard(replica)
         for build in list(self._by_grammar.values()):
             if replica not in build.pending:
@@ -103,7 +103,7 @@ class GrammarBuilds:
                 self._settle(build)
 
     def built(self, replica: int, answer: GrammarBuilt) -> None:
-        """A worker's answer; one for a grammar that nobody needs any more counts for nothing."""
+        """Take in a worker's answer; nothing if no live request needs the grammar."""
         build = self._by_key.get(answer.key)
         if build is None or replica not in build.pending:
             return
@@ -114,11 +114,11 @@ class GrammarBuilds:
             self._settle(build)
 
     def watch(self, request: int) -> None:
-        """Nobody waits for a grammar for ever: llguidance bounds its work, and this is for the day that it does not."""
+        """Bound the wait for a grammar. llguidance bounds its own work; this is the second line of defence."""
         self._later(GRAMMAR_SECONDS, lambda: self._expire(request))
 
     def _expire(self, request: int) -> None:
-        """A request has waited for long. It fails, if it still waits; or goes on waiting, because no worker is up."""
+        """A request has waited for long. If it still waits, it fails, or goes on waiting while no worker is up."""
         build = self._by_request.get(request)
         if build is None or request not in build.waiting:
             return
@@ -133,13 +133,13 @@ class GrammarBuilds:
         self._send(replica, PrepareGrammar(key=build.key, grammar=build.grammar))
 
     def _settle(self, build: _Build) -> None:
-        """Tell those who wait, if everybody has answered and somebody is up to serve them."""
+        """Pass the result to waiting requests, once all workers have answered and at least one is up."""
         if self._up and not build.pending:
             self._tell(build, None)
 
     def _fail(self, build: _Build, error: GrammarError) -> None:
         self._tell(build, error)
-        # Whoever comes with it later tries again.
+        # A later request with it tries again.
         self._drop(build)
 
     def _tell(self, build: _Build, error: GrammarError | None) -> None:

@@ -1,6 +1,6 @@
-"""`GET /metrics`: the engine's figures for Prometheus.
+"""`GET /metrics`: the engine's metrics for Prometheus.
 
-Open without a key, as /health and as vLLM's: it holds counts and times, and of what was asked nothing at all.
+No key is needed, as for /health and in vLLM: it has counts and times, and no content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eventlm.metrics.families import families
 from eventlm.server.context import CONTEXT
 
 OPENMETRICS = "application/openmetrics-text"
-#: Of replies, by what the client accepts.
+#: Media types of the reply.
 MEDIA_TYPES = ("text/plain", OPENMETRICS)
 _TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
@@ -33,14 +33,14 @@ _EOF = b"# EOF\n"
 
 
 class RenderedMetrics(NamedTuple):
-    """What a scrape gets."""
+    """The reply to a scrape."""
 
     body: bytes
     content_type: str
 
 
 class _OneFamily(Collector):
-    """A registry of one family, so that the reply can be encoded piece by piece."""
+    """A registry of one family, so that families are encoded one by one."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -60,10 +60,10 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def render(metrics: EngineMetrics, accept: str, *, pid: int | str = "self") -> RenderedMetrics:
-    """A whole reply. `pid` is the engine's process, whose own figures are part of it.
+    """The whole reply, with figures of the engine's process, `pid`.
 
-    The figures are of one moment. They are encoded family by family, and between two the loop serves others: with many
-    replicas the whole takes as long as several steps.
+    All figures are of one moment. The loop turns between families: with many replicas the encoding takes as long as
+    several steps.
     """
     encode, content_type = _encoder(accept)
     parts = []
@@ -77,7 +77,7 @@ async def render(metrics: EngineMetrics, accept: str, *, pid: int | str = "self"
 
 
 def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    """As `prometheus_client.choose_encoder`, which however turns the colons of vLLM's names into underscores."""
+    """Like `prometheus_client.choose_encoder`, which would turn the colons of vLLM's names into underscores."""
     if OPENMETRICS in accept:
         return partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8), _OPENMETRICS_TYPE
     return generate_latest, _TEXT_TYPE

@@ -1,4 +1,4 @@
-"""Bodies that come compressed, by the header `Content-Encoding`. They are made larger piece by piece, never at once."""
+"""Decompresses bodies by the header `Content-Encoding`, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from collections.abc import Iterator, Sequence
 
 from eventlm.server.errors import ApiError
 
-#: What a request may name, beside `identity`.
+#: Accepted encodings, beside `identity`.
 ENCODINGS = ("gzip", "deflate")
 _OTHER_NAMES = {"x-gzip": "gzip"}
-#: Most that a piece has.
+#: Largest piece.
 PIECE_BYTES = 256 * 1024
 
 
 def body_decoder(headers: Sequence[str]) -> BodyDecoder | None:
-    """What decodes a body with these headers `Content-Encoding`; None for one that comes as it is.
-
-    Raises ApiError (415).
-    """
+    """The decoder for these headers `Content-Encoding`; None if the body is not compressed. Raises ApiError (415)."""
     named = [name.strip().lower() for header in headers for name in header.split(",")]
     names = [_OTHER_NAMES.get(name, name) for name in named if name not in ("", "identity")]
     if not names:
         return None
     if len(names) > 1 or names[0] not in ENCODINGS:
-        # As RFC 7694 has it: the reply's own Accept-Encoding says what would have been taken.
+        # By RFC 7694 the reply's Accept-Encoding lists the accepted encodings.
         taken = ", ".join(ENCODINGS)
         raise ApiError(
             415,
@@ -35,20 +32,20 @@ def body_decoder(headers: Sequence[str]) -> BodyDecoder | None:
 
 
 class BodyDecoder:
-    """Decodes one body: `feed` with what comes of it, and `end` behind the last."""
+    """Decodes one body: `feed` its data, then `end`."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
         self._stream: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that `data`, which is not empty, adds. Raises ApiError (400), also for a second member of gzip."""
+        """The pieces in `data`, which is not empty. Raises ApiError (400), also for a second gzip member."""
         if self._stream is None:
             self._stream = zlib.decompressobj(self._window(data))
         elif self._stream.eof:
             raise self._broken()
         try:
-            # What it has read and not yet given comes without more data.
+            # The rest of its input is in unconsumed_tail.
             while piece := self._stream.decompress(data, PIECE_BYTES):
                 yield piece
                 data = self._stream.unconsumed_tail
@@ -58,12 +55,12 @@ class BodyDecoder:
             raise self._broken()
 
     def end(self) -> None:
-        """The body is over. Raises ApiError (400) if it is not whole."""
+        """End the body. Raises ApiError (400) if it is incomplete."""
         if self._stream is not None and not self._stream.eof:
             raise self._broken()
 
     def _window(self, data: bytes) -> int:
-        """zlib's number for the format. Many send deflate without zlib's head, which begins with an 8."""
+        """zlib's number for the format. Many clients send deflate without zlib's header, which begins with an 8."""
         if self._encoding == "gzip":
             return 16 + zlib.MAX_WBITS
         return zlib.MAX_WBITS if data[0] & 0xF == 8 else -zlib.MAX_WBITS

@@ -40,7 +40,7 @@ class FakeGrammars:
         self.remove = self._table.remove
 
     def produce(self, row: Row, count: int, forced: list[int] | None) -> tuple[list[int], WorkerEnd | None]:
-        """Up to `count` tokens of a sequence with a grammar, cut behind its end. It goes on with `forced`, if given."""
+        """Up to `count` tokens of a sequence with a grammar, cut after its end. It goes on with `forced`, if given."""
         sequence = row.sequence
         grammar = self._table[sequence]
         drawing = grammar if forced is None else grammar.copy()

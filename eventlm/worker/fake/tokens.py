@@ -55,7 +55,7 @@ def draw(*what: int | str) -> int:
 
 
 def poisoned_place(parameters: FakeParameters, seed: int, index: int) -> int | None:
-    """The place in its output behind which a sequence kills its worker; None for one that does no harm."""
+    """The place in its output after which a sequence kills its worker; None for one that does no harm."""
     if draw("poison", seed, index) % MILLION >= parameters.poison_ppm:
         return None
     return draw("place", seed, index) % POISONED_PLACES

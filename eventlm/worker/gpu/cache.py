@@ -36,7 +36,7 @@ class GpuCache:
         shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, self._block_size)
         dtype = torch.uint8 if self._is_fp8 else self._dtype
         try:
-            # Zeros, for a block may be read whole, and what lies behind a sequence's end must be finite.
+            # Zeros: whole blocks are read, and what is after a sequence's end must be finite.
             stored = torch.zeros(*shape, config.head_dim, dtype=dtype, device=self._device)
             scales = torch.zeros(shape, dtype=torch.float32, device=self._device) if self._is_fp8 else None
         except torch.OutOfMemoryError as error:

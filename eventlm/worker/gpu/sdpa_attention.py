@@ -34,7 +34,7 @@ class SdpaAttention:
         self._block_size = geometry.block_size
 
     def begin(self, cache: GpuCache, step: AttentionRows) -> None:
-        """Sort the rows into groups; what lies behind them in blocks that are read whole must be finite."""
+        """Sort the rows into groups. Whole blocks are read, so what is after a row in its last block must be finite."""
         self._cache = cache
         cache.clear_slots(torch.from_numpy(tail_slots(step.rows, self._block_size)))
         rows = [

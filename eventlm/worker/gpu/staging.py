@@ -51,7 +51,7 @@ class Staging:
         return self._device[: int(np.prod(shape))].view(shape)
 
     def send(self) -> None:
-        """Copy what was put to the device, behind everything that was launched before."""
+        """Copy what was put to the device, after everything that was launched before."""
         host = self._hosts[self._turn][: self._used]
         self._device[: self._used].copy_(host, non_blocking=True)
         if self._is_gpu:

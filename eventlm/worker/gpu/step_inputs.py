@@ -23,13 +23,13 @@ _COLUMNS = 5
 
 
 class StepInputs(NamedTuple):
-    """On the device, int32; they hold what they say once the staging buffer is sent.
+    """On the device, int32; they are there once the staging buffer is sent.
 
     num_decodes: rows that decode, padding included; they come first. tokens, positions, token_slots [T]; slots, lengths
     [R]; order [num_decodes] of these rows, the longest first. Of a step with prompts also starts [R], query_starts
-    [R + 1] and tiles [N, 2], else None. updates: [U, 3] of (slot, place, block). sampled: rows [S] behind whose last
-    tokens is sampled, by these tokens' places in the step; sampled_slots [S] of their sequences; params [S, 6], see
-    `GpuSampler.stage`; forced [S], or None.
+    [R + 1] and tiles [N, 2], else None. updates: [U, 3] of (slot, place, block). sampled: rows [S] that sample
+    after their last tokens, by these tokens' places in the step; sampled_slots [S] of their sequences; params [S, 6],
+    see `GpuSampler.stage`; forced [S], or None.
     """
 
     num_decodes: int

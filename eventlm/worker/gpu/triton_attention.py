@@ -55,7 +55,7 @@ class TritonAttention:
         self._parts = self._scratch.of_step(step.num_decodes, self._num_splits)
 
     def _as_prompts(self, step: AttentionRows) -> AttentionRows:
-        """Decodes as prompts of a token. What only pads the batch becomes the first token of somebody's sequence."""
+        """Decodes as prompts of one token. Padding becomes the first token of any sequence."""
         rows = self._rows[: step.num_decodes + 1]
         tiles_N2 = torch.stack((rows[:-1], torch.zeros_like(rows[:-1])), dim=1)
         return step._replace(

@@ -35,7 +35,7 @@ class GrammarTable:
         try:
             matcher = self._compiler.matcher(sequence.params.grammar)
         except GrammarError:
-            # Its request was told so, unless it could be built before: then its first token ends it.
+            # Its request has failed by now, unless it could be built before: then its first token ends it.
             matcher = None
         self._grammars[sequence.id] = SequenceGrammar(sequence, matcher, self._vocab_size)
 
@@ -44,7 +44,7 @@ class GrammarTable:
         self._grammars.pop(identity, None)
 
     def start(self, sequences: Sequence[WorkerSequence]) -> Future[Masks] | None:
-        """Begin with the masks of those that have a grammar among the sampled sequences; None if nobody has."""
+        """Begin with the masks of those that have a grammar among the sampled sequences; None if none has."""
         if not self._grammars:
             return None
         found = [(number, self._grammars.get(sequence.id)) for number, sequence in enumerate(sequences)]

@@ -1,4 +1,4 @@
-"""Random texts and random cuttings of them, for text machines."""
+"""Random texts and random cuttings of them, for parsers."""
 
 from __future__ import annotations
 
