@@ -37,9 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
 from benchmarks.random_qwen import save_random_qwen
-from eventlm.bench.step.floor import BatchShape, floor_ns, step_work, total
+from eventlm.bench.step.floor import BatchShape, ModelFigures, floor_ns, step_work, total
 from eventlm.bench.step.machine_probe import Machine, measure
-from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.kernels.cpu.native import BUILDS
@@ -54,6 +53,7 @@ from eventlm.models.config import (
 )
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.sampling_params import SamplingParams
+from eventlm.system.processors import usable_cores
 from eventlm.types import ceil_div
 from eventlm.worker.forward import Forward, make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
@@ -123,7 +123,7 @@ class Bench:
         self.forward: Forward = make_forward(setup, self.config, make_cache(setup, self.config))
         self._is_int8 = options.quantization == "int8"
         self.kv_token_bytes = kv_bytes_per_token(self.config, kv_dtype(self.config, options))
-        # Memory that nobody has written costs nothing to read.
+        # Memory that was never written costs nothing to read.
         kv = self.forward.cache.kv
         kv.copy_(block_values(kv).expand_as(kv))
 
@@ -141,7 +141,7 @@ class Bench:
         return rows
 
     def floor_ns(self, point: Point, machine: Machine) -> float:
-        """The least that the step could take."""
+        """The lower bound of the step's time."""
         rows, tokens = point.num_rows, point.num_tokens
         shape = BatchShape(
             num_tokens=rows * tokens,
@@ -149,8 +149,13 @@ class Bench:
             kv_tokens=rows * (point.context + tokens),
             num_pairs=rows * (tokens * point.context + tokens * (tokens + 1) // 2),
         )
-        work = step_work(self.config, self.forward.weight_bytes, self.kv_token_bytes, shape, is_int8=self._is_int8)
-        return floor_ns(total(work.values()), machine)
+        model = ModelFigures(
+            config=self.config,
+            weight_bytes=self.forward.weight_bytes,
+            kv_token_bytes=self.kv_token_bytes,
+            is_int8=self._is_int8,
+        )
+        return floor_ns(total(step_work(model, shape).values()), machine)
 
     def step_ns(self, rows: list[Row]) -> int:
         """One step's time."""

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy
 import uvloop
 
-from eventlm.bench.random_streams import random_stream
+from eventlm.bench.draws import random_stream
 from eventlm.bootstrap.composition import Composition, compose
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.load import load_config
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import Request
 from eventlm.events import Arrived
-from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 
@@ -76,14 +76,16 @@ def draw_workload(mix: Sequence[Part], *, rate: float, seconds: float, seed: int
             blocks=blocks,
             scheduling=SchedulingParams(model=""),
         )
-        requests.append(WorkloadRequest(arrival=arrival, arrival_ns=int(now_s * 1e9), fates=[Fate(num_tokens=output)]))
+        requests.append(
+            WorkloadRequest(arrival=arrival, arrival_ns=int(now_s * 1e9), outputs=[SequenceOutput(num_tokens=output)])
+        )
     return Workload(source="drawn", requests=requests, block_size=BLOCK_SIZE, first_free_name=next_name)
 
 
 def burst(workload: Workload, num_requests: int) -> Workload:
     """Its first requests, all at once."""
     requests = [
-        WorkloadRequest(arrival=request.arrival, arrival_ns=0, fates=request.fates)
+        WorkloadRequest(arrival=request.arrival, arrival_ns=0, outputs=request.outputs)
         for request in workload.requests[:num_requests]
     ]
     return Workload(source="burst", requests=requests, block_size=BLOCK_SIZE, first_free_name=workload.first_free_name)
@@ -136,7 +138,7 @@ async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[
     await engine.start()
     try:
         if warm_up:
-            # Backwards, so that its blocks are nobody else's.
+            # Backwards, so that it shares no blocks.
             await _serve(engine, made[0][::-1], WARM_UP_TOKENS, seed=len(made))
         loop = asyncio.get_running_loop()
         began_s = loop.time()

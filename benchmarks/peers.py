@@ -33,10 +33,10 @@ from typing import Any, NamedTuple
 # As a script this has its own folder on the path, and not the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peer_checkpoints import checkpoint
-from benchmarks.peer_report import Measurement, format_ratios, format_table, ratios
-from benchmarks.peer_servers import COMMANDS, Server, ServerError, Target, free_port
-from benchmarks.peer_setup import (
+from benchmarks.peer.checkpoints import checkpoint
+from benchmarks.peer.report import Measurement, format_ratios, format_table, ratios
+from benchmarks.peer.servers import COMMANDS, Server, ServerError, Target, free_port
+from benchmarks.peer.setup import (
     CMAKE_FLAGS,
     LLAMA_CPP_PYTHON,
     MENDS,

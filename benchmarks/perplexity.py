@@ -27,12 +27,12 @@ from torch import Tensor
 
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
-from eventlm.cores import usable_cores
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.models.config import read_config
 from eventlm.models.pull import pull
 from eventlm.sampling_params import SamplingParams
+from eventlm.system.processors import usable_cores
 from eventlm.table import table
 from eventlm.text.tokenizer import CheckpointTokenizer
 from eventlm.types import ceil_div
@@ -106,7 +106,7 @@ def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
 
 
 def read_text(path: Path = TEXT) -> str:
-    """Raises UsageError if it is not the text that figures are told for."""
+    """Raises UsageError if it is not the text that the reference figures are for."""
     data = path.read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != TEXT_SHA256:
         raise UsageError(f"{path}: its SHA-256 is {found}, not {TEXT_SHA256}; take the file as it was published")
@@ -193,7 +193,7 @@ def measure(token_ids: Sequence[int], ways: dict[str, LogitsOf], length: int, st
 
 def score_window(token_ids: Sequence[int], ways: dict[str, LogitsOf], span: Window) -> dict[str, Score]:
     """Of each way."""
-    # Nothing is asked of what is behind the last token.
+    # There is nothing to score after the last token.
     inputs = list(token_ids[span.start : span.end - 1])
     targets_T = torch.tensor(token_ids[span.first : span.end])
     expected_TV: Tensor | None = None

@@ -28,6 +28,10 @@ from typing import Any, Literal, NamedTuple
 
 import uvloop
 
+# As a script this has its own folder on the path, and not the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.rows_alone import RowsAlone
 from eventlm.bus.trace_info import info
 from eventlm.cli.logging_setup import configure_logging
 from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
@@ -38,6 +42,7 @@ from eventlm.models.config import read_config
 from eventlm.models.pull import pull
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
+from eventlm.replay.execute.workers import WorkerProcesses
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
@@ -187,7 +192,11 @@ def main() -> int:
                 outcomes.append(run(load, model, dtype, int(load.share * arguments.tokens), folder))
                 print(f"{dtype}, {load.name}: {render(outcomes[-1].result)}", file=sys.stderr)
         num_tokens = min(int(CONTROL_SHARE * arguments.tokens), MAX_CONTROL_TOKENS)
-        control = run(CONTROL, model, "bfloat16", num_tokens, folder, teacher_force=True, rows_alone=True)
+        alone: dict[str, Any] = {
+            "teacher_force": True,
+            "make_workers": lambda setup, header: RowsAlone(WorkerProcesses(setup, header)),
+        }
+        control = run(CONTROL, model, "bfloat16", num_tokens, folder, **alone)
     names = ["load", "dtype", "tokens", "steps", "a step", "preempted", "record s", "again s", "outcome"]
     print("\n".join(table(names, [row(outcome) for outcome in (*outcomes, control)], left=range(2))))
     is_identical = all(outcome.result.exit_code == 0 for outcome in outcomes)

@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that nobody had to compute."""
+        """Share of the prompt tokens that were not computed again."""
         return 1 - self.prefilled_tokens / self.prompt_tokens
 
     @property
@@ -127,8 +127,9 @@ class Cluster:
         done = self._runners[replica].execute(launched, payload)
         self.prefilled_tokens += launched.num_tokens - len(launched.decodes)
         start_ns = max(self.clock.now_ns(), self._free_ns[replica])
-        end_ns = self._free_ns[replica] = start_ns + done.duration_ns
-        self.busy_ns[replica] += done.duration_ns
+        duration_ns = sum(done.ops.values())
+        end_ns = self._free_ns[replica] = start_ns + duration_ns
+        self.busy_ns[replica] += duration_ns
         result = StepResult(
             epoch=1, step=launched.step, start_ns=start_ns, end_ns=end_ns, tokens=done.tokens, ends=done.ends
         )

@@ -34,7 +34,7 @@ from eventlm.replay.simulate.summary import SimulationSummary
 from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.workload.file import read_workload
-from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
 
 BATCH = 32
@@ -69,7 +69,7 @@ def make_workload(num_requests: int, prompt_tokens: int, output_tokens: int) -> 
                 scheduling=SchedulingParams(model=""),
             ),
             arrival_ns=0,
-            fates=[Fate()],
+            outputs=[SequenceOutput()],
         )
         for place in range(num_requests)
     ]
@@ -77,9 +77,9 @@ def make_workload(num_requests: int, prompt_tokens: int, output_tokens: int) -> 
 
 
 def cases(num_steps: int) -> list[Case]:
-    """Nobody waits; and a queue of requests that are admitted as others end."""
+    """One load without a queue, and one whose queued requests are admitted as others end."""
     return [
-        Case("32 long decodes, nobody waits", make_workload(BATCH, 256, num_steps)),
+        Case("32 long decodes, no queue", make_workload(BATCH, 256, num_steps)),
         Case("32 decodes, 1,000 wait", make_workload(BATCH + 1000, 128, 256)),
     ]
 
@@ -109,7 +109,7 @@ def run(workload: Workload, setup: EngineSetup, subscribers: Sequence[Subscriber
         core,
         workload,
         timing,
-        incidents=[WorkerUp(replica=0, epoch=1)],
+        external_facts=[WorkerUp(replica=0, epoch=1)],
         checkpoint_events=CHECKPOINT_EVENTS if checkpoints else 0,
         subscribers=[count, *subscribers],
     )

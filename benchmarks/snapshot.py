@@ -31,6 +31,7 @@ from eventlm.events import Arrived, Decision, Header, Launched, Snapshot, StepCo
 from eventlm.events.codec import encode_body
 from eventlm.policies.fcfs import Fcfs
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.system.system import real_system
 
 BLOCK_SIZE = 16
 NUM_RUNNING = 256
@@ -120,7 +121,7 @@ def fill(num_blocks: int, num_sequences: int, prompt_blocks: int) -> Core:
 def turner(core: Core, folder: Path) -> Callable[[], object]:
     """Starts one segment after the other, and keeps one; the folder goes with what is returned."""
     place = tempfile.TemporaryDirectory(dir=folder)
-    writer = LogWriter(place.name, "run", segment_bytes=1, keep_bytes=1)
+    writer = LogWriter(real_system(), place.name, "run", segment_bytes=1, keep_bytes=1)
     header = Header(
         run="run", unix_start_ns="0", code_version="0", core=core.state.config, plugins=[], predictor=[0] * 5
     )

@@ -9,8 +9,8 @@ about 20 s for each of the 1 + 2 x rounds runs of a mix.
 
 Without --mix, one workload, long prompts among short ones, goes to an engine under fcfs and is recorded. From that
 record alone edf and lrs are predicted. Then fcfs, edf and lrs serve the same arrivals with the same prompts and seeds,
-in turn, some rounds of it. It prints the prediction against the median of the reruns, and the reruns' own spread: what
-a machine cannot repeat nobody can predict. Where policies really differ, by more than 10 % and in all reruns, the
+in turn, for some rounds. It prints the prediction against the median of the reruns, and the reruns' own spread, because
+what a machine cannot repeat cannot be predicted. Where policies really differ, by more than 10 % and in all reruns, the
 prediction must name the better one. Nothing else should run on the machine.
 
 On two cores each of the 1 + 3 x rounds runs takes --seconds and about 8 s more.
@@ -98,7 +98,7 @@ def value_ms(outcome: RunOutcome, latency: str, quantile: str) -> float:
     """A quantile of a latency."""
     found = outcome.latency(latency)
     if found is None:
-        raise SystemExit(f"nobody has a {latency}: make the runs longer with --seconds")
+        raise SystemExit(f"no request has a {latency}: make the runs longer with --seconds")
     return float(getattr(found, quantile)) / 1e6
 
 

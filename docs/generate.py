@@ -70,7 +70,8 @@ def run_examples(text: str) -> str:
     """A page's text with the output that its console examples have today. They run one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work"
-        shutil.copytree(CONSOLE_FILES, work)
+        # A reader who has followed the page in the repository has left a workload and runs there.
+        shutil.copytree(CONSOLE_FILES, work, ignore=shutil.ignore_patterns("runs", "load.jsonl", "__pycache__"))
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -14,13 +15,29 @@ def program() -> int:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from eventlm.cli.serve.standard_streams import open_standard_streams
-
     # Before anything else can be opened in their place.
-    open_standard_streams()
+    _open_standard_streams()
     from eventlm.cli.main import main
 
     return main()
+
+
+def _open_standard_streams() -> None:
+    """Connect those of descriptors 0 to 2 that are closed with the null device.
+
+    Otherwise the next files and sockets get these numbers: libuv aborts where it closes one of them, and what is
+    printed, by children too, goes to whatever is behind it. The interpreter leaves out the streams of closed ones.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, so that it is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # They live as long as the process.
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":

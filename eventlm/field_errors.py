@@ -7,12 +7,16 @@ import re
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
 
 _MISSING_FIELD = re.compile(r"Object missing required field `([^`]*)`")
+_WRONG_LENGTH = re.compile(r"Expected `(str|array|object)` of length (?:>= 1|<= (\d+))")
+_UNITS = {"str": "characters", "array": "items", "object": "pairs"}
 
 
 def field_error(problem: str, path: str) -> InputError:
     """The error for a problem such as "Expected `int`, got `str`" at a path such as `messages[0].role`."""
     if missing := _MISSING_FIELD.match(problem):
         return MissingParameterError(f"{path}.{missing[1]}" if path else missing[1])
+    if length := _WRONG_LENGTH.fullmatch(problem):
+        problem = f"expected at most {length[2]} {_UNITS[length[1]]}" if length[2] else "it must not be empty"
     kind, word = (InvalidTypeError, "type") if ", got `" in problem else (InputError, "value")
     return kind(path or None, f"Invalid {word} for '{path}': {problem[:1].lower()}{problem[1:]}.")
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 
 
 def counted(number: int, noun: str) -> str:
     """`1 event`, `1,234 events`: for nouns whose plural takes an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def tally(counts: Mapping[str, int]) -> str:
+    """`1,234 length, 5 stop`."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def sentence(text: str) -> str:

@@ -1,16 +1,16 @@
-"""How the tokens of one request are chosen and when its outputs end.
+"""Sampling parameters.
 
-`SamplingParams` is the one definition: Python callers write it, the HTTP API's fields are derived from it, and workers
-sample by it. A field's type carries its limits.
+`SamplingParams` is the one definition: Python callers use it, the fields of the HTTP API are derived from it, and
+workers sample by it. The types of the fields have their limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, StructMeta, structs
 
 from eventlm.errors import InputError, InvalidTypeError
 from eventlm.field_errors import field_error, split_message
@@ -18,15 +18,15 @@ from eventlm.field_errors import field_error, split_message
 #: How a prompt becomes one vector: its last token's hidden state, or the mean of all of them.
 Pooling = Literal["last", "mean"]
 
-#: Below it division by the temperature overflows; such requests want the most likely token.
+#: Below this, division by the temperature overflows; such requests are greedy.
 SMALLEST_TEMPERATURE = 1e-5
-#: Any positive number by its meaning; bounded so that no logit overflows.
+#: Any positive number makes sense; bounded so that no logit overflows.
 SMALLEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY = 0.001, 1000.0
 #: OpenAI's bounds of presence and frequency penalty, either way.
 LARGEST_PENALTY = 2.0
-#: Beyond it a bias means "never" and "always" already. OpenAI's bound.
+#: OpenAI's bound. A larger bias changes nothing.
 LARGEST_LOGIT_BIAS = 100.0
-#: What a worker's 32-bit integers hold.
+#: Workers have 32-bit integers.
 _LARGEST_INT = 2**31 - 1
 #: vLLM's bound, unless its environment says otherwise.
 LARGEST_N = 16_384
@@ -39,20 +39,20 @@ MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
 TokenId = Annotated[int, Meta(ge=0)]
 LogitBias = Annotated[float, Meta(ge=-LARGEST_LOGIT_BIAS, le=LARGEST_LOGIT_BIAS)]
 Text = Annotated[str, Meta(min_length=1)]
-#: How many alternatives; -1 stands for the whole vocabulary.
+#: How many alternatives; -1: the whole vocabulary.
 NumLogprobs = Annotated[int, Meta(ge=-1, le=_LARGEST_INT)]
 
 
 class StructuredOutputsParams(Struct, forbid_unknown_fields=True):
-    """What a completion must match: exactly one of the first five. The names are vLLM's.
+    """What a completion must match: exactly one of the first five fields. The names are vLLM's.
 
         StructuredOutputsParams(json={"type": "object", ...})      a JSON schema, or its text
         StructuredOutputsParams(regex=r"\\d{4}")                    the whole text
         StructuredOutputsParams(choice=["yes", "no"])
         StructuredOutputsParams(grammar='start: "a" | "b"')        Lark, or GBNF
 
-    Between the tokens of JSON there may be some whitespace: none with `disable_any_whitespace`, else what
-    `whitespace_pattern` (a regular expression) matches. `disable_fallback` changes nothing: there is no fallback.
+    `disable_any_whitespace` allows no whitespace between the tokens of JSON, `whitespace_pattern` (a regular
+    expression) what it matches. `disable_fallback` has no effect: there is no fallback.
     `disable_additional_properties` and `structural_tag` are refused.
     """
 
@@ -68,7 +68,16 @@ class StructuredOutputsParams(Struct, forbid_unknown_fields=True):
     structural_tag: str | dict[str, Any] | None = None
 
 
-class SamplingParams(Struct, omit_defaults=True):
+class _CheckedWhenCalled(StructMeta):
+    """A class whose instances are checked when a caller makes one, but not when they are copied or decoded."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        params = super().__call__(*args, **kwargs)
+        params.check()
+        return params
+
+
+class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
     """Parameters of one or many prompts, with vLLM's names and defaults.
 
         SamplingParams(temperature=0, max_tokens=64)                greedy
@@ -86,8 +95,8 @@ class SamplingParams(Struct, omit_defaults=True):
     `skip_special_tokens` leaves them out of the text. `structured_outputs` says what the whole text must match;
     `guided_decoding` is its older name.
 
-    The last four fields are not for callers: `eventlm.text.sampling` sets them. `eos_token_ids` are the model's ends.
-    The last token of each of `bad_words_token_ids` cannot be drawn after its others in the output. `grammar`
+    The last four fields are not for callers: `eventlm.text.request_builder` sets them. `eos_token_ids` are the model's
+    ends. The last token of each of `bad_words_token_ids` cannot be drawn after its others in the output. `grammar`
     (llguidance's: Lark, or JSON that wraps one) is what the output must match. `pooling` is for requests of the kind
     `pool`, which are not sampled; a mean needs every hidden state of the prompt, so such a request skips cache reads.
 
@@ -123,15 +132,12 @@ class SamplingParams(Struct, omit_defaults=True):
     grammar: str = ""
     pooling: Pooling = "last"
 
-    def __post_init__(self) -> None:
-        self.check()
-
     def check(self) -> None:
         """Bring lists into form and raise InputError for a value out of its range.
 
-        Done at construction and again at each use, since the fields may be assigned to.
+        The fields may be assigned to, so a request's parameters are checked again where it enters the engine.
         """
-        self.stop = _items("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
+        self.stop = _items("stop", self.stop_strings)
         self.stop_token_ids = _items("stop_token_ids", self.stop_token_ids)
         self.bad_words = _items("bad_words", self.bad_words)
         if self.allowed_token_ids is not None:
@@ -147,12 +153,14 @@ class SamplingParams(Struct, omit_defaults=True):
             if ", got " not in problem and hasattr(self, path):
                 problem += f", got {getattr(self, path)!r}"
             raise field_error(problem, path) from error
-        for name in ("structured_outputs", "guided_decoding"):
-            setattr(self, name, _checked_structure(name, getattr(checked, name)))
+        if self.structured_outputs is not None:
+            self.structured_outputs = _checked_structure("structured_outputs", checked.structured_outputs)
+        if self.guided_decoding is not None:
+            self.guided_decoding = _checked_structure("guided_decoding", checked.guided_decoding)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise InputError("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
-        for name, texts in (("stop", self.stop), ("bad_words", self.bad_words)):
-            _check_texts(name, texts)
+        _check_texts("stop", self.stop)
+        _check_texts("bad_words", self.bad_words)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InputError("allowed_token_ids", "Invalid value for 'allowed_token_ids': it is empty.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -169,30 +177,28 @@ class SamplingParams(Struct, omit_defaults=True):
 
     @property
     def stop_strings(self) -> list[str]:
-        """`stop` as a list, which it is after `check`."""
+        """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def structure(self) -> StructuredOutputsParams | None:
-        """What the text must match, by whichever name it was asked for."""
+        """What the text must match, by either name."""
         return self.structured_outputs or self.guided_decoding
 
     @property
     def noise_seed(self) -> int:
-        """The seed in force, unsigned 64 bit; the engine has set it where the request brought none."""
+        """The seed in force as an unsigned 64-bit integer. The engine has set it if the request had none."""
         return (self.seed or 0) % 2**64
 
     def for_worker(self, seed: int) -> SamplingParams:
-        """With the seed in force, and without texts: workers and records have token ids only."""
+        """With the seed in force and without texts: workers and records have token ids only."""
         return structs.replace(self, seed=seed, stop=[], bad_words=[], structured_outputs=None, guided_decoding=None)
 
 
 _Checked = msgspec.defstruct("_Checked", [(field.name, field.type) for field in structs.fields(SamplingParams)])
 
 
-def _checked_structure(name: str, given: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
-    if given is None:
-        return None
+def _checked_structure(name: str, given: StructuredOutputsParams) -> StructuredOutputsParams:
     try:
         return msgspec.convert(structs.asdict(given), StructuredOutputsParams)
     except msgspec.ValidationError as error:
@@ -201,33 +207,33 @@ def _checked_structure(name: str, given: StructuredOutputsParams | None) -> Stru
 
 
 def _items(name: str, given: Any) -> list[Any]:
-    if given is None:
+    if given is None or given == []:
         return []
     if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
         raise InvalidTypeError(name, f"Invalid type for '{name}': expected a list, got {given!r}.")
     try:
-        # One that is named twice counts once.
+        # Duplicates are dropped.
         return list(dict.fromkeys(sorted(given) if isinstance(given, set | frozenset) else given))
     except TypeError:
-        # One of them has a wrong type; the check of the items names it.
+        # An item has a wrong type, which the check of the items reports.
         return list(given)
 
 
 def _check_texts(name: str, texts: Any) -> None:
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            param = f"{name}[{place}]"
+            param = f"{name}[{index}]"
             raise InputError(
                 param, f"Invalid value for '{param}': it is not valid text, it has a lone surrogate at {error.start}."
             ) from error
 
 
 class TokenLogprobs(Struct, frozen=True, kw_only=True):
-    """Log-probabilities of consecutive tokens, one entry of each list a token.
+    """Log-probabilities of consecutive tokens, with one entry of each list per token.
 
-    logprobs: the token's own. ranks: its place among all by likelihood, from 1. top_ids, top_logprobs: the most
+    logprobs: the token's own. ranks: its index among all by likelihood, from 1. top_ids, top_logprobs: the most
     likely tokens, best first, as many as were asked for.
     """
 
@@ -235,3 +241,13 @@ class TokenLogprobs(Struct, frozen=True, kw_only=True):
     ranks: list[int]
     top_ids: list[list[int]]
     top_logprobs: list[list[float]]
+
+    def by_token(self, token_ids: Sequence[int], num_top: int | None = None) -> Iterator[dict[int, tuple[float, int]]]:
+        """For each token, (log-probability, rank) by id: its own, then those of the `num_top` most likely ones."""
+        rows = zip(token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs, strict=True)
+        for token_id, own, own_rank, top_ids, top_logprobs in rows:
+            top = zip(top_ids[:num_top], top_logprobs[:num_top], strict=True)
+            found = {token_id: (own, own_rank)}
+            for rank, (top_id, logprob) in enumerate(top, start=1):
+                found.setdefault(top_id, (logprob, rank))
+            yield found

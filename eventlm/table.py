@@ -5,12 +5,19 @@ from __future__ import annotations
 import io
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-#: On a terminal that is too narrow, text columns are folded down to this; numbers never are.
+#: On a terminal that is too narrow, text columns are folded between words down to this; numbers never are.
 _MIN_TEXT_WIDTH = 16
 #: Wider than any table.
 _UNLIMITED = 100_000
+
+
+def aligned(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A line for each name and its value, the values one below the other."""
+    listed = list(rows)
+    width = max(len(name) for name, _ in listed)
+    return (f"{name:<{width}}  {value}" for name, value in listed)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Iterator[str]:
@@ -28,7 +35,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collec
     for place, cells in enumerate(zip(columns, *rows, strict=True)):
         width = max(map(len, cells))
         is_text = place in left
-        least = min(width, _MIN_TEXT_WIDTH) if is_text else width
+        longest_word = max(len(word) for cell in cells for word in ["", *cell.split()])
+        least = min(width, max(_MIN_TEXT_WIDTH, longest_word)) if is_text else width
         found.add_column(no_wrap=not is_text, min_width=least)
         least_width += least + 2
         # Aligned here, for rich would strip blanks that end a cell.

@@ -1,96 +1,169 @@
-"""A trace as two tables, for notebooks and databases: requests (one row a sequence) and steps."""
+"""Exports a trace as two tables for notebooks and databases: requests (one row a sequence) and steps."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import csv
+import io
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Literal, NamedTuple
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.replay.table_file import Exported, Format, TableFile, Value, require_pyarrow
 from eventlm.types import OnProgress, TimeWindow
 
-#: Columns and their types. `outcome`: finished, rejected, or unfinished where the log does not show the end. `request`
-#: is the seq of the arrival. For the times see `eventlm.metrics.aggregates`.
-REQUEST_COLUMNS: dict[str, type] = {
-    "request": int,
-    "index": int,
-    "outcome": str,
-    "reason": str,
-    "model": str,
-    "kind": str,
-    "n": int,
-    "priority": int,
-    "service_class": str,
-    "session": int,
-    "parent": int,
-    "replica": int,
-    "arrived_ns": int,
-    "finished_ns": int,
-    "deadline_ns": int,
-    "slo_ttft_ns": int,
-    "slo_tpot_ns": int,
-    "prompt_tokens": int,
-    "max_tokens": int,
-    "output_tokens": int,
-    "cached_tokens": int,
-    "ttft_ns": int,
-    "time_per_output_token_ns": int,
-    "e2e_ns": int,
-    "scheduling_delay_ns": int,
-    "execution_ns": int,
-    "preemption_ns": int,
-    "prefill_ns": int,
-    "decode_ns": int,
-    "num_preemptions": int,
-    "num_restarts": int,
+Format = Literal["csv", "parquet"]
+Value = int | str | None
+#: Rows that are written together.
+BATCH_ROWS = 16 * 1024
+
+#: `outcome`: finished, rejected, or unfinished if the log does not contain the end. `request`: the seq of the arrival.
+#: For the times see `eventlm.metrics.aggregates`.
+REQUEST_COLUMNS = (
+    *("request", "index", "outcome", "reason", "model", "kind", "n", "priority", "service_class", "session", "parent"),
+    *("replica", "arrived_ns", "finished_ns", "deadline_ns", "slo_ttft_ns", "slo_tpot_ns"),
+    *("prompt_tokens", "max_tokens", "output_tokens", "cached_tokens"),
+    *("ttft_ns", "time_per_output_token_ns", "e2e_ns", "scheduling_delay_ns", "execution_ns", "preemption_ns"),
+    *("prefill_ns", "decode_ns", "num_preemptions", "num_restarts"),
+)
+STEP_COLUMNS = (
+    *("replica", "epoch", "step", "launch", "launched_ns", "start_ns", "end_ns", "completed_ns", "execution_ns"),
+    *("predicted_ns", "idle_before_ns", "num_decodes", "num_chunks", "batch_tokens", "prompt_tokens", "output_tokens"),
+)
+#: All other columns are integers.
+TEXT_COLUMNS = frozenset({"outcome", "reason", "model", "kind", "service_class"})
+#: Columns of requests, and the fields of a metrics row that they come from.
+_MEASURED = {name: name for name in ("index", "reason", "replica", "finished_ns", "output_tokens", "cached_tokens")} | {
+    "ttft_ns": "prefill_e2e_time",
+    "time_per_output_token_ns": "request_time_per_output_token",
+    "e2e_ns": "request_e2e_time",
+    "scheduling_delay_ns": "request_scheduling_delay",
+    "execution_ns": "request_execution_time",
+    "preemption_ns": "request_preemption_time",
+    "prefill_ns": "request_prefill_time",
+    "decode_ns": "request_decode_time",
+    "num_preemptions": "request_num_preemptions",
+    "num_restarts": "request_num_restarts",
 }
-STEP_COLUMNS: dict[str, type] = {
-    "replica": int,
-    "epoch": int,
-    "step": int,
-    "launch": int,
-    "launched_ns": int,
-    "start_ns": int,
-    "end_ns": int,
-    "completed_ns": int,
-    "execution_ns": int,
-    "predicted_ns": int,
-    "idle_before_ns": int,
-    "num_decodes": int,
-    "num_chunks": int,
-    "batch_tokens": int,
-    "prompt_tokens": int,
-    "output_tokens": int,
-}
+
+
+class Exported(NamedTuple):
+    """A written file and its number of rows."""
+
+    path: str
+    num_rows: int
+
+
+class CsvWriter:
+    """None is an empty cell."""
+
+    def __init__(self, file: IO[bytes], columns: Sequence[str]) -> None:
+        self._text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        self._csv = csv.writer(self._text, lineterminator="\n")
+        self._csv.writerow(columns)
+
+    def write(self, rows: list[tuple[Value, ...]]) -> None:
+        """Append rows."""
+        self._csv.writerows(rows)
+
+    def close(self) -> None:
+        """Flush what is buffered."""
+        self._text.flush()
+
+
+class ParquetWriter:
+    """Integers are int64 and may be null."""
+
+    def __init__(self, file: IO[bytes], columns: Sequence[str]) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        self._pyarrow = pyarrow
+        self._schema = pyarrow.schema(
+            [(name, pyarrow.string() if name in TEXT_COLUMNS else pyarrow.int64()) for name in columns]
+        )
+        self._writer = pyarrow.parquet.ParquetWriter(file, self._schema, compression="zstd")
+
+    def write(self, rows: list[tuple[Value, ...]]) -> None:
+        """Append rows."""
+        columns = zip(zip(*rows, strict=True), self._schema.types, strict=True)
+        arrays = [self._pyarrow.array(values, type=kind) for values, kind in columns]
+        self._writer.write_table(self._pyarrow.Table.from_arrays(arrays, schema=self._schema))
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+
+
+class _Table:
+    """A file that gets its name once it is whole."""
+
+    def __init__(self, path: Path, columns: Sequence[str], to: Format) -> None:
+        self._path = path
+        self._num_rows = 0
+        self._partial = path.with_name(f".{path.name}.partial")
+        self._columns = columns
+        self._rows: list[tuple[Value, ...]] = []
+        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(descriptor, "wb")
+        self._writer = (ParquetWriter if to == "parquet" else CsvWriter)(self._file, columns)
+
+    def add(self, values: dict[str, Value]) -> None:
+        """Append a row; missing columns are null."""
+        self._rows.append(tuple(map(values.get, self._columns)))
+        self._num_rows += 1
+        if len(self._rows) == BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write(self._rows)
+        self._rows = []
+
+    def finish(self) -> Exported:
+        """Write the rest and rename the file."""
+        self._flush()
+        self._writer.close()
+        self._file.close()
+        self._partial.replace(self._path)
+        return Exported(str(self._path), self._num_rows)
+
+    def discard(self) -> None:
+        """Remove the file if it is not finished."""
+        with contextlib.suppress(OSError, ValueError):
+            self._writer.close()
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
 
 
 class _Exporter:
-    """The metrics store's sink: its rows with what else the events say."""
+    """The sink of a metrics store: its rows with further fields of the events."""
 
-    def __init__(self, requests: TableFile, steps: TableFile, window: TimeWindow | None) -> None:
+    def __init__(self, requests: _Table, steps: _Table, window: TimeWindow | None) -> None:
         self._window = window
         self._requests = requests
         self._steps = steps
         self._store = MetricsStore(sink=self)
-        #: Requests with the number of their sequences that have not ended.
+        #: Live requests, and the indices of their unfinished sequences.
         self._arrivals: dict[int, Arrived] = {}
         self._unended: dict[int, set[int]] = {}
         self._launches: dict[int, Launched] = {}
+        #: The latest completion of each replica, with its launch.
         self._completed: dict[int, tuple[Launched, StepCompleted]] = {}
 
-    def see(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """The next event of the log."""
         match event:
             case Arrived():
                 self._arrivals[event.s] = event
                 self._unended[event.s] = set(range(event.n))
             case Rejected() if event.request in self._arrivals:
-                self._leave_out(event.request, "rejected", event.reason)
+                self._add_without_row(event.request, "rejected", event.reason)
             case Launched():
                 self._launches[event.s] = event
             case StepCompleted() if event.c in self._launches:
@@ -98,11 +171,11 @@ class _Exporter:
         self._store.apply(event)
 
     def finish(self) -> None:
-        """Behind the last event: those that have not ended."""
+        """After the last event: add the unfinished ones."""
         for request in list(self._arrivals):
-            self._leave_out(request, "unfinished", None)
+            self._add_without_row(request, "unfinished", None)
 
-    def _leave_out(self, request: int, outcome: str, reason: str | None) -> None:
+    def _add_without_row(self, request: int, outcome: str, reason: str | None) -> None:
         arrival = self._arrivals.pop(request)
         indices = sorted(self._unended.pop(request))
         for index in indices if self._is_wanted(arrival) else []:
@@ -117,31 +190,12 @@ class _Exporter:
         self._unended[row.request].discard(row.index)
         if not self._unended[row.request]:
             del self._unended[row.request], self._arrivals[row.request]
-        if not self._is_wanted(arrival):
-            return
-        measured: dict[str, Value] = {
-            "index": row.index,
-            "outcome": "finished",
-            "reason": row.reason,
-            "replica": row.replica,
-            "finished_ns": row.finished_ns,
-            "output_tokens": row.output_tokens,
-            "cached_tokens": row.cached_tokens,
-            "ttft_ns": row.prefill_e2e_time,
-            "time_per_output_token_ns": row.request_time_per_output_token,
-            "e2e_ns": row.request_e2e_time,
-            "scheduling_delay_ns": row.request_scheduling_delay,
-            "execution_ns": row.request_execution_time,
-            "preemption_ns": row.request_preemption_time,
-            "prefill_ns": row.request_prefill_time,
-            "decode_ns": row.request_decode_time,
-            "num_preemptions": row.request_num_preemptions,
-            "num_restarts": row.request_num_restarts,
-        }
-        self._requests.add(_of_arrival(arrival) | measured)
+        if self._is_wanted(arrival):
+            measured: dict[str, Value] = {column: getattr(row, field) for column, field in _MEASURED.items()}
+            self._requests.add(_of_arrival(arrival) | measured | {"outcome": "finished"})
 
     def step_completed(self, row: StepRow) -> None:
-        """A step has completed; its completion is the latest of its replica."""
+        """A step has completed."""
         launched, done = self._completed.pop(row.replica)
         if self._window is not None and not self._window.overlaps(row.started_ns, row.completed_ns):
             return
@@ -168,38 +222,33 @@ class _Exporter:
 
 
 def _of_arrival(arrival: Arrived) -> dict[str, Value]:
-    """What a request brought; 0 that means nothing is left empty."""
-    return {
+    """Columns of a request that do not depend on how it was served. Optional ones are null instead of 0."""
+    scheduling = arrival.scheduling
+    found: dict[str, Value] = {
         "request": arrival.s,
-        "model": arrival.scheduling.model,
-        "kind": arrival.scheduling.kind,
         "n": arrival.n,
-        "priority": arrival.scheduling.priority,
-        "service_class": arrival.scheduling.service_class,
-        "session": arrival.scheduling.session or None,
-        "parent": arrival.scheduling.parent or None,
         "arrived_ns": arrival.ts,
-        "deadline_ns": arrival.scheduling.deadline_ns or None,
-        "slo_ttft_ns": arrival.scheduling.slo_ttft_ns or None,
-        "slo_tpot_ns": arrival.scheduling.slo_tpot_ns or None,
         "prompt_tokens": arrival.prompt_tokens,
         "max_tokens": arrival.max_tokens,
     }
+    found |= {name: getattr(scheduling, name) for name in ("model", "kind", "priority", "service_class")}
+    optional = ("session", "parent", "deadline_ns", "slo_ttft_ns", "slo_tpot_ns")
+    return found | {name: getattr(scheduling, name) or None for name in optional}
 
 
 @contextlib.contextmanager
-def _tables(folder: Path, to: Format) -> Iterator[tuple[TableFile, TableFile]]:
-    tables: list[TableFile] = []
+def _tables(folder: Path, to: Format) -> Iterator[tuple[_Table, _Table]]:
+    tables: list[_Table] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, columns in (("requests", REQUEST_COLUMNS), ("steps", STEP_COLUMNS)):
-            tables.append(TableFile(folder / f"{name}.{to}", columns, to))
+            tables.append(_Table(folder / f"{name}.{to}", columns, to))
         yield tables[0], tables[1]
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another folder with -o") from error
     finally:
         for table in tables:
-            table.give_up()
+            table.discard()
 
 
 def export(
@@ -213,13 +262,19 @@ def export(
 ) -> tuple[list[Exported], list[str]]:
     """Write requests and steps of a trace, or of a window of it, to a folder; the files, and the trace's warnings.
 
-    Files that are there are replaced once the new ones are whole. Raises UsageError if they cannot be written, else as
-    LogReader does.
+    Existing files are replaced once the new ones are whole. Raises UsageError if they cannot be written or pyarrow is
+    missing, else as LogReader does.
     """
     if to == "parquet":
-        require_pyarrow()
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise UsageError(
+                "parquet files need pyarrow, which is not installed: `pip install 'eventlm[parquet]'`, "
+                "or use --format csv"
+            ) from error
     with LogReader(path, strict=strict) as reader, _tables(Path(folder), to) as (requests, steps):
         exporter = _Exporter(requests, steps, window)
-        reader.fold(exporter.see, on_progress=on_progress)
+        reader.fold(exporter.apply, on_progress=on_progress)
         exporter.finish()
         return [requests.finish(), steps.finish()], reader.warnings()

@@ -1,9 +1,8 @@
-"""The fluidity index: how smoothly a sequence's tokens came, as its reader sees it (Metron, 2024).
+"""The fluidity index: how smoothly a reader receives a sequence's tokens (Metron, 2024).
 
-Each token has a deadline: the first one the objective for TTFT, each later one the objective for TPOT behind the
-deadline before it; so a token that comes early lets a later one take its time. Behind a token that was late the next
-deadline counts from its coming, for one stall is one miss and not one for every token behind it. The index is the share
-of tokens that met theirs.
+The first token is due after the objective for TTFT, each later one the objective for TPOT after the deadline before it,
+so an early token leaves more time for the next. After a late token the next deadline counts from its arrival, so that
+one stall is one miss. The index is the share of tokens in time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from eventlm.metrics.live import Identity, producing_rows
 
 
 def tokens_in_time(times_ns: Iterable[int], *, start_ns: int, ttft_ns: int, tpot_ns: int) -> int:
-    """How many of the tokens, given by their times in order, met their deadlines."""
+    """How many of the tokens, given by their times in order, were in time."""
     num_met = 0
     deadline_ns = start_ns + ttft_ns
     for time_ns in times_ns:
@@ -28,32 +27,32 @@ def tokens_in_time(times_ns: Iterable[int], *, start_ns: int, ttft_ns: int, tpot
     return num_met
 
 
-class _Stretch(NamedTuple):
-    """Steps of a replica, by number, in each of which a sequence had a token."""
+class _StepRange(NamedTuple):
+    """Consecutive steps of a replica, by number, that each produced a token of a sequence."""
 
     replica: int
     first: int
     end: int
 
 
-class ReadingTimes:
-    """Takes the events of a run in order, and tells when each token of a sequence came, once it has ended.
+class TokenTimes:
+    """Takes the events of a run in order and gives the times of a sequence's tokens once it has ended.
 
-    Sequences that are in one step after the other share the steps' times; only joining and leaving costs something.
-    A row counts for one token: it is for runs without speculation.
+    Sequences in consecutive steps share the steps' times, so only joining and leaving a batch has a cost. A row counts
+    as one token: this is for runs without speculation.
     """
 
     def __init__(self) -> None:
-        #: By replica: times of its steps, the rows of the latest, and since which step each of these is in all.
+        #: By replica: times of its steps, the rows of the latest, and the step from which on each of them is in all.
         self._times_ns: dict[int, list[int]] = {}
         self._rows: dict[int, list[Identity]] = {}
         self._since: dict[int, dict[Identity, int]] = {}
-        self._stretches: dict[Identity, list[_Stretch]] = {}
+        self._ranges: dict[Identity, list[_StepRange]] = {}
         self._launches: dict[int, Launched] = {}
         self._completed: StepCompleted | None = None
 
     def see(self, event: Event) -> None:
-        """Take in the next event."""
+        """Take the next event."""
         if isinstance(event, Launched):
             self._launches[event.s] = event
         elif isinstance(event, StepCompleted):
@@ -80,15 +79,15 @@ class ReadingTimes:
 
     def _leave(self, replica: int, identity: Identity, end: int) -> None:
         first = self._since[replica].pop(identity)
-        self._stretches.setdefault(identity, []).append(_Stretch(replica, first, end))
+        self._ranges.setdefault(identity, []).append(_StepRange(replica, first, end))
 
     def take(self, finished: Finished) -> list[int]:
-        """Times of the tokens of a sequence that has just finished, as many as belong to it. Forgets them."""
+        """Removes and returns the token times of a sequence that has just finished, without dropped tokens."""
         identity = (finished.request, finished.index)
         for replica, since in self._since.items():
             if identity in since:
                 self._leave(replica, identity, len(self._times_ns[replica]))
                 self._rows.pop(replica, None)
-        stretches = self._stretches.pop(identity, [])
-        times_ns = [time for replica, first, end in stretches for time in self._times_ns[replica][first:end]]
+        ranges = self._ranges.pop(identity, [])
+        times_ns = [time for replica, first, end in ranges for time in self._times_ns[replica][first:end]]
         return times_ns[: finished.position]

@@ -1,6 +1,6 @@
-"""What a run came to, request by request: a fold over its events, recorded or simulated, that two runs are compared by.
+"""The outcome of a run, request by request: a fold over its events, recorded or simulated, by which runs are compared.
 
-Times are those of the metrics store, from the reception of a request. Everything is an integer: nanoseconds, tokens,
+Times are those of the metrics store, from the reception of a request. All values are integers: nanoseconds, tokens,
 parts per million.
 """
 
@@ -16,24 +16,19 @@ from eventlm.events import Arrived, Event, Finished, Rejected
 from eventlm.metrics.rows import CANCELLED, COMPLETED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.trace_metrics import Distribution, distribution
-from eventlm.replay.fluidity import ReadingTimes, tokens_in_time
+from eventlm.replay.fluidity import TokenTimes, tokens_in_time
 from eventlm.types import TimeWindow
 
-#: Of each sequence: what is compared, and how to get it.
-LATENCIES: dict[str, Callable[[SequenceOutcome], int | None]] = {
-    "ttft": lambda found: found.ttft_ns,
-    "tpot": lambda found: found.tpot_ns,
-    "e2e": lambda found: found.e2e_ns,
-    "queue": lambda found: found.queue_ns,
-}
+#: Latencies of a sequence, and their fields of `SequenceOutcome`.
+LATENCIES = {"ttft": "ttft_ns", "tpot": "tpot_ns", "e2e": "e2e_ns", "queue": "queue_ns"}
 
 
 class SequenceOutcome(Struct, frozen=True, kw_only=True):
-    """A sequence that has ended. `request` is the seq of its arrival in its own run. Times in ns; None: not so far.
+    """A sequence that has ended. `request` is the seq of its arrival. Times in ns; None: not reached.
 
     met_deadline: of the request's own deadline for the first token; None: it has none, or was cancelled before it.
-    met_objectives: of those that the request brought (its slo) or else the run was measured by; None: there are none.
-    tokens_in_time: see `eventlm.replay.fluidity`; None without objectives for TTFT and TPOT.
+    met_objectives: of the request's own (its slo), else of the run's; None: there are none. tokens_in_time: see
+    `eventlm.replay.fluidity`; None without objectives for TTFT and TPOT.
     """
 
     request: int
@@ -65,8 +60,8 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True):
         return self.reason in CANCELLED and self.ttft_ns is not None
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
-    """A request that was rejected. It missed what it could have met, once for each of its sequences."""
+class Rejection(Struct, frozen=True, kw_only=True):
+    """A request that was rejected. Each of its sequences counts as a miss."""
 
     prompt_tokens: int
     num_sequences: int
@@ -76,13 +71,13 @@ class Refusal(Struct, frozen=True, kw_only=True):
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):
-    """A run. duration_ns: from the first arrival to the last end. `sequences` in the order of their ends.
+    """A run. duration_ns: from the first arrival to the last end. `sequences` are in the order of their ends.
 
-    reject_reasons: by request. hit_tokens of queried_tokens: prompt tokens found in caches.
+    reject_reasons: counts requests. hit_tokens of queried_tokens: prompt tokens found in caches.
     """
 
     sequences: list[SequenceOutcome]
-    refusals: list[Refusal]
+    rejections: list[Rejection]
     num_requests: int
     num_unfinished: int
     reject_reasons: dict[str, int]
@@ -95,38 +90,40 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     queried_tokens: int
 
     def latency(self, name: str, sequences: Iterable[SequenceOutcome] | None = None) -> Distribution | None:
-        """A latency of LATENCIES over the sequences that ran to their end, or some of them; None if none has it."""
+        """One of LATENCIES over `sequences`, by default all, as far as they ran to their end; None if none has it."""
         chosen = self.sequences if sequences is None else sequences
-        of = LATENCIES[name]
-        values = Counter(value for found in chosen if found.is_complete and (value := of(found)) is not None)
+        field = LATENCIES[name]
+        values = Counter(
+            value for found in chosen if found.is_complete and (value := getattr(found, field)) is not None
+        )
         return distribution(values) if values else None
 
     def of_class(self, service_class: str) -> RunOutcome:
-        """The same run with the sequences and refusals of one service class alone; counts are still of all."""
+        """The same run with only the sequences and rejections of one service class; counts remain those of all."""
         return structs.replace(
             self,
             sequences=[each for each in self.sequences if each.service_class == service_class],
-            refusals=[each for each in self.refusals if each.service_class == service_class],
+            rejections=[each for each in self.rejections if each.service_class == service_class],
         )
 
     @property
     def deadlines_met_ppm(self) -> int | None:
-        """Share of sequences that met their own deadline, of those that had one: who rejects them misses it."""
-        refused = sum(each.num_sequences for each in self.refusals if each.has_deadline)
-        return _share_ppm([found.met_deadline for found in self.sequences], num_missed=refused)
+        """Share of sequences that met their own deadline, of those that had one. Rejected ones missed it."""
+        rejected = sum(each.num_sequences for each in self.rejections if each.has_deadline)
+        return _share_ppm([found.met_deadline for found in self.sequences], num_missed=rejected)
 
     @property
     def objectives_met_ppm(self) -> int | None:
-        """Share of sequences that met the objectives. Those that were rejected or cut short have not, and neither has
-        one whose client left before its first token. One whose client left later is judged by what it got.
+        """Share of sequences that met the objectives. Those that were rejected or cut short did not. If the client left
+        after the first token, the tokens until then count.
         """
-        refused = sum(each.num_sequences for each in self.refusals if each.has_objectives)
-        answers = [found.met_objectives and (found.is_complete or found.was_left) for found in self.sequences]
-        return _share_ppm(answers, num_missed=refused)
+        rejected = sum(each.num_sequences for each in self.rejections if each.has_objectives)
+        met = [found.met_objectives and (found.is_complete or found.was_left) for found in self.sequences]
+        return _share_ppm(met, num_missed=rejected)
 
     @property
     def fluidity_ppm(self) -> int | None:
-        """Share of tokens that came in time."""
+        """Share of tokens in time."""
         measured = [found for found in self.sequences if found.tokens_in_time is not None and found.is_complete]
         num_tokens = sum(found.output_tokens for found in measured)
         return sum(found.tokens_in_time or 0 for found in measured) * 1_000_000 // num_tokens if num_tokens else None
@@ -143,17 +140,17 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
         return num_complete * 1e9 / self.duration_ns if self.duration_ns else 0.0
 
 
-def _share_ppm(answers: Sequence[bool | None], *, num_missed: int) -> int | None:
-    known = [answer for answer in answers if answer is not None]
+def _share_ppm(met: Sequence[bool | None], *, num_missed: int) -> int | None:
+    known = [each for each in met if each is not None]
     count = len(known) + num_missed
     return sum(known) * 1_000_000 // count if count else None
 
 
 class OutcomeCollector:
-    """`see` every event of a run in order, the header first; then `outcome`.
+    """Takes every event of a run in order, the header first; then `outcome`.
 
-    objectives: for requests without their own. counts: which requests the outcome is of, by their arrivals; None: all.
-    Of some it has the steps between the first arrival and the last end.
+    objectives: for requests without their own. counts: selects requests by their arrivals; None: all. A selection has
+    the steps between its first arrival and its last end.
     """
 
     def __init__(
@@ -162,24 +159,24 @@ class OutcomeCollector:
         self._objectives = objectives
         self._counts = counts
         self._store = MetricsStore(sink=self)
-        #: From the first sequence on whose tokens have deadlines.
-        self._token_times = ReadingTimes() if _have_token_deadlines(objectives) else None
+        #: From the first sequence with deadlines for tokens.
+        self._token_times = TokenTimes() if _have_token_deadlines(objectives) else None
         self._arrivals: dict[int, Arrived] = {}
         self._num_unended: dict[int, int] = {}
         self._num_requests = 0
         self._first_ns: int | None = None
         self._last_ns = 0
         self._sequences: list[SequenceOutcome] = []
-        self._refusals: list[Refusal] = []
+        self._rejections: list[Rejection] = []
         self._times_ns: list[int] = []
         self._reject_reasons: Counter[str] = Counter()
-        #: Of some requests: the steps, and the prompt tokens looked up in the cache and found there.
+        #: Of a selection: the steps, and the prompt tokens looked up in the cache and found there.
         self._steps: list[StepRow] = []
         self._queried_tokens = 0
         self._hit_tokens = 0
 
     def see(self, event: Event) -> None:
-        """Take in the next event."""
+        """Take the next event."""
         if isinstance(event, Arrived):
             self._arrived(event)
         elif isinstance(event, Rejected):
@@ -199,16 +196,16 @@ class OutcomeCollector:
         if self._first_ns is None:
             self._first_ns = event.ts
         if self._token_times is None and event.scheduling.slo_ttft_ns and event.scheduling.slo_tpot_ns:
-            self._token_times = ReadingTimes()
+            self._token_times = TokenTimes()
 
     def _rejected(self, event: Rejected) -> None:
         arrival = self._arrivals.get(event.request)
         if arrival is None:
-            # It lies in a gap, or does not count.
+            # It lies in a gap, or is not selected.
             return
         self._reject_reasons[event.reason] += 1
-        self._refusals.append(
-            Refusal(
+        self._rejections.append(
+            Rejection(
                 prompt_tokens=arrival.prompt_tokens,
                 num_sequences=arrival.n,
                 has_deadline=arrival.scheduling.deadline_ns > 0,
@@ -219,7 +216,7 @@ class OutcomeCollector:
         self._forget(event.request)
 
     def request_ended(self, row: RequestRow) -> None:
-        """Take in a sequence that has ended."""
+        """Add a sequence that has ended."""
         arrival = self._arrivals.get(row.request)
         if arrival is None:
             return
@@ -266,7 +263,7 @@ class OutcomeCollector:
             self._forget(row.request)
 
     def step_completed(self, row: StepRow) -> None:
-        """Keep the step where only some count; else the store has their sums."""
+        """Keep the step of a selection; otherwise the store has the sums."""
         if self._counts is not None:
             self._steps.append(row)
 
@@ -282,7 +279,7 @@ class OutcomeCollector:
         )
 
     def outcome(self) -> RunOutcome:
-        """What all requests that count came to."""
+        """The outcome so far."""
         whole = self._whole()
         if self._counts is None:
             return whole
@@ -302,7 +299,7 @@ class OutcomeCollector:
         replicas = self._store.snapshot().replicas
         return RunOutcome(
             sequences=self._sequences,
-            refusals=self._refusals,
+            rejections=self._rejections,
             num_requests=self._num_requests,
             num_unfinished=len(self._arrivals),
             reject_reasons=dict(sorted(self._reject_reasons.items())),

@@ -1,4 +1,4 @@
-"""A core as a trace's header describes it, or with something changed."""
+"""Builds the core of a recorded run from its header, optionally with changes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from eventlm.errors import TraceVersionError, UsageError
 from eventlm.events import Header, PluginRecord
 from eventlm.types import PluginKind
 
-#: Fields of the core's configuration that block integers and the replicas in facts depend on.
+#: Fields of the core's configuration that cannot change because recorded facts depend on them.
 FIXED_BY_FACTS = ("block_size", "models", "num_replicas")
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What to do otherwise than the run did. `settings` are fields of the core's configuration.
+    """Changes to the recorded configuration. `settings` are fields of the core's configuration.
 
-    `trust_local_plugins` lets a header name a plug-in as `module:Class`, which is then imported; without it only
-    installed ones are loaded, because a trace may come from anybody.
+    `trust_local_plugins` permits to import plug-ins that the header names as `module:Class`. By default only installed
+    ones are loaded, because a trace may come from anybody.
     """
 
     policy: PluginSpec | None = None
@@ -36,14 +36,14 @@ class Changes(Struct, frozen=True, kw_only=True):
     trust_local_plugins: bool = False
 
     def describe(self) -> str:
-        """What is changed, as one would ask for it; empty if nothing is."""
+        """The changes as on the command line; empty if there are none."""
         kinds = {"policy": self.policy, "batcher": self.batcher, "router": self.router}
         parts = [f"{kind} {format_plugin_spec(spec)}" for kind, spec in kinds.items() if spec is not None]
         return ", ".join(parts + [f"{name}={value}" for name, value in self.settings.items()])
 
 
 class Rebuilt(NamedTuple):
-    """What a core is made of, and a warning for each plug-in whose source is not what ran."""
+    """The parts of a core, and a warning for each plug-in that is not the one that ran."""
 
     config: CoreConfig
     plugins: Plugins
@@ -51,20 +51,20 @@ class Rebuilt(NamedTuple):
     drift: list[str]
 
     def new_core(self) -> Core:
-        """As it was when the run began."""
+        """The core at the start of the run."""
         return Core(self.config, self.plugins, self.predictor)
 
     def restored_core(self, snapshot: bytes) -> Core:
-        """As it was when the snapshot was taken. Raises InvariantError if it is none of such a core."""
+        """The core at the time of the snapshot. Raises InvariantError if the snapshot does not fit."""
         return Core.restored(self.config, self.plugins, snapshot)
 
 
-#: What a snapshot depends on, so that a core with another value of it cannot go on from there.
+#: Fields that cannot change if the core is restored from a snapshot.
 FIXED_BY_SNAPSHOT = ("num_blocks",)
 
 
 def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
-    """Raises UsageError where a plug-in cannot be found or a change makes no sense."""
+    """Raises UsageError if a plug-in is missing or a change is invalid."""
     changes = changes or Changes()
     if header.flags:
         flags = ", ".join(map(str, header.flags[:8]))
@@ -74,12 +74,12 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     drift: list[str] = []
     policies: dict[str, Policy] = {}
     first_policy = ""
-    for place, record in enumerate(record for record in header.plugins if record.kind == "policy"):
-        # The first is the one that ran from the start; a change takes its place, so it need not be loaded.
+    for index, record in enumerate(record for record in header.plugins if record.kind == "policy"):
+        # The first ran from the start. A change replaces it, so it need not be loaded.
         resolved = (
-            resolve("policy", changes.policy) if place == 0 and changes.policy else _recorded(record, changes, drift)
+            resolve("policy", changes.policy) if index == 0 and changes.policy else _recorded(record, changes, drift)
         )
-        # Under both names, as the run may swap in what was replaced.
+        # Under both names, because the run may swap back to the replaced one.
         for name in (resolved.record.name, record.name):
             policies.setdefault(name, resolved.instance)
         first_policy = first_policy or resolved.record.name
@@ -91,22 +91,22 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
 
 
 def _check_changes_midway(header: Header, changes: Changes) -> None:
-    """The requests of a snapshot have been ordered by the recorded policy, and have blocks of the recorded pool."""
+    """A snapshot depends on the recorded policy and the recorded pool of blocks."""
     fixed = ["--policy"] if changes.policy is not None else []
     fixed += [f"--set {name}" for name in FIXED_BY_SNAPSHOT if name in changes.settings]
     if fixed:
         raise UsageError(
-            f"{fixed[0]}: the trace begins in the middle of the run, at event {header.s}, with requests under way that "
-            "were ordered and placed without it; it needs a trace from the run's start"
+            f"{fixed[0]}: the trace begins in the middle of the run, at event {header.s}, with live requests that were "
+            "ordered and placed without it; use a trace from the run's start"
         )
 
 
 def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
-    """The recorded configuration with some fields changed, as far as the recorded facts still fit it."""
+    """The recorded configuration with changed fields."""
     fixed = [name for name in settings if name in FIXED_BY_FACTS]
     if fixed:
         raise UsageError(
-            f"--set {fixed[0]}: the trace's facts were made for {getattr(config, fixed[0])}, it cannot change"
+            f"--set {fixed[0]}: the trace's facts depend on the recorded {getattr(config, fixed[0])}, it cannot change"
         )
     changed = replace_fields(config, settings, where="--set")
     longest = (changed.num_blocks - 1) * changed.block_size
@@ -133,19 +133,17 @@ def _recorded(record: PluginRecord, changes: Changes, drift: list[str]) -> Resol
     if ":" in record.name and not changes.trust_local_plugins:
         raise UsageError(
             f"the trace was recorded with the local {record.kind} {record.name}, and its decisions cannot be "
-            "made again without importing that code: if you trust it, say so with --trust-local-plugins"
+            "replayed without importing that code; if you trust it, use --trust-local-plugins"
         )
     try:
         resolved = resolve(record.kind, record.parameters | {"type": record.name})
     except UsageError as error:
         raise UsageError(
-            f"line 1 of the trace names a {record.kind} that cannot be had here: {error}; install what the run had "
-            f"(`eventlm replay` takes another: --{record.kind})"
+            f"line 1 of the trace names a {record.kind} that is not available: {error}; install it, or replay with "
+            f"another (--{record.kind})"
         ) from error
     for field in ("reference", "version", "source_hash"):
         before, now = getattr(record, field), getattr(resolved.record, field)
         if before != now:
-            drift.append(
-                f"the {record.kind} {record.name} has another {field} ({now}) than the one that ran ({before})"
-            )
+            drift.append(f"the {record.kind} {record.name} has another {field} ({now}) than in the run ({before})")
     return resolved

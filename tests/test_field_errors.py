@@ -40,3 +40,16 @@ def test_the_field_is_named(value: Any, param: str | None, code: str) -> None:
         msgspec.convert(value, Outer)
     error = field_error(*split_message(str(caught.value)))
     assert (error.param, error.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ("Expected `str` of length <= 5", "Invalid value for 'x': expected at most 5 characters."),
+        ("Expected `array` of length <= 16", "Invalid value for 'x': expected at most 16 items."),
+        ("Expected `object` of length <= 16", "Invalid value for 'x': expected at most 16 pairs."),
+        ("Expected `str` of length >= 1", "Invalid value for 'x': it must not be empty."),
+    ],
+)
+def test_lengths_in_plain_words(problem: str, message: str) -> None:
+    assert str(field_error(problem, "x")) == message

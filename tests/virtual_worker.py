@@ -62,7 +62,7 @@ class VirtualWorker:
             self._die()
             self.simulation.after(MILLISECOND, lambda epoch=self.epoch: self.report_lost(epoch))
             return
-        self.free_ns = start_ns + done.duration_ns
+        self.free_ns = start_ns + sum(done.ops.values())
         result = StepResult(
             epoch=launched.epoch,
             step=launched.step,

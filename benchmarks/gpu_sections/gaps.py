@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_roofline import Gaps, gaps, read_steps
 from benchmarks.gpu_sections.checkpoints import qwen
 from benchmarks.gpu_sections.engines import even_workload, generate, start, warm_up
+from benchmarks.gpu_sections.roofline import Gaps, gaps, read_steps
 from benchmarks.gpu_sections.row import Context, Parts, Row, cost, speed
 
 BATCH = 256
@@ -17,7 +17,7 @@ MOST_IDLE = 0.03
 
 
 def parts(context: Context) -> Parts:
-    """Both runs in one: the second is told beside the first."""
+    """Both runs as one row, the second beside the first."""
     return {"gaps": lambda: _measure(context)}
 
 

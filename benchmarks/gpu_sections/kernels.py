@@ -17,7 +17,7 @@ from benchmarks.gpu_sections.timing import median_seconds
 from benchmarks.kernels.case import KernelCase
 
 #: Modules that hold no cases.
-NOT_OPERATIONS = ("case", "tune")
+NOT_OPERATIONS = ("case", "references", "tune")
 
 
 def operations() -> list[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from benchmarks.gpu_sections.checkpoints import qwen
 from benchmarks.gpu_sections.engines import Run, Workload, generate, nano_workload, start
 from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
+from benchmarks.rows_alone import RowsAlone
 from eventlm.bootstrap.device import devices_of_run
 from eventlm.bus.log_reader import LogReader
 from eventlm.replay.execute.execution import execute
@@ -90,7 +91,13 @@ def _control(context: Context) -> Iterator[Row]:
         generate(llm, workload)
         folder = llm.run_folder
     assert folder is not None
-    result = execute(folder, model=str(model), make_workers=_workers(folder), teacher_force=True, rows_alone=True)
+    make_workers = _workers(folder)
+    result = execute(
+        folder,
+        model=str(model),
+        make_workers=lambda setup, header: RowsAlone(make_workers(setup, header)),
+        teacher_force=True,
+    )
     differ = len(result.mismatches)
     note = f"{result.num_tokens:,} tokens the same"
     # So few tokens of a tiny model may well come out the same.

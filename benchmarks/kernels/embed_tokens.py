@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels.gpu.embed_tokens import embed_tokens, embed_tokens_reference
+from benchmarks.kernels.references import embed_tokens_reference
+from eventlm.kernels.gpu.embed_tokens import embed_tokens
 
 
 def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:

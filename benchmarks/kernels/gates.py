@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels import silu_mul as torch_silu_mul
-from eventlm.kernels.gpu.gelu_mul import gelu_mul, gelu_mul_reference
-from eventlm.kernels.gpu.silu_mul import silu_mul
+from benchmarks.kernels.references import gelu_mul_reference
+from eventlm.kernels import pointwise
+from eventlm.kernels.gpu.gates import gelu_mul, silu_mul
 
 Gate = Callable[[Tensor], Tensor]
 
@@ -20,7 +20,7 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
     """Few tokens, of which the launch is most, and prefills."""
     size = 96 if smoke else 12_288
     gates: tuple[tuple[str, Gate, Gate], ...] = (
-        ("silu_mul", silu_mul, torch_silu_mul.silu_mul),
+        ("silu_mul", silu_mul, pointwise.silu_mul),
         ("gelu_mul", partial(gelu_mul, approximate="none"), partial(gelu_mul_reference, approximate="none")),
         ("gelu_mul tanh", partial(gelu_mul, approximate="tanh"), partial(gelu_mul_reference, approximate="tanh")),
     )

@@ -10,9 +10,26 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.references import grouped_gemm_reference
 from benchmarks.kernels.tune import Config, Tuning
-from eventlm.kernels.gpu.grouped_gemm import CANDIDATES, grouped_gemm, grouped_gemm_reference
+from eventlm.kernels.gpu.grouped_gemm import grouped_gemm
 from eventlm.kernels.gpu.tuned import tuned
+
+#: What is tried when configurations are measured.
+_CANDIDATES = [
+    {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
+    for m, n, k, warps, stages in [
+        (16, 64, 128, 4, 4),
+        (16, 128, 64, 4, 4),
+        (16, 128, 128, 4, 4),
+        (32, 64, 128, 4, 4),
+        (32, 128, 64, 4, 4),
+        (64, 64, 128, 4, 4),
+        (64, 128, 64, 4, 4),
+        (64, 256, 64, 8, 3),
+        (128, 128, 64, 8, 3),
+    ]
+]
 
 #: Configurations are for batches with so many rows an expert on average, measured at so many; None: for more.
 TUNED_ROWS: tuple[tuple[int | None, int], ...] = ((4, 2), (16, 12), (48, 32), (160, 128), (None, 512))
@@ -84,7 +101,7 @@ def tunings(device: torch.device, *, smoke: bool) -> Iterator[Tuning]:
             op="grouped_gemm",
             shapes=[{"dtype": dtype, **bound} for dtype in ("bfloat16", "float16")],
             current=tuned("grouped_gemm", dtype="bfloat16", rows=rows),
-            candidates=CANDIDATES[:1] if smoke else CANDIDATES,
+            candidates=_CANDIDATES[:1] if smoke else _CANDIDATES,
             runs=[partial(_run, batch) for batch in batches],
             references=[partial(_reference, batch) for batch in batches],
         )

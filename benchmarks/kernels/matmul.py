@@ -10,8 +10,31 @@ from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.tune import Config, Tuning
-from eventlm.kernels.gpu.matmul import CANDIDATES, matmul
+from eventlm.kernels.gpu.matmul import matmul
 from eventlm.kernels.gpu.tuned import tuned
+
+#: What is tried when configurations are measured.
+_CANDIDATES = [
+    {
+        "BLOCK_M": m,
+        "BLOCK_N": n,
+        "BLOCK_K": k,
+        "GROUP_M": 8,
+        "num_warps": warps,
+        "num_stages": stages,
+        "programs": programs,
+    }
+    for m, n, k, warps, stages, programs in [
+        (128, 256, 64, 8, 3, 1),
+        (128, 128, 64, 8, 3, 1),
+        (128, 128, 64, 4, 4, 1),
+        (128, 64, 64, 4, 4, 2),
+        (64, 128, 64, 4, 4, 2),
+        (64, 64, 64, 4, 5, 2),
+        (64, 64, 128, 4, 4, 1),
+        (64, 32, 128, 4, 4, 2),
+    ]
+]
 
 #: What each is of, N and K.
 WEIGHTS = {"qkv": (6144, 4096), "gate_up": (24_576, 4096), "down": (4096, 12_288)}
@@ -51,7 +74,7 @@ def tunings(device: torch.device, *, smoke: bool) -> Iterator[Tuning]:
             op="matmul",
             shapes=[{"dtype": dtype, **bound} for dtype in ("bfloat16", "float16")],
             current=tuned("matmul", dtype="bfloat16", N=N, K=K),
-            candidates=CANDIDATES[:1] if smoke else CANDIDATES,
+            candidates=_CANDIDATES[:1] if smoke else _CANDIDATES,
             runs=[partial(_run, x, weight) for x in batches],
             references=[partial(_reference, x, weight) for x in batches],
         )

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels.gpu.merge_attention import merge_attention, merge_attention_reference
+from benchmarks.kernels.references import merge_attention_reference
+from eventlm.kernels.gpu.merge_attention import merge_attention
 
 
 def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:

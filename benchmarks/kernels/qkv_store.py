@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels.gpu.qkv_store import qkv_store, qkv_store_reference
+from benchmarks.kernels.references import qkv_store_reference
+from eventlm.kernels.gpu.qkv_store import qkv_store
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 EPS = 1e-6

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels.gpu.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from benchmarks.kernels.references import add_rms_norm_reference, rms_norm_reference
+from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 
 EPS = 1e-6
 

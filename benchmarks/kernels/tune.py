@@ -7,15 +7,18 @@ A module of `benchmarks.kernels` whose kernels have configurations to choose fro
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import os
 import pkgutil
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,7 +85,7 @@ def _tune(tuning: Tuning, deadline: float, path: Path) -> Iterator[str]:
         return
     seconds, config = min(measured, key=lambda pair: pair[0])
     for shape in tuning.shapes:
-        tuned.store(tuning.op, shape, config, gpu=tuned.gpu_name(), path=path)
+        store(tuning.op, shape, config, gpu=tuned.gpu_name(), path=path)
     before = next((f", {before * 1e6:.1f} us before" for before, each in measured if each == tuning.current), "")
     yield f"{tuning.name}: {seconds * 1e6:.1f} us{before}, of {len(measured)}: {config}"
 
@@ -96,3 +99,40 @@ def _score(tuning: Tuning, references: Sequence[Tensor], config: Config) -> floa
             raise ValueError(f"its relative error is {error:.2g}")
         logs.append(math.log(median_seconds(partial(run, config), measured_seconds=_MEASURED_SECONDS)))
     return math.exp(math.fsum(logs) / len(logs))
+
+
+def store(op: str, shape: Shape, config: Mapping[str, int], *, gpu: str, path: Path) -> None:
+    """Write an entry, in place of the one of the same operation, GPU and shape, if there is one.
+
+    A process that looks up `op` afterwards gets it. Raises OSError where the file cannot be written.
+    """
+    text = path.read_text()
+    entries = tomllib.loads(text)
+    others = [entry for entry in entries.get(op, ()) if (entry["gpu"], entry.get("shape", {})) != (gpu, shape)]
+    entries[op] = [*others, {"gpu": gpu, "shape": dict(shape), "config": dict(config)}]
+    head, _, _ = text.partition("\n[[")
+    lines = [head.rstrip("\n")]
+    for name in sorted(entries):
+        lines += [_text(name, entry) for entry in sorted(entries[name], key=_order)]
+    new = path.with_suffix(".new")
+    new.write_text("\n\n".join(lines) + "\n")
+    os.replace(new, path)
+    tuned._entries.cache_clear()
+    tuned.tuned.cache_clear()
+
+
+def _order(entry: Mapping[str, Any]) -> tuple[bool, str, int, list[tuple[str, str, int]]]:
+    shape = entry.get("shape", {})
+    keys = [
+        (name, "" if isinstance(asked, int) else asked, asked if isinstance(asked, int) else 0)
+        for name, asked in sorted(shape.items())
+    ]
+    return entry["gpu"] != tuned.DEFAULT, entry["gpu"], len(shape), keys
+
+
+def _text(op: str, entry: Mapping[str, Any]) -> str:
+    lines = [f"[[{op}]]", f"gpu = {json.dumps(entry['gpu'])}"]
+    for key in ("shape", "config"):
+        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in entry.get(key, {}).items())
+        lines += [f"{key} = {{ {pairs} }}"] if pairs else []
+    return "\n".join(lines)

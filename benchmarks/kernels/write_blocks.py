@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from eventlm.kernels.gpu.write_blocks import write_blocks, write_blocks_reference
+from benchmarks.kernels.references import write_blocks_reference
+from eventlm.kernels.gpu.block_tables import write_blocks
 
 
 def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:

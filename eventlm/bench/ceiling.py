@@ -1,4 +1,4 @@
-"""What this client can consume: tokens per second from a server that costs next to nothing."""
+"""What this client can consume: tokens per second from a server that does next to nothing."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import NamedTuple
 
 from eventlm.bench.load import Endpoint, Load
 from eventlm.bench.records import LoadRequest
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.errors import EventLMError
 
-#: Above this share of the ceiling a result says as much of the client as of the server.
+#: Above this share of the ceiling a result measures the client as much as the server.
 SAFE_SHARE = 0.5
 _SECONDS = 1.0
 _TOKENS_A_REQUEST = 512
 _MAX_STREAMS = 256
 
 
-class Ceiling(NamedTuple):
-    """Tokens per second that the client consumed, over so many streams at once."""
+async def measure_ceiling(endpoint: Endpoint, *, num_streams: int = 64, seconds: float = _SECONDS) -> float:
+    """Tokens per second of the load's own code against a null server in a process of its own, over so many streams.
 
-    tokens_per_second: float
-    num_streams: int
-
-
-async def measure_ceiling(endpoint: Endpoint, *, num_streams: int = 64, seconds: float = _SECONDS) -> Ceiling:
-    """Run the load's own code against a null server in a process of its own. Raises EventLMError if that fails."""
+    Raises EventLMError if that fails.
+    """
     num_streams = min(num_streams, _MAX_STREAMS)
     body = {"model": "null", "prompt": "x" * 512, "max_tokens": _TOKENS_A_REQUEST}
     requests = (LoadRequest(index, body) for index in count())
@@ -40,12 +35,12 @@ async def measure_ceiling(endpoint: Endpoint, *, num_streams: int = 64, seconds:
     if failed is not None or not result.duration_ns:
         raise EventLMError(f"the client's ceiling could not be measured: {failed}; --no-ceiling goes on without it")
     num_tokens = sum(record.output_tokens for record in result.records)
-    return Ceiling(num_tokens / (result.duration_ns / 1e9), num_streams)
+    return num_tokens / (result.duration_ns / 1e9)
 
 
 @asynccontextmanager
 async def _null_server() -> AsyncIterator[str]:
-    """A null server's URL; its process ends with the block, and with ours however that ends."""
+    """A null server's URL; its process ends with the block, and also when this process dies."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -53,7 +48,7 @@ async def _null_server() -> AsyncIterator[str]:
         "eventlm.bench.null_server",
         stdin=pipe,
         stdout=pipe,
-        # Ctrl-C is for us; the null server ends with its standard input.
+        # Ctrl-C is for this process; the null server ends with its standard input.
         start_new_session=True,
     )
     assert process.stdout is not None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from eventlm.bench.lengths import Lengths
-from eventlm.bench.random_streams import random_stream
+from eventlm.bench.draws import Lengths, random_stream
 from eventlm.bootstrap.composition import Composition
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TokensOutput
 from eventlm.errors import EventLMError
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.tasks import completed
 
 
 class BatchResult(NamedTuple):
@@ -31,9 +31,10 @@ class BatchResult(NamedTuple):
 
 
 class RequestFactory:
-    """Makes requests of random ordinary tokens that go on to their last token, whatever the model says."""
+    """Makes requests of random ordinary tokens that run to their full length."""
 
-    def __init__(self, composed: Composition, *, seed: int) -> None:
+    def __init__(self, composed: Composition, *, seed: int, prefix_tokens: int = 0) -> None:
+        """All prompts begin with the same `prefix_tokens`, on top of their length."""
         tokenizer = composed.tokenizer
         self._model = composed.engine.model_names[0]
         self._seed = seed
@@ -41,14 +42,10 @@ class RequestFactory:
         self._token_ids = [token for token in range(composed.vocab_size) if tokenizer.token_bytes(token)]
         self._prompt_random = random_stream(seed, "prompt lengths")
         self._output_random = random_stream(seed, "output lengths")
-        self._prefix: list[int] = []
-
-    def share_prefix(self, num_tokens: int) -> None:
-        """Begin all prompts from now on with the same tokens, on top of their length."""
-        self._prefix = self._tokens(num_tokens, "prefix")
+        self._prefix = self._tokens(prefix_tokens, "prefix")
 
     def make(self, num_requests: int, prompt_lengths: Lengths, output_lengths: Lengths) -> list[Request]:
-        """So many requests; no two that it ever makes have the same prompt."""
+        """Make `num_requests` requests; a factory never repeats a prompt."""
         return [self._request(prompt_lengths, output_lengths) for _ in range(num_requests)]
 
     def _request(self, prompt_lengths: Lengths, output_lengths: Lengths) -> Request:
@@ -72,9 +69,9 @@ async def run_batch(
     group: list[Request],
     stop: asyncio.Event,
     *,
-    on_finish: Callable[[int], None] | None = None,
+    on_finish: Callable[[], object] | None = None,
 ) -> BatchResult:
-    """Submit a group and wait for its end; `stop` ends it early. `on_finish` gets a finished request's output tokens.
+    """Submit a group and wait for its end; `stop` ends it early. `on_finish` is called when a request has finished.
 
     Raises what the engine raises: ContextLengthError for a request that is too long, EngineUnavailableError if it
     dies.
@@ -91,23 +88,16 @@ async def run_batch(
                     raise EventLMError(f"the engine ended a request of the benchmark by {output.reason!r}")
                 finished[place] = True
                 if on_finish is not None:
-                    on_finish(counts[place])
+                    on_finish()
 
     start_ns = time.monotonic_ns()
     handles = await engine.submit(group)
-    work: asyncio.Future[Any] = asyncio.gather(*(consume(place, handle) for place, handle in enumerate(handles)))
-    stopped: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        is_interrupted = not work.done()
-        if not is_interrupted:
-            work.result()
+        work = asyncio.gather(*(consume(place, handle) for place, handle in enumerate(handles)))
+        is_interrupted = await completed(work, stop) is None
     finally:
         duration_ns = time.monotonic_ns() - start_ns
         for handle in handles:
             handle.cancel()
-        work.cancel()
-        stopped.cancel()
-        await asyncio.gather(work, stopped, return_exceptions=True)
     prompt_tokens = sum(len(request.prompt_token_ids) for place, request in enumerate(group) if counts[place])
     return BatchResult(sum(finished), prompt_tokens, sum(counts), duration_ns, is_interrupted)

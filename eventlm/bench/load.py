@@ -11,10 +11,11 @@ from typing import Any, Literal
 from eventlm.bench.records import INTERRUPTED, LoadRequest, LoadResult, RequestRecord
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
+from eventlm.tasks import completed
 
 Endpoint = Literal["completions", "chat"]
 
-#: So many requests in a row that nobody answered mean that the server has gone.
+#: After so many unanswered requests in a row the server counts as gone.
 _MAX_UNANSWERED = 16
 
 
@@ -49,20 +50,13 @@ class Load:
     async def run(self, stop: asyncio.Event) -> LoadResult:
         """Send everything and wait for its end; `stop` or a cancellation ends what is under way."""
         self._start_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
-        work = asyncio.ensure_future(self._send_all())
-        stopped = asyncio.ensure_future(stop.wait())
         try:
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            interrupted = not work.done()
+            interrupted = await completed(self._send_all(), stop) is None
         finally:
-            # Whoever cancelled us closes the client next: nothing may be sent after that.
-            tasks = (work, stopped, *self._tasks)
-            for task in tasks:
+            # The caller closes the client next: nothing may be sent after that.
+            for task in self._tasks:
                 task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         return LoadResult(
             self._records,
             duration_ns=max((record.end_ns for record in self._records), default=0),
@@ -86,7 +80,7 @@ class Load:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while self._tasks:
-            # Errors of a task are errors of ours.
+            # A task's error is raised here.
             await asyncio.gather(*self._tasks)
 
     def _is_over(self, request: LoadRequest) -> bool:
@@ -96,7 +90,7 @@ class Load:
     async def _sleep_until(self, due_ns: int) -> None:
         if self._duration_ns:
             due_ns = min(due_ns, self._duration_ns)
-        # A loop's timer may fire a little early.
+        # The event loop's timer may fire a little early.
         while (left_ns := due_ns - self._now_ns()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left_ns / 1e9)
 

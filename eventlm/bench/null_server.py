@@ -1,4 +1,4 @@
-"""A server that costs as little as it can: it streams canned chunks as fast as they are read.
+"""A server that does next to nothing: it streams canned chunks as fast as they are read.
 
     python -m eventlm.bench.null_server
 
@@ -8,9 +8,9 @@ prints its port, and ends when its standard input does. What a client gets from 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sys
-from typing import cast
 
 import msgspec
 import uvloop
@@ -39,75 +39,39 @@ def _event(*, chat: bool, text: str, finish_reason: str | None) -> bytes:
     return _chunked(b"data: " + msgspec.json.encode(body) + b"\n\n")
 
 
-class _Canned:
-    """One endpoint's events."""
-
-    def __init__(self, *, chat: bool) -> None:
-        self.token = _event(chat=chat, text=" word", finish_reason=None)
-        self.block = self.token * _EVENTS_A_WRITE
-        self.end = _event(chat=chat, text="", finish_reason="length") + _chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+def _canned(*, chat: bool) -> tuple[bytes, bytes]:
+    """One token's event, and the end of a stream."""
+    end = _event(chat=chat, text="", finish_reason="length") + _chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    return _event(chat=chat, text=" word", finish_reason=None), end
 
 
-class _Connection(asyncio.Protocol):
-    """One connection: a request is answered by `max_tokens` events, then the next may come."""
+_CANNED = {chat: _canned(chat=chat) for chat in (True, False)}
 
-    canned = {True: _Canned(chat=True), False: _Canned(chat=False)}
 
-    def __init__(self) -> None:
-        self._received = b""
-        self._left = 0
-        self._paused = False
-        self._answering = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of it.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._paused = True
-
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        if self._answering:
-            self._write()
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, separator, rest = self._received.partition(b"\r\n\r\n")
-        found = _CONTENT_LENGTH.search(head)
-        length = int(found[1]) if found else 0
-        if not separator or len(rest) < length:
-            return
-        self._received = rest[length:]
-        self._chat = b"/chat/" in head.partition(b"\r\n")[0]
-        self._left = int(msgspec.json.decode(rest[:length]).get("max_tokens", 1))
-        self._answering = True
-        self._transport.write(_HEAD)
-        self._write()
-
-    def _write(self) -> None:
-        """Write a block and let the other connections have their turn."""
-        canned = self.canned[self._chat]
-        if self._paused:
-            return
-        if self._left >= _EVENTS_A_WRITE:
-            self._left -= _EVENTS_A_WRITE
-            self._transport.write(canned.block)
-        else:
-            self._transport.write(canned.token * self._left + canned.end)
-            self._left, self._answering = 0, False
-            return
-        asyncio.get_running_loop().call_soon(self._write)
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer each request of a connection by `max_tokens` events."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _CONTENT_LENGTH.search(head)
+            body = msgspec.json.decode(await reader.readexactly(int(length[1]) if length else 0))
+            token, end = _CANNED[b"/chat/" in head.partition(b"\r\n")[0]]
+            writer.write(_HEAD)
+            left = int(body.get("max_tokens", 1))
+            while left >= _EVENTS_A_WRITE:
+                writer.write(token * _EVENTS_A_WRITE)
+                left -= _EVENTS_A_WRITE
+                await writer.drain()
+                # Let the other connections run.
+                await asyncio.sleep(0)
+            writer.write(token * left + end)
+    writer.close()
 
 
 async def _serve() -> None:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(_Connection, "127.0.0.1", 0, backlog=1024)
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await loop.run_in_executor(None, sys.stdin.buffer.read)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     server.close()
 
 

@@ -1,4 +1,4 @@
-"""The picture of a load test: how its latencies are distributed, and what was under way when."""
+"""The picture of a load test: how its latencies are distributed, and how many requests were running over time."""
 
 from __future__ import annotations
 
@@ -7,60 +7,45 @@ from pathlib import Path
 
 import numpy
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from eventlm.bench.serve_bench import ServeResult
 from eventlm.bench.statistics import Statistics, concurrency
+from eventlm.config.objectives import Objectives
+from eventlm.pictures import new_axes, new_figure
 
 _PERCENTILES = (50, 90, 99)
 _LINE = "#1f5fa8"
 _MARK = "#b04a2f"
-#: Where the largest is so many times the smallest, a linear axis shows only the tail.
+#: Above this ratio of the largest to the smallest a linear axis would show only the tail.
 _LOG_RATIO = 50.0
 
 
 def plot_load(path: Path, result: ServeResult, statistics: Statistics) -> None:
     """Write a PNG. Raises OSError."""
-    records = result.load.records
-    successes = [record for record in records if record.is_success]
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2)
-    objectives = result.options.objectives
-    _plot_cdf(
-        axes[0][0],
-        "time to first token",
-        [record.ttft_ns / 1e6 for record in successes],
-        objectives.ttft if objectives else None,
-    )
-    _plot_cdf(
-        axes[0][1],
-        "time per output token after the first",
-        [record.tpot_ns / 1e6 for record in successes if record.tpot_ns is not None],
-        objectives.tpot if objectives else None,
-    )
-    _plot_cdf(
-        axes[1][0],
-        "end-to-end latency",
-        [record.e2e_ns / 1e6 for record in successes],
-        objectives.e2e if objectives else None,
-    )
-    _plot_over_time(axes[1][1], result)
+    successes = [record for record in result.load.records if record.is_success]
+    figure = new_figure(11, 7.5)
+    objectives = result.options.objectives or Objectives()
+    tpot_ns = [record.tpot_ns for record in successes if record.tpot_ns is not None]
+    for place, title, values_ns, objective_ms in (
+        (1, "time to first token", [record.ttft_ns for record in successes], objectives.ttft),
+        (2, "time per output token after the first", tpot_ns, objectives.tpot),
+        (3, "end-to-end latency", [record.e2e_ns for record in successes], objectives.e2e),
+    ):
+        _plot_cdf(new_axes(figure, 2, 2, place), title, [value / 1e6 for value in values_ns], objective_ms)
+    _plot_over_time(new_axes(figure, 2, 2, 4), result)
     figure.suptitle(
         f"{result.model}: {statistics.num_success:,} of {statistics.num_requests:,} requests succeeded, "
         f"{statistics.requests_per_second:.2f} requests/s, {statistics.output_tokens_per_second:,.0f} output tokens/s",
         fontsize=12,
     )
-    figure.savefig(path, dpi=120)
+    figure.savefig(path)
 
 
 def _plot_cdf(axes: Axes, title: str, values_ms: Sequence[float], objective_ms: float | None) -> None:
     axes.set_title(title, fontsize=11)
     axes.set_ylabel("share of requests")
     axes.set_ylim(0, 1.02)
-    axes.grid(alpha=0.25)
     if not values_ms:
         axes.text(0.5, 0.5, "no successful request", transform=axes.transAxes, ha="center", va="center")
         axes.set_xticks([])
@@ -81,7 +66,7 @@ def _plot_cdf(axes: Axes, title: str, values_ms: Sequence[float], objective_ms: 
     if objective_ms is not None:
         axes.axvline(objective_ms * scale, color=_MARK, linestyle="--", linewidth=1.2)
         legend.append(f"objective {_number(objective_ms * scale)} {unit}")
-    # Below the curve or above it, wherever it leaves more room.
+    # Below or above the curve, where there is more room.
     axes.autoscale_view()
     is_right = (axes.transData - axes.transAxes).transform((ordered[len(ordered) // 2], 0))[0] > 0.5
     axes.text(
@@ -97,7 +82,7 @@ def _plot_cdf(axes: Axes, title: str, values_ms: Sequence[float], objective_ms: 
 
 
 def _number(value: float) -> str:
-    """Three digits or more, never an exponent."""
+    """At least three digits, without an exponent."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}"
 
@@ -108,7 +93,6 @@ def _plot_over_time(axes: Axes, result: ServeResult) -> None:
     axes.set_title("requests under way", fontsize=11)
     axes.set_xlabel("s after the start")
     axes.set_ylabel("requests")
-    axes.grid(alpha=0.25)
     steps = concurrency(records)
     times_s = [0.0] + [time_ns / 1e9 for time_ns, _ in steps]
     axes.step(times_s, [0] + [running for _, running in steps], where="post", color=_LINE, linewidth=1.5)

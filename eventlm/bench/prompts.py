@@ -1,19 +1,28 @@
-"""Synthetic prompts of a given number of tokens.
+"""Synthetic prompts of a given number of tokens, and the tokenizer that counts them.
 
 A prompt is a row of common words, each of which is one token in the vocabularies in use, so that the number of tokens
 is known nearly to the token. Where the model's tokenizer can be had the words are taken from its own vocabulary and
-each prompt is counted and mended; else the server says, in two small requests, how many tokens a word costs it.
+each prompt is counted and mended; else two small requests show how many tokens a word is on the server.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from pathlib import Path
 
+import huggingface_hub
 import numpy
+from msgspec import Struct
 
-from eventlm.bench.random_streams import random_stream
+from eventlm.bench.draws import random_stream
+from eventlm.bootstrap.model_source import find_tokenizer_folder
 from eventlm.errors import UsageError
-from eventlm.text.tokenizer import Tokenizer
+from eventlm.models.default import KNOWN_MODELS
+from eventlm.models.hub import is_repo_id
+from eventlm.models.pull import cached
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.worker.protocol import FAKE_MODEL
 
 #: Words of four letters: one token with the space before it in the vocabularies of GPT-2, Llama, Qwen and Mistral, and
 #: five bytes where tokens are bytes.
@@ -34,32 +43,23 @@ week well went were west what when wide wife wild will wind wing wish with wood 
 WORDS = _WORDS.split()
 _MIN_WORDS = 100
 _MAX_MENDS = 8
-#: Tokens a word above which a prompt is mended by letters, not by words alone.
+#: Above so many tokens per word a prompt is corrected by letters, not only by words.
 _PIECEMEAL = 1.5
+_TOKENIZER_FILE = "tokenizer.json"
 
 
-class PromptMaker(Protocol):
-    """Makes texts of about `num_tokens` tokens; equal arguments make equal texts."""
-
-    def __call__(self, num_tokens: int, random: numpy.random.Generator) -> str: ...
+#: Makes a text of about so many tokens; equal arguments make equal texts.
+PromptMaker = Callable[[int, numpy.random.Generator], str]
 
 
-class WordCost(NamedTuple):
-    """What a prompt of words costs on a server: `fixed` tokens (such as a chat template's) and so many per word."""
+class WordPrompts(Struct, frozen=True):
+    """Prompts of common words on a server that counts `fixed` tokens for a prompt and so many per word."""
 
     fixed: float
     per_word: float
 
-
-class WordPrompts:
-    """Prompts of common words whose number follows from what a word costs."""
-
-    def __init__(self, cost: WordCost, *, counts_fixed: bool) -> None:
-        self._fixed = cost.fixed if counts_fixed else 0.0
-        self._per_word = cost.per_word
-
     def __call__(self, num_tokens: int, random: numpy.random.Generator) -> str:
-        return word_text(max(round((num_tokens - self._fixed) / self._per_word), 1), random)
+        return word_text(max(round((num_tokens - self.fixed) / self.per_word), 1), random)
 
 
 class TokenizerPrompts:
@@ -101,24 +101,24 @@ class SharedPrefixes:
         self._choice = random_stream(seed, "prefix choice")
 
     def before(self, text: str) -> str:
-        """`text` behind a prefix drawn at random."""
+        """`text` after a prefix drawn at random."""
         return f"{self._prefixes[int(self._choice.integers(len(self._prefixes)))]} {text}"
 
 
 def word_text(num_words: int, random: numpy.random.Generator) -> str:
-    """So many common words."""
+    """Common words, drawn at random."""
     return " ".join(_draw(WORDS, num_words, random))
 
 
-def fit_word_cost(num_words: tuple[int, int], num_tokens: tuple[int, int]) -> WordCost:
-    """What a word costs, from the tokens of two prompts of different lengths. Raises UsageError for nonsense."""
+def fit_word_prompts(num_words: tuple[int, int], num_tokens: tuple[int, int]) -> WordPrompts:
+    """Prompts for a server that counts so many tokens in two of different lengths. Raises UsageError for nonsense."""
     per_word = (num_tokens[1] - num_tokens[0]) / (num_words[1] - num_words[0])
     if per_word <= 0:
         raise UsageError(
             f"the server counts {num_tokens[0]} tokens in {num_words[0]} words and {num_tokens[1]} in {num_words[1]}: "
             "prompts of a given length cannot be made from that; give --tokenizer"
         )
-    return WordCost(max(num_tokens[0] - per_word * num_words[0], 0.0), per_word)
+    return WordPrompts(max(num_tokens[0] - per_word * num_words[0], 0.0), per_word)
 
 
 def _draw(words: list[str], count: int, random: numpy.random.Generator) -> list[str]:
@@ -126,7 +126,7 @@ def _draw(words: list[str], count: int, random: numpy.random.Generator) -> list[
 
 
 def _vocabulary_words(tokenizer: Tokenizer) -> list[str]:
-    """Plain lower-case words that are one token behind a space; none if the vocabulary has hardly any."""
+    """Plain lower-case words that are one token after a space; none if the vocabulary has hardly any."""
     tokens = dict.fromkeys(map(tokenizer.token_bytes, range(tokenizer.vocab_size)))
     words = [
         token[1:].decode("ascii")
@@ -134,3 +134,28 @@ def _vocabulary_words(tokenizer: Tokenizer) -> list[str]:
         if len(token) > 3 and token.startswith(b" ") and token[1:].isalpha() and token[1:].islower()
     ]
     return words if len(words) >= _MIN_WORDS else []
+
+
+def find_tokenizer(given: str, served_model: str) -> Tokenizer | None:
+    """The tokenizer `given` (a folder or a model's name), else the served model's if it lies here, else None.
+
+    Nothing is fetched that was not asked for, and of a repository of the Hugging Face hub no weights.
+    Raises UsageError, CheckpointError or PullError for what is given and cannot be had.
+    """
+    if not given:
+        return _of_served_model(served_model)
+    folder = find_tokenizer_folder(given)
+    return FakeTokenizer() if folder is None else CheckpointTokenizer(folder)
+
+
+def _of_served_model(name: str) -> Tokenizer | None:
+    if name == FAKE_MODEL:
+        return FakeTokenizer()
+    folder: Path | None = None
+    if name in KNOWN_MODELS:
+        folder = cached(name)
+    elif Path(name).is_absolute():
+        folder = Path(name)
+    elif is_repo_id(name) and isinstance(path := huggingface_hub.try_to_load_from_cache(name, _TOKENIZER_FILE), str):
+        folder = Path(path).parent
+    return CheckpointTokenizer(folder) if folder is not None and (folder / _TOKENIZER_FILE).is_file() else None

@@ -1,7 +1,8 @@
-"""A load test as people read it, and as files."""
+"""The report of a load test, as text and as files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from eventlm.bench.records import RequestRecord
 from eventlm.bench.serve_bench import ServeOptions, ServeResult
 from eventlm.bench.statistics import SampleDistribution, Statistics
 from eventlm.errors import UsageError
-from eventlm.formatting import counted
+from eventlm.formatting import counted, tally
+from eventlm.table import aligned, table
 
 REQUESTS_FILE = "requests.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -50,7 +52,7 @@ def write_output(folder: Path, result: ServeResult, statistics: Statistics) -> N
 
 
 def _request_line(record: RequestRecord) -> dict[str, Any]:
-    """A request's line: neither prompt nor output is in it."""
+    """A request's line, without prompt and output."""
     is_success = record.is_success
     return {
         "index": record.index,
@@ -84,7 +86,7 @@ def as_object(result: ServeResult, statistics: Statistics) -> dict[str, Any]:
         "options": options,
         "interrupted": result.load.interrupted,
         "server_gone": result.load.server_gone or None,
-        "ceiling_tokens_per_second": result.ceiling.tokens_per_second if result.ceiling else None,
+        "ceiling_tokens_per_second": result.ceiling_tokens_per_second,
         "statistics": msgspec.to_builtins(statistics),
     }
 
@@ -95,7 +97,7 @@ def format_report(result: ServeResult, statistics: Statistics) -> str:
     lines = [
         ("server", f"{result.options.url}, model {result.model}, {result.endpoint}"),
         ("load", _load_in_words(result.options)),
-        ("requests", _requests_in_words(s)),
+        ("requests", tally({"sent": s.num_requests, "succeeded": s.num_success} | s.errors)),
         ("duration", f"{s.duration_s:.2f} s"),
         ("tokens", f"{s.prompt_tokens:,} prompt, {s.output_tokens:,} output"),
         ("requests/s", f"{s.requests_per_second:.2f}{_rates_in_words(result.options, s)}"),
@@ -113,13 +115,11 @@ def format_report(result: ServeResult, statistics: Statistics) -> str:
         late = f"p50 {s.late_ms.p50:.2f} ms, p99 {s.late_ms.p99:.2f} ms, max {s.late_ms.max:.2f} ms"
         lines.append(("sent late by", f"{late} (within the latencies below)"))
     lines.append(("this client", _client_in_words(result, s)))
-    width = max(len(name) for name, _ in lines)
-    text = "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
-    return f"{text}\n\n{_latency_table(s)}"
+    return "\n".join([*aligned(lines), "", *_latency_table(s)])
 
 
 def warnings(result: ServeResult, statistics: Statistics) -> list[str]:
-    """What a reader of the report must know."""
+    """Warnings about the report."""
     found = []
     load, records = result.load, result.load.records
     if load.interrupted:
@@ -129,8 +129,8 @@ def warnings(result: ServeResult, statistics: Statistics) -> list[str]:
     failure = next((record.message for record in records if record.message), "")
     if failure and not load.server_gone:
         found.append(f"the first failure: {failure}")
-    if result.ceiling is not None:
-        share = statistics.output_tokens_per_second / result.ceiling.tokens_per_second
+    if result.ceiling_tokens_per_second is not None:
+        share = statistics.output_tokens_per_second / result.ceiling_tokens_per_second
         if share > SAFE_SHARE:
             found.append(f"this is {share:.0%} of what this client can consume: it may be the client that was measured")
     if statistics.cpu_share > _BUSY_SHARE:
@@ -159,12 +159,6 @@ def _load_in_words(options: ServeOptions) -> str:
     return f"open loop: {options.arrivals}{shape} arrivals, {options.request_rate:g} requests/s{intended}"
 
 
-def _requests_in_words(statistics: Statistics) -> str:
-    parts = [f"{statistics.num_requests:,} sent, {statistics.num_success:,} succeeded"]
-    parts += [f"{count:,} {kind}" for kind, count in statistics.errors.items()]
-    return ", ".join(parts)
-
-
 def _rates_in_words(options: ServeOptions, statistics: Statistics) -> str:
     if not options.is_open_loop or statistics.drawn_rate is None or statistics.sent_rate is None:
         return ""
@@ -173,24 +167,22 @@ def _rates_in_words(options: ServeOptions, statistics: Statistics) -> str:
 
 def _client_in_words(result: ServeResult, statistics: Statistics) -> str:
     cpu = f"{statistics.cpu_share:.0%} of a core"
-    if result.ceiling is None:
+    ceiling = result.ceiling_tokens_per_second
+    if ceiling is None:
         return f"{cpu}; its ceiling was not measured"
-    ceiling = result.ceiling.tokens_per_second
     share = statistics.output_tokens_per_second / ceiling
     shown = f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"
     return f"{cpu}; can consume {ceiling:,.0f} tokens/s ({shown} used)"
 
 
-def _latency_table(statistics: Statistics) -> str:
-    rows: list[tuple[str, SampleDistribution | None]] = [
+def _latency_table(statistics: Statistics) -> Iterator[str]:
+    columns = SampleDistribution.__struct_fields__
+    rows = []
+    for name, found in (
         ("TTFT", statistics.ttft_ms),
         ("TPOT", statistics.tpot_ms),
         ("inter-token", statistics.inter_token_ms),
         ("end to end", statistics.e2e_ms),
-    ]
-    columns = ("mean", "p50", "p90", "p95", "p99", "max")
-    lines = [f"{'latency (ms)':<14}" + "".join(f"{column:>12}" for column in columns)]
-    for name, found in rows:
-        values = [f"{getattr(found, column):,.2f}" if found else "-" for column in columns]
-        lines.append(f"{name:<14}" + "".join(f"{value:>12}" for value in values))
-    return "\n".join(lines)
+    ):
+        rows.append([name, *(f"{getattr(found, column):,.2f}" if found else "-" for column in columns)])
+    return table(["latency (ms)", *columns], rows)

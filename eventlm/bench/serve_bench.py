@@ -1,4 +1,4 @@
-"""A load test of a server from its options to its statistics."""
+"""A load test of a server."""
 
 from __future__ import annotations
 
@@ -8,31 +8,27 @@ from itertools import islice, takewhile
 from math import isinf
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from eventlm.bench.arrivals import ArrivalProcess, arrival_times
-from eventlm.bench.ceiling import Ceiling, measure_ceiling
-from eventlm.bench.dataset import DatasetPrompt, read_prompts
-from eventlm.bench.lengths import Lengths
+from eventlm.bench.ceiling import measure_ceiling
+from eventlm.bench.draws import ArrivalProcess, Lengths, arrival_times, random_stream
+from eventlm.bench.input_files import Arrival, DatasetPrompt, read_arrivals, read_prompts
 from eventlm.bench.load import Endpoint, Load
 from eventlm.bench.prompts import (
     PromptMaker,
     SharedPrefixes,
     TokenizerPrompts,
-    WordCost,
     WordPrompts,
-    fit_word_cost,
+    find_tokenizer,
+    fit_word_prompts,
     word_text,
 )
-from eventlm.bench.random_streams import random_stream
-from eventlm.bench.records import LoadRequest, LoadResult, RequestRecord
-from eventlm.bench.tokenizers import find_tokenizer
-from eventlm.bench.trace_arrivals import Arrival, read_arrivals
+from eventlm.bench.records import LoadRequest, LoadResult, Messages, RequestRecord
 from eventlm.bench.workload import (
-    BodyShape,
     SizedPrompt,
     dataset_prompts,
     load_requests,
+    request_body,
     synthetic_prompts,
     trace_prompts,
 )
@@ -46,7 +42,7 @@ from eventlm.text.tokenizer import Tokenizer
 
 #: Requests where nothing else bounds the load.
 DEFAULT_NUM_PROMPTS = 100
-#: Of English text, where nobody can count.
+#: Of English text, without a tokenizer.
 _CHARACTERS_A_TOKEN = 4
 #: Words of the two prompts from which the server's tokens per word follow.
 _PROBE_WORDS = (64, 192)
@@ -55,7 +51,7 @@ _CEILING_STREAMS = 64
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
-    """What `eventlm bench serve` is asked to do. `num_prompts` 0 and `duration_s` 0.0 set no limit."""
+    """Options of `eventlm bench serve`. `num_prompts` 0 and `duration_s` 0.0 set no limit."""
 
     url: str
     model: str = ""
@@ -86,22 +82,22 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def is_open_loop(self) -> bool:
-        """Whether requests come at times of their own, not as places come free."""
+        """Whether requests are sent at given times, not when others end."""
         return bool(self.trace) or not isinf(self.request_rate) or not self.max_concurrency
 
 
 class ServeResult(Struct):
-    """A load test: what was asked, of whom, the client's ceiling, and what came back."""
+    """The result of a load test."""
 
     options: ServeOptions
     model: str
     endpoint: Endpoint
-    ceiling: Ceiling | None
+    ceiling_tokens_per_second: float | None
     load: LoadResult
 
 
 class ServeBench:
-    """One load test: `prepare`, then `run`. What is wrong with the options is a UsageError of the constructor."""
+    """One load test: `prepare`, then `run`. Raises UsageError for wrong options."""
 
     def __init__(self, options: ServeOptions, client: OpenAIClient) -> None:
         self._options = options
@@ -121,35 +117,28 @@ class ServeBench:
         self._model = ""
         self._tokenizer: Tokenizer | None = None
         self._requests: Iterator[LoadRequest] = iter(())
-        self._ceiling: Ceiling | None = None
-        #: How many requests there will be, where that is known beforehand.
+        self._ceiling: float | None = None
+        #: The number of requests, if it is known beforehand.
         self.num_requests: int | None = None
 
     async def prepare(self, on_phase: Callable[[str], None]) -> None:
         """Find the model, make the prompts, measure the ceiling, warm up.
 
-        `on_phase` gets what takes a while, in words. Raises ClientError and UsageError for what is in the way.
+        `on_phase` is called with a description of each phase that takes a while. Raises ClientError and UsageError.
         """
         options = self._options
         self._model = await self._find_model()
         self._tokenizer = find_tokenizer(options.tokenizer, self._model)
         on_phase("making prompts")
-        shape = BodyShape(
-            model=self._model,
-            endpoint=self._endpoint,
-            ignore_eos=options.ignore_eos,
-            temperature=options.temperature,
-            extra=options.extra_body,
-        )
-        prompts, warmup_prompts = await self._prompts(shape)
-        self._requests = self._bounded(load_requests(prompts, shape, self._arrival_times()))
+        prompts, warmup_prompts = await self._prompts()
+        self._requests = self._bounded(load_requests(prompts, self._body, self._arrival_times()))
         if options.measures_ceiling:
             on_phase("measuring this client's own ceiling")
             num_streams = options.max_concurrency or _CEILING_STREAMS
             self._ceiling = await measure_ceiling(self._endpoint, num_streams=num_streams)
         if options.num_warmups:
             on_phase(f"warming up with {counted(options.num_warmups, 'request')}")
-            await self._warm_up(load_requests(islice(warmup_prompts, options.num_warmups), shape, None))
+            await self._warm_up(load_requests(islice(warmup_prompts, options.num_warmups), self._body, None))
 
     async def run(self, stop: asyncio.Event, on_end: Callable[[RequestRecord], None]) -> ServeResult:
         """Put the load on the server. `stop` ends it early; `on_end` is called at the end of each request."""
@@ -164,7 +153,7 @@ class ServeBench:
         return ServeResult(self._options, self._model, self._endpoint, self._ceiling, await load.run(stop))
 
     async def _find_model(self) -> str:
-        """The model to ask for. A server without a list of models is taken at --model's word."""
+        """The model to ask for. A server without a list of models is assumed to serve --model."""
         url, wanted = self._client.url, self._options.model
         try:
             models = await self._client.models()
@@ -180,12 +169,12 @@ class ServeBench:
             return models[0]
         raise UsageError(f"--model {wanted} is not served at {url}{did_you_mean(wanted, models, listed_as='served')}")
 
-    async def _prompts(self, shape: BodyShape) -> tuple[Iterator[SizedPrompt], Iterator[SizedPrompt]]:
-        """The load's prompts, and others to warm up with, which the server shall not find in its cache later."""
+    async def _prompts(self) -> tuple[Iterator[SizedPrompt], Iterator[SizedPrompt]]:
+        """The load's prompts, and others for the warm-up, so that the load's are not in the server's cache."""
         options = self._options
         if self._dataset:
             return self._dataset_prompts(self._dataset), self._dataset_prompts(self._dataset[::-1])
-        make, prefixes = await self._prompt_maker(shape), None
+        make, prefixes = await self._prompt_maker(), None
         if options.prefix_tokens:
             prefixes = SharedPrefixes(
                 make, num_tokens=options.prefix_tokens, num_prefixes=options.num_prefixes, seed=options.seed
@@ -211,24 +200,32 @@ class ServeBench:
             return len(text) // _CHARACTERS_A_TOKEN
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
-    async def _prompt_maker(self, shape: BodyShape) -> PromptMaker:
+    async def _prompt_maker(self) -> PromptMaker:
         is_completion = self._endpoint == "completions"
         if self._tokenizer is not None:
             return TokenizerPrompts(self._tokenizer, add_special_tokens=is_completion)
-        # A chat's template comes on top of the length, what is put before every prompt does not.
-        return WordPrompts(await self._word_cost(shape), counts_fixed=is_completion)
+        # A chat's template comes on top of the length; what is put before every prompt does not.
+        made = await self._word_prompts()
+        return made if is_completion else structs.replace(made, fixed=0.0)
 
-    async def _word_cost(self, shape: BodyShape) -> WordCost:
-        """Ask the server what words cost."""
+    async def _word_prompts(self) -> WordPrompts:
+        """Measure the tokens of two prompts on the server."""
         counts = []
         for num_words in _PROBE_WORDS:
-            body = shape.body(word_text(num_words, random_stream(self._options.seed, "probe", num_words)), 1)
+            body = self._body(word_text(num_words, random_stream(self._options.seed, "probe", num_words)), 1)
             stream = self._client.stream_chat if self._endpoint == "chat" else self._client.stream_completion
             found = [delta.usage.prompt_tokens async for delta in stream(body) if delta.usage is not None]
             if not found or found[-1] is None:
                 raise UsageError(f"{self._client.url} does not say how many tokens a prompt has; give --tokenizer")
             counts.append(found[-1])
-        return fit_word_cost(_PROBE_WORDS, (counts[0], counts[1]))
+        return fit_word_prompts(_PROBE_WORDS, (counts[0], counts[1]))
+
+    def _body(self, content: str | Messages, max_tokens: int) -> dict[str, Any]:
+        options = self._options
+        common = {"model": self._model, "temperature": options.temperature, **options.extra_body}
+        if options.ignore_eos:
+            common = {"ignore_eos": True} | common
+        return request_body(self._endpoint, content, max_tokens, common)
 
     def _arrival_times(self) -> Iterator[float] | None:
         options = self._options
@@ -240,7 +237,7 @@ class ServeBench:
         return arrival_times(options.arrivals, options.request_rate, burstiness=options.burstiness, random=random)
 
     def _bounded(self, requests: Iterator[LoadRequest]) -> Iterator[LoadRequest]:
-        """The requests under the limits; made now where their number is known, for that takes time of its own."""
+        """The requests within the limits; made at once if their number is known, because making them takes time."""
         options = self._options
         if self._num_prompts:
             requests = islice(requests, self._num_prompts)

@@ -8,55 +8,41 @@ from typing import Any
 
 from msgspec import Struct
 
-from eventlm.bench.dataset import DatasetPrompt
-from eventlm.bench.lengths import Lengths
+from eventlm.bench.draws import Lengths, random_stream
+from eventlm.bench.input_files import Arrival, DatasetPrompt
 from eventlm.bench.load import Endpoint
 from eventlm.bench.prompts import PromptMaker, SharedPrefixes
-from eventlm.bench.random_streams import random_stream
 from eventlm.bench.records import LoadRequest, Messages
-from eventlm.bench.trace_arrivals import Arrival
 from eventlm.errors import UsageError
 
 
 class SizedPrompt(Struct, frozen=True):
-    """A prompt with the lengths that are aimed at; `num_tokens` None where nobody has counted."""
+    """A prompt with the intended lengths; `num_tokens` None if they were not counted."""
 
     content: str | Messages
     max_tokens: int
     num_tokens: int | None = None
 
 
-class BodyShape(Struct, frozen=True, kw_only=True):
-    """What all bodies of a load have in common. `extra` goes over everything else."""
+def request_body(
+    endpoint: Endpoint, content: str | Messages, max_tokens: int, common: dict[str, Any]
+) -> dict[str, Any]:
+    """The body of one request; the `common` fields of all go over the others.
 
-    model: str
-    endpoint: Endpoint
-    ignore_eos: bool = False
-    temperature: float = 0.0
-    extra: dict[str, Any] = {}
-
-    def body(self, content: str | Messages, max_tokens: int) -> dict[str, Any]:
-        """The body of one request. Raises UsageError for a conversation at the completions endpoint."""
-        if self.endpoint == "completions" and not isinstance(content, str):
-            raise UsageError("the data set has `messages`, which only --endpoint chat takes")
-        prompt: dict[str, Any] = {"prompt": content}
-        if self.endpoint == "chat":
-            prompt = {"messages": [{"role": "user", "content": content}] if isinstance(content, str) else content}
-        return {
-            "model": self.model,
-            **prompt,
-            "max_tokens": max_tokens,
-            "temperature": self.temperature,
-            **({"ignore_eos": True} if self.ignore_eos else {}),
-            "stream_options": {"include_usage": True},
-            **self.extra,
-        }
+    Raises UsageError for a conversation at the completions endpoint.
+    """
+    if endpoint == "completions" and not isinstance(content, str):
+        raise UsageError("the data set has `messages`, which only --endpoint chat takes")
+    prompt: dict[str, Any] = {"prompt": content}
+    if endpoint == "chat":
+        prompt = {"messages": [{"role": "user", "content": content}] if isinstance(content, str) else content}
+    return {**prompt, "max_tokens": max_tokens, "stream_options": {"include_usage": True}, **common}
 
 
 def synthetic_prompts(
     make: PromptMaker, prompt_lengths: Lengths, output_lengths: Lengths, *, seed: int, prefixes: SharedPrefixes | None
 ) -> Iterator[SizedPrompt]:
-    """Prompts of words, without an end. A prefix comes on top of the prompt's length."""
+    """Endless prompts of words. A prefix comes on top of the prompt's length."""
     prompt_random, output_random = random_stream(seed, "prompt lengths"), random_stream(seed, "output lengths")
     sizes = ((prompt_lengths.draw(prompt_random), output_lengths.draw(output_random)) for _ in repeat(None))
     return _made_prompts(make, sizes, seed=seed, prefixes=prefixes)
@@ -101,10 +87,11 @@ def dataset_prompts(
 
 
 def load_requests(
-    prompts: Iterable[SizedPrompt], shape: BodyShape, arrival_times_s: Iterator[float] | None
+    prompts: Iterable[SizedPrompt],
+    body: Callable[[str | Messages, int], dict[str, Any]],
+    arrival_times_s: Iterator[float] | None,
 ) -> Iterator[LoadRequest]:
     """Requests in the order of their arrivals; without arrivals, for a closed loop."""
     arrivals = repeat(None) if arrival_times_s is None else (round(time_s * 1e9) for time_s in arrival_times_s)
     for index, prompt, arrival_ns in zip(count(), prompts, arrivals):
-        body = shape.body(prompt.content, prompt.max_tokens)
-        yield LoadRequest(index, body, arrival_ns, prompt.num_tokens)
+        yield LoadRequest(index, body(prompt.content, prompt.max_tokens), arrival_ns, prompt.num_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache
@@ -12,9 +11,8 @@ from eventlm.bootstrap.text_parts import load_text
 from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
 from eventlm.config.options import options
-from eventlm.config.sizes import memory_bytes
+from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
-from eventlm.cores import usable_cores
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worker_setups
 from eventlm.errors import UsageError
@@ -23,6 +21,7 @@ from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import check_quantization, read_config, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
 from eventlm.sampling_params import SamplingParams
+from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
@@ -47,13 +46,6 @@ class Composition(NamedTuple):
     warnings: list[str]
 
 
-class ComposedEngine(NamedTuple):
-    """An engine that has not been started, and what the user should know of it."""
-
-    engine: InferenceEngine
-    warnings: list[str]
-
-
 def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
     """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
 
@@ -65,12 +57,12 @@ def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
     return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.embedding_size, warnings)
 
 
-def compose_engine(config: Config, *, tokenizer_folder: str = "") -> ComposedEngine:
-    """As `compose`, for those who have no text: the model needs no tokenizer."""
+def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[InferenceEngine, list[str]]:
+    """As `compose`, without a tokenizer: an engine that has not been started, and warnings for the user."""
     _check_predictor(config.scheduler.predictor)
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
     _check_record(config.record)
-    # Twice, for the setup does it too: a model may have to be fetched, and that must not be in vain.
+    # The setup does it too, but only after a model may have been fetched.
     resolve_plugins(config.scheduler)
     check_quantization(config.model.dtype, config.model.quantization)
     gpus, device_warnings = choose_device(config)
@@ -78,10 +70,16 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> ComposedEng
     check_kv_memory(config, gpus)
     _check_fake(config)
     source = find_model(config.model)
-    forward = None if source.folder is None or gpus else _choose_forward(config, source.folder)
+    forward, vocab_size = None, FakeTokenizer().vocab_size
     if source.folder is not None:
-        # What is wrong with the files is found by their headers, in milliseconds, and not by a worker after seconds.
-        find_weights(source.folder, read_config(source.folder))
+        decoder = read_config(source.folder)
+        vocab_size = decoder.vocab_size
+        if not gpus:
+            dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
+            kernels, size = config.worker.cpu_kernels, config.cache.block_size
+            forward = choose_forward(kernels, decoder, model=str(source.folder), dtype=dtype, block_size=size)
+        # Wrong files are found here by their headers, in milliseconds, and not by a worker after seconds.
+        find_weights(source.folder, decoder)
     plan = plan_cache(config, source.folder, gpus)
     setup = make_setup(
         config,
@@ -90,16 +88,16 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> ComposedEng
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
         tokenizer=tokenizer_folder,
-        vocab_size=read_config(source.folder).vocab_size if source.folder else FakeTokenizer().vocab_size,
+        vocab_size=vocab_size,
         devices=[gpu.device for gpu in gpus],
     )
     engine = InferenceEngine(setup, real_system())
     warnings = device_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
-    return ComposedEngine(engine, warnings)
+    return engine, warnings
 
 
 def _thread_warnings(config: Config) -> list[str]:
-    """Of threads that have no processor."""
+    """A warning if there are more threads than processors."""
     worker, replicas, cores = config.worker, config.scheduler.replicas, usable_cores()
     if worker.threads * replicas <= cores:
         return []
@@ -111,7 +109,7 @@ def _thread_warnings(config: Config) -> list[str]:
 
 
 def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str]:
-    """Of threads that no processor can be kept for."""
+    """A warning if threads cannot be pinned."""
     if forward is None or not setup.config.worker.pin_threads:
         return []
     if not forward.build:
@@ -123,17 +121,8 @@ def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str
     return [f"--pin-threads does nothing: there are {num_threads}, and fewer processors to keep them on"]
 
 
-def _choose_forward(config: Config, folder: Path) -> ForwardChoice:
-    """How a processor will compute the model. Raises UsageError if it cannot with the kernels that are asked for."""
-    decoder = read_config(folder)
-    dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
-    return choose_forward(
-        config.worker.cpu_kernels, decoder, model=str(folder), dtype=dtype, block_size=config.cache.block_size
-    )
-
-
 def _check_fake(config: Config) -> None:
-    """Raise UsageError for an option that the fake model would not heed."""
+    """Raise UsageError for an option that has no effect on the fake model."""
     if config.model.model != FAKE_MODEL:
         return
     for option in map(options().__getitem__, _OF_WEIGHTS):

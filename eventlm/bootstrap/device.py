@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import NamedTuple
 
 from eventlm.bootstrap.gpus import INTERPRETER, FoundGpus, Gpu, find_gpus, interpreted_gpu
 from eventlm.config import Config
@@ -26,7 +25,7 @@ LEAST_CAPABILITY = (8, 0)
 #: The oldest GPUs that have fp8.
 FP8_CAPABILITY = (8, 9)
 
-#: Sequences at once on a GPU. A worker lays out memory there for each, whether it comes or not.
+#: Sequences at once on a GPU. A worker reserves memory there for each.
 MAX_SEQS_ON_GPU = 16_384
 
 #: Options that mean something on one kind of device only.
@@ -36,25 +35,21 @@ OF_GPUS = ("attention_backend", "gpu_memory_utilization", "cuda_graphs", "batch_
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'", re.M)
 
 
-class DeviceChoice(NamedTuple):
-    """`gpus`, which replicas take in turn; empty: the model runs on the processor. `warnings` are for the user."""
+def choose_device(config: Config) -> tuple[list[Gpu], list[str]]:
+    """The GPUs that `--device` asks for, which replicas take in turn, and warnings; none: the processor.
 
-    gpus: list[Gpu]
-    warnings: list[str]
-
-
-def choose_device(config: Config) -> DeviceChoice:
-    """What `--device` asks for. Raises UsageError where that is not there, or an option is not for it."""
+    Raises UsageError where there is no such device, or an option is not for it.
+    """
     wish = config.gpu.device
     if config.model.model == FAKE_MODEL:
-        return DeviceChoice([], [])
+        return [], []
     found = FoundGpus([], problem="--device cpu says so") if wish == "cpu" else _usable_gpus()
     interpreted = interpreted_gpu()
     if wish == "cuda" and interpreted is not None:
         found = FoundGpus([interpreted])
     if not found.problem:
         _check_for_gpu(config, found.gpus[0])
-        return DeviceChoice(found.gpus, [])
+        return found.gpus, []
     if wish == "cuda":
         raise UsageError(f"--device cuda: {found.problem}; or give --device cpu")
     for option in _given(config, OF_GPUS):
@@ -64,11 +59,11 @@ def choose_device(config: Config) -> DeviceChoice:
         f"the model runs on the processor, and not on the {gpu.name} that is here: {found.problem}"
         for gpu in found.gpus[:1]
     ]
-    return DeviceChoice([], warnings)
+    return [], warnings
 
 
 def devices_of_run(header: Header) -> list[Device]:
-    """GPUs to run again on what GPUs have computed; none for any other run.
+    """The GPUs to re-execute a run on; none for a run that was computed on processors.
 
     Raises UsageError where such a run cannot be computed here.
     """
@@ -84,7 +79,7 @@ def devices_of_run(header: Header) -> list[Device]:
 
 
 def _usable_gpus() -> FoundGpus:
-    """Those that all is there for; with a problem, those that there are."""
+    """The GPUs that can be used; with a problem, those that there are."""
     found = find_gpus()
     problem = found.problem or _too_old(found.gpus) or missing_software()
     if problem:
@@ -93,7 +88,7 @@ def _usable_gpus() -> FoundGpus:
 
 
 def _too_old(gpus: list[Gpu]) -> str:
-    """Why none of them will do; empty if one does."""
+    """Why all GPUs are too old; empty if one is not."""
     newest = max(gpus, key=lambda gpu: gpu.capability)
     if newest.capability >= LEAST_CAPABILITY:
         return ""
@@ -102,7 +97,7 @@ def _too_old(gpus: list[Gpu]) -> str:
 
 
 def missing_software() -> str:
-    """What of the packages that compute on a GPU is missing, and what to do; empty if nothing is."""
+    """Which of the packages that compute on a GPU is missing, and what to do; empty if none is."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         return "torch is not installed; install one with CUDA (pip install torch)"
@@ -118,7 +113,7 @@ def missing_software() -> str:
 
 
 def _check_for_gpu(config: Config, gpu: Gpu) -> None:
-    """Raise UsageError for an option that a worker on a GPU would not heed, and for what only processors compute."""
+    """Raise UsageError for an option that has no effect on a GPU, and for what only processors compute."""
     where = f"the model runs on a GPU ({gpu.name})"
     for option in _given(config, OF_PROCESSORS):
         raise UsageError(f"{option.flag} is for processors, and {where}; leave it out, or give --device cpu")
@@ -144,7 +139,7 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
 
 
 def _check_backend(name: str) -> None:
-    """Whether there is an attention backend of this name; a worker knows whether it can run the model."""
+    """Check that there is an attention backend of this name; whether it can run the model is checked by the worker."""
     known = [AUTO, *GPU_BACKENDS, *sorted(point.name for point in entry_points(group=GPU_BACKEND_GROUP))]
     if name not in known:
         raise UsageError(
@@ -153,7 +148,7 @@ def _check_backend(name: str) -> None:
 
 
 def _given(config: Config, names: tuple[str, ...]) -> Iterator[Option]:
-    """Those of the options that are not as by default."""
+    """The options that differ from their defaults."""
     for option in map(options().__getitem__, names):
         if getattr(getattr(config, option.section), option.name) != option.default:
             yield option

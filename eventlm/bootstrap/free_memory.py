@@ -1,11 +1,11 @@
-"""How much memory there is, and how much of it processes can still get."""
+"""The machine's memory: all of it, and what is free."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from eventlm.cores import control_groups
 from eventlm.errors import UsageError
+from eventlm.system.processors import control_groups
 
 _MEMINFO = Path("/proc/meminfo")
 #: Of control groups in version 1, where a container sees its own as the root.
@@ -15,7 +15,7 @@ _VERSION_1 = Path("/sys/fs/cgroup/memory")
 def free_bytes(meminfo: Path = _MEMINFO, groups: list[Path] | None = None, version_1: Path = _VERSION_1) -> int:
     """The kernel's estimate for the machine, or less where a control group that this process is in allows less.
 
-    Raises UsageError where nobody can tell.
+    Raises UsageError if it cannot be found out.
     """
     free = _machine_bytes(meminfo, "MemAvailable")
     for group in control_groups() if groups is None else groups:
@@ -27,7 +27,7 @@ def free_bytes(meminfo: Path = _MEMINFO, groups: list[Path] | None = None, versi
 def total_bytes(meminfo: Path = _MEMINFO, groups: list[Path] | None = None, version_1: Path = _VERSION_1) -> int:
     """All the memory of the machine, or of a control group that this process is in: no process can ever get more.
 
-    Raises UsageError where nobody can tell.
+    Raises UsageError if it cannot be found out.
     """
     total = _machine_bytes(meminfo, "MemTotal")
     limits = [group / "memory.max" for group in (control_groups() if groups is None else groups)]
@@ -47,11 +47,11 @@ def _machine_bytes(meminfo: Path, field: str) -> int:
     for line in lines:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise UsageError(f"{meminfo} does not tell how much memory there is, and without it no model can be loaded safely")
+    raise UsageError(f"{meminfo} does not say how much memory there is, and without that no model can be loaded safely")
 
 
 def _group_bytes(limit: Path, usage: Path, stat: Path, unlimited: int) -> int:
-    """What a control group leaves. Files that it has read count as used until somebody needs their memory."""
+    """What a control group leaves. Files that it has read count as used until their memory is needed."""
     try:
         left = int(limit.read_text()) - int(usage.read_text())
     except (OSError, ValueError):  # no such controller, or its limit is "max"

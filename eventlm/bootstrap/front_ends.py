@@ -1,9 +1,8 @@
-"""A server whose HTTP is in processes of its own: bind, start them and the engine, drain, stop."""
+"""A server with front-end processes: bind, start them and the engine, drain, stop."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,23 +13,26 @@ from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.front_ends import FrontEndController
 from eventlm.frontend.protocol import FrontEndSetup
 from eventlm.server.context import FINAL_WRITES_SECONDS
-from eventlm.server.http_server import bind_sockets, completed, url_of
-from eventlm.types import ceil_div
+from eventlm.server.http_server import bind_sockets, url_of
+from eventlm.system.system import System
+from eventlm.tasks import completed
+from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 
-#: For what a front end does besides waiting for its requests when it drains.
+#: Time for a front end to leave, beyond the time for its requests.
 _LEAVE_SECONDS = 5.0
 
 
 class FrontEndServer:
     """The front ends of an engine. `module` is what the process of each runs."""
 
-    def __init__(self, engine: InferenceEngine, *, module: str) -> None:
+    def __init__(self, system: System, engine: InferenceEngine, *, module: str) -> None:
+        self._system = system
         self._engine = engine
         self._module = module
         self._controller: FrontEndController | None = None
 
     def reload(self) -> None:
-        """Read again what may have changed on the disk."""
+        """Reload API keys and certificates from disk."""
         if self._controller is not None:
             self._controller.reload()
 
@@ -50,6 +52,7 @@ class FrontEndServer:
         config = self._engine.setup.config
         sockets = await bind_sockets(config.server, config.server.api_servers)
         controller = self._controller = FrontEndController(
+            self._system,
             self._engine,
             self._setup(),
             sockets,
@@ -62,8 +65,7 @@ class FrontEndServer:
             on_listening(url)
             if await completed(_together(controller.start(), self._engine.start()), stop):
                 on_ready(url)
-                await _either(stop, controller.all_dead)
-                if not stop.is_set():
+                if await completed(controller.all_dead.wait(), stop):
                     raise EngineUnavailableError("no front end is left; see the log above for why they ended")
             on_draining(await controller.begin_drain())
             await controller.drain(cut, timeout_seconds=drain_seconds)
@@ -82,7 +84,7 @@ class FrontEndServer:
             max_model_len=engine.max_model_len,
             vocab_size=setup.vocab_size,
             origin_ns=engine.origin_ns,
-            created=int(time.time()),
+            created=self._system.clock.unix_ns() // NANOSECONDS_PER_SECOND,
         )
 
 
@@ -95,12 +97,3 @@ async def _together(*starts: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _either(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

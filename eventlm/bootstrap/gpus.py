@@ -1,9 +1,8 @@
-"""The GPUs of this machine as the driver's management library (NVML) knows them: nothing of CUDA is loaded for it."""
+"""The GPUs of this machine, from the driver's management library (NVML): CUDA is not loaded."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.bootstrap.free_memory import free_bytes, total_bytes
@@ -12,9 +11,9 @@ from eventlm.engine.setup import Device
 if TYPE_CHECKING:
     from types import ModuleType
 
-#: What leaves a process a part of the GPUs, in an order of its own.
+#: Limits a process to some of the GPUs, in an order of its own.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-#: The name of what runs a GPU's kernels without one.
+#: The name of what runs GPU kernels without a GPU.
 INTERPRETER = "Triton's interpreter"
 #: How the UUID of a part of a GPU begins.
 _MIG = "MIG-"
@@ -31,7 +30,7 @@ class Gpu(NamedTuple):
 
     @property
     def device(self) -> Device:
-        """As a worker is given it."""
+        """The name that a worker gets."""
         return Device(f"cuda:{self.number}", self.name)
 
 
@@ -43,16 +42,15 @@ class FoundGpus(NamedTuple):
     problem: str = ""
 
 
-def interpreted_gpu(environment: Mapping[str, str] | None = None) -> Gpu | None:
-    """What takes the place of one where TRITON_INTERPRET=1 is set, to check kernels: this machine's processor."""
-    environment = os.environ if environment is None else environment
-    if environment.get("TRITON_INTERPRET") != "1":
+def interpreted_gpu() -> Gpu | None:
+    """The processor in a GPU's place if TRITON_INTERPRET=1 is set, to check kernels."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
         return None
     return Gpu(0, INTERPRETER, total_bytes(), free_bytes(), (9, 0))
 
 
-def find_gpus(environment: Mapping[str, str] | None = None) -> FoundGpus:
-    """Those that CUDA would give a process with this `environment` (`os.environ` if not given), in its order.
+def find_gpus() -> FoundGpus:
+    """The GPUs that CUDA would give this process, in its order.
 
     CUDA counts them as NVML does if CUDA_DEVICE_ORDER is PCI_BUS_ID, as it is for workers.
     """
@@ -67,19 +65,19 @@ def find_gpus(environment: Mapping[str, str] | None = None) -> FoundGpus:
             [], problem=f"there is no NVIDIA driver that answers ({error}); install it, or give a container its GPU"
         )
     try:
-        return _visible(pynvml, os.environ if environment is None else environment)
+        return _visible(pynvml)
     except pynvml.NVMLError as error:
         return FoundGpus([], problem=f"the NVIDIA driver does not answer ({error}); see what `nvidia-smi` says")
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(nvml: ModuleType, environment: Mapping[str, str]) -> FoundGpus:
+def _visible(nvml: ModuleType) -> FoundGpus:
     driver = nvml.nvmlSystemGetDriverVersion()
     handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     if not handles:
         return FoundGpus([], driver, f"the NVIDIA driver {driver} has no GPU")
-    wish = environment.get(VISIBLE_DEVICES)
+    wish = os.environ.get(VISIBLE_DEVICES)
     if wish is not None:
         handles = _chosen(nvml, handles, wish)
     if not handles:

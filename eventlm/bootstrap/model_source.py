@@ -1,4 +1,4 @@
-"""From `--model` to a folder that holds a checkpoint, pulling a known model or a repository at its first use."""
+"""From `--model` or `--tokenizer` to a folder, pulling a known model or a repository at its first use."""
 
 from __future__ import annotations
 
@@ -28,42 +28,36 @@ class ModelSource(NamedTuple):
 def find_model(config: ModelConfig, *, may_fetch: bool = True) -> ModelSource:
     """The model that the configuration names; one that is not cached is fetched first. A folder beats a repository.
 
-    may_fetch: False where the name is nobody's wish who is here; then one that is not cached is an error.
+    may_fetch: False if the name comes from a trace; then one that is not cached is an error.
 
     Raises CheckpointError where there is no checkpoint, PullError, and UsageError for `--fake` without the fake
     model and for `--revision` without a repository.
     """
-    folder = Path(config.model).expanduser()
-    if is_repo_id(config.model) and not folder.exists():
-        return ModelSource(_repository(config, may_fetch=may_fetch), config.served_model_name or config.model)
-    if config.revision:
-        raise UsageError(
-            f"--revision {config.revision}: --model {config.model} is no repository of the Hugging Face hub (ORG/NAME)"
-        )
-    if config.model == FAKE_MODEL:
-        return ModelSource(None, config.served_model_name or FAKE_MODEL)
-    if config.fake:
-        raise _fake_parameters(config)
-    if config.model in KNOWN_MODELS:
-        return ModelSource(
-            _cached_or_pulled(config.model, may_fetch=may_fetch), config.served_model_name or config.model
-        )
-    _check_folder(folder, config.model)
-    return ModelSource(folder, config.served_model_name or folder.resolve().name)
+    given, folder = config.model, Path(config.model).expanduser()
+    is_repository = is_repo_id(given) and not folder.exists()
+    if config.revision and not is_repository:
+        where = f"--revision {config.revision}: --model {given}"
+        raise UsageError(f"{where} is no repository of the Hugging Face hub (ORG/NAME)")
+    if config.fake and given != FAKE_MODEL:
+        raise UsageError(f"--fake is for the fake worker, but --model is {given!r}, not {FAKE_MODEL!r}")
+    if is_repository:
+        found: Path | None = _pulled_repo("--model", given, config.revision, may_fetch=may_fetch)
+    elif given == FAKE_MODEL:
+        found = None
+    elif given in KNOWN_MODELS:
+        found = _cached_or_pulled(given, may_fetch=may_fetch)
+    else:
+        _check_folder(folder, given)
+        found, given = folder, folder.resolve().name
+    return ModelSource(found, config.served_model_name or given)
 
 
-def _repository(config: ModelConfig, *, may_fetch: bool) -> Path:
-    if config.fake:
-        raise _fake_parameters(config)
+def _pulled_repo(flag: str, name: str, revision: str = "", **how: bool) -> Path:
     try:
-        return pull_repo(config.model, config.revision, may_fetch=may_fetch)
+        return pull_repo(name, revision, **how)
     except PullError as error:
-        message = f"--model {config.model}: there is no such folder, and {error}"
+        message = f"{flag} {name}: there is no such folder, and {error}"
         raise PullError(message, exit_code=error.exit_code) from error
-
-
-def _fake_parameters(config: ModelConfig) -> UsageError:
-    return UsageError(f"--fake is for the fake worker, but --model is {config.model!r}, not {FAKE_MODEL!r}")
 
 
 def _cached_or_pulled(name: str, *, may_fetch: bool) -> Path:
@@ -102,3 +96,26 @@ def _is_gguf(file: Path) -> bool:
             return opened.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
     except OSError:
         return file.suffix.lower() == ".gguf"
+
+
+def find_tokenizer_folder(given: str) -> Path | None:
+    """The folder with the tokenizer.json of `given`, a folder or a model's name; None for the fake model's tokenizer.
+
+    Of a repository of the Hugging Face hub no weights are fetched. Raises UsageError or CheckpointError where there
+    is no such tokenizer, and PullError.
+    """
+    if given == FAKE_MODEL:
+        return None
+    if given in KNOWN_MODELS:
+        return find_model(ModelConfig(model=given)).folder
+    folder = Path(given).expanduser()
+    if is_repo_id(given) and not folder.exists():
+        return _pulled_repo("--tokenizer", given, with_weights=False)
+    names = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
+    wanted = f"give a folder with a tokenizer.json, a repository of the Hugging Face hub (ORG/NAME), or one of {names}"
+    if not folder.is_dir():
+        found = "this is a file" if folder.exists() else "no such folder"
+        raise UsageError(f"--tokenizer {given}: {found}; {wanted}")
+    if not (folder / "tokenizer.json").is_file():
+        raise CheckpointError(f"--tokenizer {given}: this folder has no tokenizer.json; {wanted}")
+    return folder

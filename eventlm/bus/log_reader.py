@@ -1,8 +1,8 @@
 """Reading a trace: one file, or all segments of a run's folder as the one log that they are.
 
-Borders are checked like lines: a segment goes on where the one before ended, with its last hash, or says in a `gap`
-behind its header what is missing between them. A segment that is not there leaves a hole that nothing explains, and
-is damage. Where the oldest are gone the log begins with the first that is left, and with its snapshot.
+Borders are checked like lines: a segment continues where the one before ended, with its last hash, or has a `gap` after
+its header, which names the events between them. A missing segment leaves a hole without a gap, and is damage. If the
+oldest are gone, the log begins with the snapshot of the first that is left.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from eventlm.bus.run_folder import TRACE_NAME, closed_segments
 from eventlm.bus.segment_reader import LogLine, SegmentReader, TornTail, corrupt
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Event, Gap, Header
+from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.types import OnProgress
 
 #: How often a folder is read again if a segment began meanwhile.
@@ -41,9 +41,10 @@ class LogReader:
     TornTraceError after the last complete line of a torn trace.
     """
 
-    def __init__(self, path: Path | str, *, strict: bool = False) -> None:
+    def __init__(self, path: Path | str, *, strict: bool = False, disk: Disk = SYSTEM_DISK) -> None:
         self.path = str(path)
-        self._closed, self._last = _open_all(Path(path), strict=strict)
+        self._disk = disk
+        self._closed, self._last = _open_all(disk, Path(path), strict=strict)
         self._current = self._last
         self.still_being_written = self._last.still_being_written
         self.num_segments = len(self._closed) + 1
@@ -91,7 +92,7 @@ class LogReader:
 
     @property
     def num_missing(self) -> int:
-        """Events that the gaps of the latest iteration tell of."""
+        """Events in the gaps of the latest iteration."""
         return sum(gap.last - gap.first + 1 for gap in self.gaps)
 
     @contextlib.contextmanager
@@ -101,26 +102,34 @@ class LogReader:
             yield self._last
             return
         path = self._closed[place]
-        if not path.exists():
+        if self._disk.status(path) is None:
             raise SegmentGoneError(f"{path} was removed while the trace was read; try again")
-        with SegmentReader(path) as reader:
+        with SegmentReader(path, disk=self._disk) as reader:
             yield reader
 
     def __iter__(self) -> Iterator[LogLine]:
         return self._lines(0, None)
 
-    def fold(self, see: Callable[[Event], None], *, on_progress: OnProgress | None = None) -> None:
-        """Give all events to `see`, from the first; `on_progress` gets bytes read, and of how many.
+    def lines(self, on_progress: OnProgress | None, *, from_s: int = 0) -> Iterator[LogLine]:
+        """The lines from event `from_s` on; `on_progress` gets bytes read, and of how many, now and then
+        and at the end."""
+        for line in self.lines_from(from_s) if from_s > self.header.s else self:
+            yield line
+            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
+                on_progress(self.position, self.size_bytes)
+        if on_progress is not None:
+            on_progress(self.size_bytes, self.size_bytes)
 
-        Raises TraceCorruptError where an event contradicts those before it. What adds events up takes each for what a
-        core would say next, and a trace with right hashes may still have been made by hand.
+    def fold(self, see: Callable[[Event], None], *, on_progress: OnProgress | None = None) -> None:
+        """Give all events to `see`, from the first. on_progress: as of `lines`.
+
+        Raises TraceCorruptError where an event contradicts those before it. A trace with right hashes may have been
+        made by hand, and what adds events up relies on their order.
         """
         line: LogLine | None = None
         try:
-            for line in self:
+            for line in self.lines(on_progress):
                 see(line.event())
-                if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                    on_progress(self.position, self.size_bytes)
         except (ArithmeticError, LookupError, ValueError) as error:
             if line is None:
                 raise
@@ -197,22 +206,22 @@ class LogReader:
     def __enter__(self) -> LogReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _open_all(path: Path, *, strict: bool) -> tuple[list[Path], SegmentReader]:
+def _open_all(disk: Disk, path: Path, *, strict: bool) -> tuple[list[Path], SegmentReader]:
     """The closed segments, and a reader of the last one; read again if a segment has begun in between."""
-    if not path.is_dir():
-        return [], SegmentReader(path, strict=strict)
-    listed = _list(path)
+    status = disk.status(path)
+    if status is None or not status.is_folder:
+        return [], SegmentReader(path, strict=strict, disk=disk)
+    listed = _list(disk, path)
     for _ in range(_MAX_LISTINGS):
         trace = path / TRACE_NAME
         # The writer died, on a file system without links, between giving the last segment its two names.
-        last = SegmentReader(trace if trace.exists() or not listed else listed[-1][1], strict=strict)
-        before, listed = listed, _list(path)
+        is_there = disk.status(trace) is not None
+        last = SegmentReader(trace if is_there or not listed else listed[-1][1], strict=strict, disk=disk)
+        before, listed = listed, _list(disk, path)
         if [first_s for first_s, _ in before] == [first_s for first_s, _ in listed]:
             # Between its two names the last segment has both.
             return [segment for first_s, segment in listed if first_s < last.header.s], last
@@ -220,16 +229,16 @@ def _open_all(path: Path, *, strict: bool) -> tuple[list[Path], SegmentReader]:
     raise UsageError(f"cannot read the trace {path}: its segments follow each other too fast, give the path of one")
 
 
-def _list(folder: Path) -> list[tuple[int, Path]]:
+def _list(disk: Disk, folder: Path) -> list[tuple[int, Path]]:
     try:
-        return [(segment.first_s, segment.path) for segment in closed_segments(folder)]
+        return [(segment.first_s, segment.path) for segment in closed_segments(folder, disk)]
     except OSError as error:
         raise UsageError(f"cannot read the trace {folder}: {error.strerror}") from error
 
 
-def read_history(path: Path | str, first_s: int, last_s: int) -> Iterator[Event]:
+def read_history(path: Path | str, first_s: int, last_s: int, *, disk: Disk = SYSTEM_DISK) -> Iterator[Event]:
     """The events of a trace with first_s <= s <= last_s, as far as they are kept: a Bus's `history`."""
-    with LogReader(path) as reader, contextlib.suppress(SegmentGoneError):
+    with LogReader(path, disk=disk) as reader, contextlib.suppress(SegmentGoneError):
         for line in reader.lines_from(first_s):
             if line.s > last_s:
                 return

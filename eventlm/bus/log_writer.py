@@ -1,32 +1,30 @@
 """The writer: event bodies in, chained lines in the segments of a run's folder out.
 
-`append` only keeps the body; chaining, joining and write(2) happen once a step in `flush`, so that what a
-step pays for its record is one system call. What `flush` has written survives `kill -9`: it is in the
-kernel's page cache.
+`append` only keeps the body. Chaining, joining and write(2) happen once a step in `flush`, so a step pays one system
+call for its record. What `flush` has written survives `kill -9`: it is in the kernel's page cache.
 
-A disk that is full or broken never stops anybody: the file is cut behind its last whole line, and from there on nothing
-is kept until a new segment can be started. That one says in a `gap` which events are missing, and begins with a
+A disk that is full or broken never stops the engine. The file is cut after its last whole line, and nothing more is
+kept until a new segment can be started. That one has a `gap`, which names the missing events, and begins with a
 snapshot, so what follows can be verified again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.token_log import TokenLogWriter
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events.header_check import decode_header
+from eventlm.system.disk import Disk
+from eventlm.system.system import System
 
 #: How long nothing is tried after a failed write, doubled with each further one up to the second.
-RETRY_SECONDS = 1.0
-MAX_RETRY_SECONDS = 60.0
+RETRY_NS = 1_000_000_000
+MAX_RETRY_NS = 60 * RETRY_NS
 
 
 class LogWriteError(EventLMError):
@@ -40,13 +38,13 @@ class LogWriter:
     `folder/latest` to it. A run without a line leaves nothing.
 
     The last segment is locked (flock, exclusive) for the writer's life, which is how a reader knows that a run
-    still goes on. segment_bytes: a new one is due once the last has so much behind its snapshot; keep_bytes: what the
+    still goes on. segment_bytes: a new one is due once the last has so much after its snapshot; keep_bytes: what the
     run (with `keep_all_runs`: all of the folder's runs) may take, oldest segments removed first. 0 is no limit.
     digest_key: with one, token ids are written too, to a token log (`eventlm.bus.token_log`); its bytes count.
 
     Counters are as of the last flush, of the trace alone: num_events and num_bytes written; next_s is that of the next
     line to be written, previous_h the hash before it. problem: why nothing is written at the moment, else empty;
-    `on_problem` is told when one begins and when it is over. Raises LogWriteError when the first file cannot be made,
+    `on_problem` is called when one begins and when it is over. Raises LogWriteError when the first file cannot be made,
     locked or written.
 
     It may be used in one thread after the other, but by one at a time.
@@ -54,6 +52,7 @@ class LogWriter:
 
     def __init__(
         self,
+        system: System,
         folder: Path | str,
         run: str,
         *,
@@ -63,6 +62,8 @@ class LogWriter:
         digest_key: bytes = b"",
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
+        self._disk = system.disk
+        self._clock = system.clock
         self.run_folder = Path(folder) / run
         self.path = self.run_folder / TRACE_NAME
         self.num_events = 0
@@ -76,36 +77,37 @@ class LogWriter:
         self._token_log: TokenLogWriter | None = None
         self._on_problem = on_problem
         self._bodies: list[bytes] = []
-        self._retry_seconds = RETRY_SECONDS
-        self._retry_at = 0.0
+        self._retry_ns = RETRY_NS
+        self._retry_at_ns = 0
         try:
             self._file: SegmentFile | None = self._create(digest_key)
         except OSError as error:
             raise LogWriteError(f"cannot record to {self.path}: {error.strerror}; choose another folder") from error
 
     @staticmethod
-    def check_folder(folder: Path | str) -> None:
+    def check_folder(disk: Disk, folder: Path | str) -> None:
         """Make the folder, so that a run that could not be recorded fails before it costs anything.
 
         Raises LogWriteError if it cannot be made or written.
         """
         try:
-            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+            disk.make_folders(Path(folder))
         except OSError as error:
             raise LogWriteError(f"cannot record to {folder}: {error.strerror}; choose another folder") from error
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not disk.is_writable(Path(folder)):
             raise LogWriteError(f"cannot record to {folder}: no permission to write; choose another folder")
         latest = Path(folder) / LATEST_NAME
-        if latest.is_dir() and not latest.is_symlink():
+        status = disk.status(latest)
+        if status is not None and status.is_folder and not disk.is_link(latest):
             raise LogWriteError(f"cannot replace {latest}: Is a directory; choose another folder")
 
     def _create(self, digest_key: bytes) -> SegmentFile:
-        self.run_folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.run_folder.mkdir(mode=0o700)
+        self._disk.make_folders(self.run_folder.parent)
+        self._disk.make_folder(self.run_folder)
         try:
             if digest_key:
-                self._token_log = TokenLogWriter(self.run_folder, digest_key)
-            file = SegmentFile(self.path, first_s=0)
+                self._token_log = TokenLogWriter(self._disk, self.run_folder, digest_key)
+            file = SegmentFile(self._disk, self.path, first_s=0)
         except OSError:
             self._remove_run()
             raise
@@ -115,8 +117,8 @@ class LogWriter:
     def _point_latest_here(self) -> None:
         run = self.run_folder.name
         link = self.run_folder / LATEST_NAME
-        link.symlink_to(run)
-        link.replace(self.run_folder.parent / LATEST_NAME)
+        self._disk.symlink(run, link)
+        self._disk.rename(link, self.run_folder.parent / LATEST_NAME)
 
     def append(self, body: bytes) -> None:
         """Take the next event's body, as `encode_body` made it. Written by the next `flush`."""
@@ -177,23 +179,23 @@ class LogWriter:
         if self._token_log is not None:
             self._token_log.clear()
         is_new = not self.problem
-        self._retry_seconds = RETRY_SECONDS if is_new else min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
-        self._retry_at = time.monotonic() + self._retry_seconds
+        self._retry_ns = RETRY_NS if is_new else min(2 * self._retry_ns, MAX_RETRY_NS)
+        self._retry_at_ns = self._clock.monotonic_ns() + self._retry_ns
         self.problem = error.strerror or type(error).__name__
         if is_new and self._on_problem is not None:
             self._on_problem(f"cannot write to the trace {self.path}: {self.problem}; events are lost until it can be")
 
     def give_up(self, problem: str) -> None:
-        """Keep nothing more until a segment is started, which may be tried at once. Nothing is said of it.
+        """Keep nothing more until a segment is started, which may be tried at once. Does not call `on_problem`.
 
-        Where the last segment has nothing but its beginning, it was that which took too long: then later.
+        If the last segment has only its beginning, writing that took too long: then it is tried later.
         """
         if self.problem:
             return
         assert self._file is not None
         self.problem = problem
-        self._retry_seconds = RETRY_SECONDS
-        self._retry_at = time.monotonic() + (0 if self._file.num_own_bytes else RETRY_SECONDS)
+        self._retry_ns = RETRY_NS
+        self._retry_at_ns = self._clock.monotonic_ns() + (0 if self._file.num_own_bytes else RETRY_NS)
 
     @property
     def segment_due(self) -> bool:
@@ -201,13 +203,13 @@ class LogWriter:
         file, limit = self._file, self._segment_bytes
         num_token_bytes = self._token_log.num_own_bytes if self._token_log is not None else 0
         is_long = file is not None and 0 < limit <= file.num_own_bytes + num_token_bytes
-        return (is_long or bool(self.problem)) and time.monotonic() >= self._retry_at
+        return (is_long or bool(self.problem)) and self._clock.monotonic_ns() >= self._retry_at_ns
 
     def start_segment(self, first_s: int, bodies: Iterator[bytes], *, is_stamped: bool = False) -> bool:
         """Close the last segment and start one with these lines, the first of which is the header, event `first_s`.
 
-        Each is written before the next is asked for. False if that failed: then lines that were asked for are lost
-        (with `is_stamped`: all of them), and all that follow, until `segment_due` has whoever asked try again.
+        Each is written before the next is taken. False if that failed: then the lines taken (with `is_stamped`: all of
+        them) are lost, and all that follow, until `segment_due` is true again and another segment is started.
         """
         assert self._file is not None
         self.flush()
@@ -218,8 +220,8 @@ class LogWriter:
             if self._token_log is not None:
                 self._token_log.start_file(first_s)
             next_path = self.run_folder / NEXT_NAME
-            next_path.unlink(missing_ok=True)
-            file = SegmentFile(next_path, first_s=first_s)
+            self._disk.unlink(next_path)
+            file = SegmentFile(self._disk, next_path, first_s=first_s)
             self.next_s, is_stamped = first_s, True
             for body in bodies:
                 error = self._write(file, [body])
@@ -240,7 +242,7 @@ class LogWriter:
                 self._fail(error)
             else:
                 # The last segment can go on as it is.
-                self._retry_at = time.monotonic() + MAX_RETRY_SECONDS
+                self._retry_at_ns = self._clock.monotonic_ns() + MAX_RETRY_NS
             return False
         closed, self._file = self._file, file
         closed.close()
@@ -257,7 +259,7 @@ class LogWriter:
         """Leave room for the segment that has just begun."""
         if self._keep_bytes:
             keep_bytes = max(self._keep_bytes - self._segment_bytes, 0)
-            prune(self.run_folder, keep_bytes=keep_bytes, all_runs=self._keep_all_runs)
+            prune(self._disk, self.run_folder, keep_bytes=keep_bytes, all_runs=self._keep_all_runs)
 
     def close(self) -> None:
         """Flush, close the file and with it release the lock. A second call does nothing."""
@@ -277,17 +279,15 @@ class LogWriter:
                 self._remove_run()
 
     def _remove_run(self) -> None:
-        """Without a header nothing can be read, and nobody would ever remove it."""
+        """Without a header it cannot be read, and would never be removed."""
         with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+            self._disk.unlink(self.path)
             if self._token_log is not None:
                 self._token_log.remove()
-            self.run_folder.rmdir()
+            self._disk.remove_folder(self.run_folder)
 
     def __enter__(self) -> LogWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

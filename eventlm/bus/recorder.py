@@ -1,22 +1,20 @@
-"""The recorder: what a drain has to say goes to the writer, and what must wait for that leaves behind it.
+"""The recorder: writes the events of each drain, and releases the effects that wait for them.
 
-A `Recorder` writes at once, so a slow disk is waited for. A `ThreadedRecorder` writes in a thread of its own; nobody
-waits for longer than the time it was given, then events are given up, and a `gap` will stand for them.
+A `Recorder` writes at once, so effects wait for a slow disk. A `ThreadedRecorder` writes in a thread of its own, and
+effects wait for a limited time; then events are given up, and a `gap` will stand for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events.codec import chain
+from eventlm.system.system import System
 
 Effect = Callable[[], None]
 
@@ -76,8 +74,8 @@ class Recorder:
 
 
 class _Entry(NamedTuple):
-    """Lines, those of the token log, and what waits for them. first_s: of the segment that they begin; None if they
-    go on with the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock.
+    """Lines, those of the token log, and the effect that waits for them. first_s: of the segment that they begin; None
+    if they continue the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock.
     """
 
     bodies: list[bytes]
@@ -89,18 +87,19 @@ class _Entry(NamedTuple):
 
 
 class ThreadedRecorder(Recorder):
-    """Writes in a thread, all that waits in one go; everything but the writes themselves runs in the loop.
+    """Writes in a thread, all waiting drains at once. Only the writes run there; everything else runs in the loop.
 
-    The writer belongs to the thread while something is being written, else to the loop. Once the oldest drain that is
-    not written is `lag_seconds` old, or more than `lag_bytes` wait for a write to return, whatever waits leaves. What
-    was not yet being written is lost, and so is all that comes before that write has returned.
+    The thread uses the writer while a write is in flight, the loop at other times. Once the oldest drain that is not
+    written is `lag_seconds` old, or more than `lag_bytes` wait for a write to return, all effects are released. Drains
+    that were not being written are lost, and so are those that come before that write has returned.
 
-    guard: calls what it is given, in the loop, and knows what to do if that raises. on_problem: told when the first
-    event is given up, in the loop. Raises LogWriteError from the first `write`, which is done at once.
+    guard: calls an effect, in the loop, and handles what it raises. on_problem: called in the loop when the first event
+    is given up. The first `write` is done at once, and raises LogWriteError.
     """
 
     def __init__(
         self,
+        system: System,
         writer: LogWriter,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -110,6 +109,7 @@ class ThreadedRecorder(Recorder):
         guard: Callable[[Effect], None],
     ) -> None:
         super().__init__(writer)
+        self._clock = system.clock
         self._loop = loop
         self._lag_seconds = lag_seconds
         self._lag_bytes = lag_bytes
@@ -118,17 +118,15 @@ class ThreadedRecorder(Recorder):
         self._waiting: list[_Entry] = []
         self._num_waiting_bytes = 0
         self._in_flight: list[_Entry] = []
-        #: The write in flight has returned, even if the loop does not know it yet.
-        self._has_returned = threading.Event()
-        #: Why nothing waits any more for the write in flight.
+        #: The write in flight has returned, even if the loop has not noticed yet. Set by the thread.
+        self._has_returned = False
+        #: Why effects no longer wait for the write in flight.
         self._given_up = ""
         #: Events have been dropped since.
         self._is_lossy = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write_batches, name="eventlm-recorder", daemon=True)
-        self._thread.start()
+        self._thread = system.threads.start("eventlm-recorder")
 
     def write(self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
         """As Recorder.write, but it returns at once."""
@@ -156,7 +154,7 @@ class ThreadedRecorder(Recorder):
 
     @property
     def previous_h(self) -> str:
-        """The hash of the last line that waits or is written; not while a write is in flight."""
+        """The hash of the last line, waiting or written; not while a write is in flight."""
         h = self.writer.previous_h
         for entry in self._waiting:
             for body in entry.bodies:
@@ -164,7 +162,7 @@ class ThreadedRecorder(Recorder):
         return h
 
     def start_segment(self, first_s: int, lines: Iterator[bytes], then: Effect) -> None:
-        """As Recorder.start_segment, but all lines are asked for at once; none while a write hangs."""
+        """As Recorder.start_segment, but takes all lines at once; none while a write hangs."""
         if self._given_up:
             then()
             return
@@ -174,32 +172,34 @@ class ThreadedRecorder(Recorder):
 
     def settle(self) -> None:
         """Wait, as long as a write may take, until all is written; give up what is not."""
-        until = time.monotonic() + self._lag_seconds
+        until_ns = self._clock.monotonic_ns() + round(self._lag_seconds * 1e9)
         while self._in_flight:
-            if not self._has_returned.wait(max(until - time.monotonic(), 0)):
+            left_seconds = max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
+            if not self._has_returned and not self._thread.wait(left_seconds):
                 self._give_up_late()
                 return
             self._go_on(self._in_flight)
 
     def close(self) -> None:
-        """Settle, and have the thread close the log; if it hangs in a write, once that returns."""
+        """Settle, and let the thread close the log; if a write hangs, after that has returned."""
         if self._is_closed:
             return
         self.settle()
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._batches.put(None)
+        self._thread.run(self.writer.close)
         if not self._in_flight:
-            self._thread.join(self._lag_seconds)
+            self._thread.wait(self._lag_seconds)
+        self._thread.stop()
 
     def _send(self) -> None:
-        """Give all that waits to the thread, if that has nothing to do."""
+        """Give all waiting drains to the thread if it is idle."""
         if self._in_flight or not self._waiting:
             return
         self._in_flight, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
-        self._has_returned.clear()
-        self._batches.put(self._in_flight)
+        self._has_returned = False
+        self._thread.run(partial(self._finish_batch, self._in_flight))
         if self._timer is None:
             self._arm_timer()
 
@@ -208,13 +208,13 @@ class ThreadedRecorder(Recorder):
         self._timer = self._loop.call_at(due, self._guard, self._check_lag)
 
     def _check_lag(self) -> None:
-        """One timer at a time, which is not moved with each write."""
+        """There is one timer at a time, and writes do not move it."""
         self._timer = None
         if not self._in_flight or self._given_up:
             return
         if self._loop.time() < self._in_flight[0].since + self._lag_seconds:
             self._arm_timer()
-        elif not self._has_returned.is_set():
+        elif not self._has_returned:
             self._give_up_late()
 
     def _give_up_late(self) -> None:
@@ -222,7 +222,7 @@ class ThreadedRecorder(Recorder):
             self._give_up(f"a write took longer than {round(1000 * self._lag_seconds)} ms")
 
     def _give_up(self, reason: str) -> None:
-        """Let everything leave, in its order."""
+        """Release all effects in order."""
         self._given_up = reason
         self._on_problem(f"the trace {self.writer.path} lags: {reason}; events are lost until the disk answers")
         self._is_lossy = False
@@ -239,7 +239,7 @@ class ThreadedRecorder(Recorder):
             entry.then()
 
     def _go_on(self, batch: list[_Entry]) -> None:
-        """In the loop: this batch is written, or `writer.problem` says why not all of it."""
+        """In the loop: this batch is written, or `writer.problem` is why a part of it is not."""
         if batch is not self._in_flight or self._is_closed:
             return
         self._in_flight = []
@@ -255,15 +255,13 @@ class ThreadedRecorder(Recorder):
         self.on_idle()
         self._send()
 
-    def _write_batches(self) -> None:
-        """The thread."""
-        while (batch := self._batches.get()) is not None:
-            self._write_batch(batch)
-            self._has_returned.set()
-            with contextlib.suppress(RuntimeError):
-                # The loop may be closed by now.
-                self._loop.call_soon_threadsafe(self._guard, partial(self._go_on, batch))
-        self.writer.close()
+    def _finish_batch(self, batch: list[_Entry]) -> None:
+        """In the thread."""
+        self._write_batch(batch)
+        self._has_returned = True
+        with contextlib.suppress(RuntimeError):
+            # The loop may be closed by now.
+            self._loop.call_soon_threadsafe(self._guard, partial(self._go_on, batch))
 
     def _write_batch(self, batch: list[_Entry]) -> None:
         for entry in batch:
@@ -271,11 +269,11 @@ class ThreadedRecorder(Recorder):
                 self._append(entry.bodies, entry.tokens)
                 continue
             self.writer.flush()
-            # Where a write has failed meanwhile, the segment says nothing of the gap.
+            # If a write has failed since, the segment does not mention the gap.
             if entry.has_gap == bool(self.writer.problem):
                 self.writer.start_segment(entry.first_s, iter(entry.bodies), is_stamped=True)
         self.writer.flush()
 
 
 def _nothing() -> None:
-    """What is to be done where nobody wants to know."""
+    """The effect where none is wanted."""

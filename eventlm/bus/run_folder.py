@@ -12,11 +12,11 @@ A segment is closed by a second name (link) for the last one, and the next one t
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import re
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
+
+from eventlm.system.disk import SYSTEM_DISK, Disk
 
 TRACE_NAME = "trace.jsonl"
 #: A segment that is not complete enough to be read.
@@ -26,6 +26,7 @@ TOKENS_NAME = "tokens.jsonl"
 NEXT_TOKENS_NAME = "tokens.jsonl.next"
 
 _CLOSED = re.compile(r"trace-(\d{12,})\.jsonl")
+_TOKENS = re.compile(r"tokens.*\.jsonl")
 #: As the engine names its runs, so that nothing else in a folder is ever removed.
 _RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
@@ -53,109 +54,107 @@ def is_closed_name(name: str) -> bool:
     return _CLOSED.fullmatch(name) is not None
 
 
-def closed_segments(run_folder: Path) -> list[Segment]:
+def closed_segments(run_folder: Path, disk: Disk = SYSTEM_DISK) -> list[Segment]:
     """All but the last segment, in their order. Raises OSError if the folder cannot be read."""
-    matches = map(_CLOSED.fullmatch, os.listdir(run_folder))
+    matches = map(_CLOSED.fullmatch, disk.list(run_folder))
     found = [Segment(run_folder.name, int(m[1]), run_folder / m[0]) for m in matches if m]
     return sorted(found)
 
 
-def newest_run(folder: Path) -> Path | None:
+def newest_run(folder: Path, disk: Disk = SYSTEM_DISK) -> Path | None:
     """The folder of the newest run: what `latest` points to, else the last by name; None if there is none."""
-    latest = folder / LATEST_NAME
-    if (latest / TRACE_NAME).is_file():
-        return latest
-    with contextlib.suppress(OSError):
-        runs = [folder / name for name in sorted(os.listdir(folder)) if _RUN.fullmatch(name)]
-        return next((run for run in reversed(runs) if (run / TRACE_NAME).is_file()), None)
-    return None
+    runs = [folder / LATEST_NAME, *_runs(folder, disk)]
+    return next((run for run in runs if has_file(run / TRACE_NAME, disk)), None)
 
 
-def newest_running(folder: Path) -> Path | None:
+def newest_running(folder: Path, disk: Disk = SYSTEM_DISK) -> Path | None:
     """The folder of the newest run that a writer has open; None if there is none."""
-    with contextlib.suppress(OSError):
-        for name in sorted(filter(_RUN.fullmatch, os.listdir(folder)), reverse=True):
-            with contextlib.suppress(OSError):
-                if is_being_written(folder / name / TRACE_NAME):
-                    return folder / name
+    for run in _runs(folder, disk):
+        with contextlib.suppress(OSError):
+            if is_being_written(run / TRACE_NAME, disk):
+                return run
     return None
 
 
-def is_locked(file: BinaryIO) -> bool:
-    """Whether a writer holds the lock of this file."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+def _runs(folder: Path, disk: Disk) -> list[Path]:
+    """The newest first; none if the folder cannot be read."""
+    with contextlib.suppress(OSError):
+        return [folder / name for name in sorted(filter(_RUN.fullmatch, disk.list(folder)), reverse=True)]
+    return []
 
 
-def is_being_written(trace: Path) -> bool:
+def has_file(path: Path, disk: Disk) -> bool:
+    """Whether there is a regular file of this name."""
+    status = disk.status(path)
+    return status is not None and status.is_file
+
+
+def is_being_written(trace: Path, disk: Disk = SYSTEM_DISK) -> bool:
     """Whether a writer holds the lock of the file of this name. Raises OSError if it cannot be opened."""
-    with open(trace, "rb") as file:
-        # A segment may have begun in between: the file that was opened is closed then, and has the name no more.
-        return is_locked(file) or not os.path.samestat(os.fstat(file.fileno()), os.stat(trace))
+    with contextlib.closing(disk.open(trace)) as file:
+        if file.is_locked():
+            return True
+        # Another file may have taken the name since this one was opened: then a segment has begun.
+        named = disk.status(trace)
+        return named is not None and named.identity != file.status().identity
 
 
-def prune(run_folder: Path, *, keep_bytes: int, all_runs: bool) -> None:
+def prune(disk: Disk, run_folder: Path, *, keep_bytes: int, all_runs: bool) -> None:
     """Remove the oldest closed segments until the run has at most `keep_bytes`; its last one always stays.
 
     With `all_runs` the limit is for all runs of the folder that are not being written, and this one: older runs go
     first. What cannot be removed stays.
     """
     with contextlib.suppress(OSError):
-        removable = closed_segments(run_folder)
+        removable = closed_segments(run_folder, disk)
         if all_runs:
-            removable = sorted([*removable, *_ended_runs(run_folder)])
-        total = sum(map(_segment_size, [run_folder / TRACE_NAME, *(segment.path for segment in removable)]))
+            removable = sorted([*removable, *_ended_runs(disk, run_folder)])
+        paths = [run_folder / TRACE_NAME, *(segment.path for segment in removable)]
+        total = sum(_segment_size(disk, path) for path in paths)
         for segment in removable:
             if total <= keep_bytes:
                 return
-            total -= _segment_size(segment.path)
-            _token_log(segment.path).unlink(missing_ok=True)
-            segment.path.unlink(missing_ok=True)
+            total -= _segment_size(disk, segment.path)
+            disk.unlink(_token_log(segment.path))
+            disk.unlink(segment.path)
             if segment.run != run_folder.name:
-                _remove_if_empty(segment.path.parent)
+                _remove_if_empty(disk, segment.path.parent)
 
 
-def _ended_runs(run_folder: Path) -> list[Segment]:
+def _ended_runs(disk: Disk, run_folder: Path) -> list[Segment]:
     """Segments of the other runs in the folder whose writers have gone."""
     found: list[Segment] = []
-    for name in os.listdir(run_folder.parent):
-        other = run_folder.parent / name
-        if name == run_folder.name or not _RUN.fullmatch(name) or other.is_symlink():
+    for other in _runs(run_folder.parent, disk):
+        if other.name == run_folder.name or disk.is_link(other):
             continue
         with contextlib.suppress(OSError):
             trace = other / TRACE_NAME
             # One that has only just been made is not locked for a moment.
-            if _size(trace) and not is_being_written(trace):
-                closed = closed_segments(other)
-                last = Segment(name, 1 + max((segment.first_s for segment in closed), default=0), trace)
+            if _size(disk, trace) and not is_being_written(trace, disk):
+                closed = closed_segments(other, disk)
+                last = Segment(other.name, 1 + max((segment.first_s for segment in closed), default=0), trace)
                 found += [*closed, last]
     return found
 
 
-def _remove_if_empty(run_folder: Path) -> None:
+def _remove_if_empty(disk: Disk, run_folder: Path) -> None:
     with contextlib.suppress(OSError):
-        (run_folder / NEXT_NAME).unlink(missing_ok=True)
-        if not closed_segments(run_folder) and not (run_folder / TRACE_NAME).exists():
-            # Token logs that a writer has left which died between naming them and the trace's own files.
-            for path in run_folder.glob("tokens*.jsonl*"):
-                path.unlink()
-        run_folder.rmdir()
+        disk.unlink(run_folder / NEXT_NAME)
+        if not closed_segments(run_folder, disk) and disk.status(run_folder / TRACE_NAME) is None:
+            # A writer that died after it had named these, and before it named the trace's own files, left them.
+            for name in filter(_TOKENS.match, disk.list(run_folder)):
+                disk.unlink(run_folder / name)
+        disk.remove_folder(run_folder)
 
 
 def _token_log(trace: Path) -> Path:
     return trace.with_name(tokens_name(trace.name))
 
 
-def _segment_size(trace: Path) -> int:
-    return _size(trace) + _size(_token_log(trace))
+def _segment_size(disk: Disk, trace: Path) -> int:
+    return _size(disk, trace) + _size(disk, _token_log(trace))
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def _size(disk: Disk, path: Path) -> int:
+    status = disk.status(path)
+    return status.num_bytes if status is not None else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
 
-from eventlm.bus.run_folder import TRACE_NAME, closed_segments
+from eventlm.bus.run_folder import TRACE_NAME, closed_segments, has_file
 from eventlm.bus.segment_reader import MAX_LINE_BYTES, SegmentReader
 from eventlm.bus.trace_info import EndState, TraceInfo, info
 from eventlm.errors import EventLMError, TraceVersionError, UsageError
 from eventlm.events import Header
+from eventlm.system.disk import SYSTEM_DISK, Disk
 
 _LAST = re.compile(rb'\{"t":"(\w+)","s":(\d+)(?:,"ts":(\d+))?')
 #: Enough for nearly every last line.
@@ -58,51 +58,58 @@ class _Tail(NamedTuple):
     is_torn: bool
 
 
-def list_runs(folder: Path, *, full: bool = False, on_run: OnRun | None = None) -> list[RunSummary]:
+def list_runs(
+    folder: Path, *, full: bool = False, on_run: OnRun | None = None, disk: Disk = SYSTEM_DISK
+) -> list[RunSummary]:
     """The runs of a folder, the newest last; of a run's own folder that one. With `full` each is read whole.
 
     Raises UsageError if the folder cannot be read.
     """
     try:
-        names = sorted(os.listdir(folder))
+        names = sorted(disk.list(folder))
     except OSError as error:
         raise UsageError(f"cannot list the runs of {folder}: {error.strerror}") from error
     candidates = [folder] if TRACE_NAME in names else [folder / name for name in names]
     # `latest` is a link to one of the others.
-    runs = [run for run in candidates if (run / TRACE_NAME).is_file() and (run == folder or not run.is_symlink())]
+    runs = [run for run in candidates if has_file(run / TRACE_NAME, disk) and (run == folder or not disk.is_link(run))]
     found = []
     for place, run in enumerate(runs):
-        # One that is removed meanwhile is no more.
+        # It may have been removed meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            found.append((_order(run), _summary(run, full=full)))
+            found.append((_order(disk, run), _summary(disk, run, full=full)))
         if on_run is not None:
             on_run(place + 1, len(runs))
     found.sort(key=lambda item: (item[0] if item[1].started_ns is None else item[1].started_ns, item[1].run))
     return [summary for _, summary in found]
 
 
-def _order(run: Path) -> int:
-    """What stands for the start of a run whose header says none."""
-    return (run / TRACE_NAME).stat().st_mtime_ns
+def _order(disk: Disk, run: Path) -> int:
+    """Sorts a run whose header cannot be read: when its trace was changed."""
+    status = disk.status(run / TRACE_NAME)
+    return status.modified_ns if status is not None else 0
 
 
-def _summary(run: Path, *, full: bool) -> RunSummary:
-    files = [*(segment.path for segment in closed_segments(run)), run / TRACE_NAME]
+def _summary(disk: Disk, run: Path, *, full: bool) -> RunSummary:
+    files = [*(segment.path for segment in closed_segments(run, disk)), run / TRACE_NAME]
+    statuses = [status for status in map(disk.status, files) if status is not None]
+    if len(statuses) < len(files):
+        raise FileNotFoundError(run)
     # While a segment is closed, or after a crash then, the last two names are one file.
-    if len(files) > 1 and os.path.samefile(files[-1], files[-2]):
+    if len(files) > 1 and statuses[-1].identity == statuses[-2].identity:
         files.pop(-2)
+        statuses.pop(-2)
     summary = RunSummary(
-        run=run.resolve().name,
+        run=disk.resolve(run).name,
         path=str(run),
-        num_bytes=sum(file.stat().st_size for file in files),
+        num_bytes=sum(status.num_bytes for status in statuses),
         num_segments=len(files),
         end="unreadable",
     )
-    tail = _tail(files[-1])
+    tail = _tail(disk, files[-1])
     if tail is not None:
         summary = structs.replace(summary, duration_ns=tail.ts)
     try:
-        with SegmentReader(files[0]) as first, SegmentReader(files[-1]) as last:
+        with SegmentReader(files[0], disk=disk) as first, SegmentReader(files[-1], disk=disk) as last:
             header, is_written = first.header, last.still_being_written
         summary = _with_header(summary, header, tail, is_written=is_written)
         return _with_counts(summary, info(run if len(files) > 1 else files[0])) if full else summary
@@ -141,10 +148,10 @@ def _with_counts(summary: RunSummary, found: TraceInfo) -> RunSummary:
     )
 
 
-def _tail(path: Path) -> _Tail | None:
+def _tail(disk: Disk, path: Path) -> _Tail | None:
     """The last complete line of a trace's file; None if there is none."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
+    with contextlib.closing(disk.open(path)) as file:
+        size = file.status().num_bytes
         num_bytes = _TAIL_BYTES
         while True:
             start = max(size - num_bytes, 0)

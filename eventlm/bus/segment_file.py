@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.events.codec import chain, close_line
+from eventlm.system.disk import Disk
 
 
 class Written(NamedTuple):
@@ -26,19 +25,14 @@ class SegmentFile:
     first_s: `s` of its header. num_own_bytes: what was written since `begin`.
     """
 
-    def __init__(self, path: Path, *, first_s: int) -> None:
+    def __init__(self, disk: Disk, path: Path, *, first_s: int) -> None:
         self.path = path
         self.first_s = first_s
         self._num_bytes = 0
         self._num_begun_bytes = 0
         self._is_torn = False
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            # Blocking, because a reader that probes the lock holds it for a moment.
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-        except OSError:
-            os.close(self._fd)
-            raise
+        self._disk = disk
+        self._file = disk.create(path)
 
     @property
     def num_own_bytes(self) -> int:
@@ -76,7 +70,7 @@ class SegmentFile:
         self._num_appended = 0
         try:
             while self._num_appended < len(content):
-                self._num_appended += os.write(self._fd, content[self._num_appended :])
+                self._num_appended += self._file.write(content[self._num_appended :])
         except OSError as error:
             return error
         return None
@@ -84,37 +78,33 @@ class SegmentFile:
     def truncate(self) -> None:
         """Cut off what a failed write has left of its last line. Raises OSError if even that is impossible."""
         if self._is_torn:
-            os.ftruncate(self._fd, self._num_bytes)
+            self._file.truncate(self._num_bytes)
             self._is_torn = False
 
     def close_as(self, path: Path) -> None:
         """Give the file its name as a closed segment, in addition to the present one where links can be made."""
-        with contextlib.suppress(FileNotFoundError):
-            # Left by an attempt whose next step failed.
-            if os.path.samestat(os.stat(path), os.fstat(self._fd)):
-                return
+        named = self._disk.status(path)
+        # Named by an attempt whose next step failed.
+        if named is not None and named.identity == self._file.status().identity:
+            return
         try:
-            os.link(self.path, path)
+            self._disk.link(self.path, path)
         except FileExistsError:
             raise
         except OSError:
-            os.rename(self.path, path)
+            self._disk.rename(self.path, path)
 
     def rename(self, path: Path) -> None:
         """Take another name, which may be that of another file."""
-        os.rename(self.path, path)
+        self._disk.rename(self.path, path)
         self.path = path
 
     def remove(self) -> None:
         """Close the file and take its name away."""
         self.close()
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            self._disk.unlink(self.path)
 
     def close(self) -> None:
         """Close the file and with it release the lock."""
-        if self._fd >= 0:
-            # Not by closing alone: a fork of this process may live on, and it has the file open too.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()

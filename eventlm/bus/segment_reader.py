@@ -7,29 +7,26 @@ complete line that does not fit the chain is damage, and damage is refused with 
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
 
 from eventlm._version import __version__
-from eventlm.bus.run_folder import is_closed_name, is_locked
+from eventlm.bus.run_folder import is_closed_name
 from eventlm.errors import TornTraceError, TraceCorruptError, TraceVersionError, UsageError
 from eventlm.events import Event, Gap, Header
 from eventlm.events.codec import SUFFIX_BYTES, UNREADABLE, chain, close_line, decode_body, split_line
 from eventlm.events.header_check import MAX_HEADER_BYTES, decode_header
 from eventlm.events.markers import BEHAVIOUR_VERSION, FORMAT_VERSION, SCHEMA_VERSION
+from eventlm.system.disk import SYSTEM_DISK, Disk
 
 #: No event comes near it, nor does the snapshot of an engine that fits a machine. It bounds the memory that a file
 #: without newlines can take.
 MAX_LINE_BYTES = 256 * 1024 * 1024
-READ_BUFFER_BYTES = 256 * 1024
 #: Below this many bytes a search goes on line by line.
 _SEARCH_BYTES = 64 * 1024
 _HEAD_BYTES = 128
@@ -95,22 +92,20 @@ class SegmentReader:
     TornTraceError after the last complete line of a torn trace.
     """
 
-    def __init__(self, path: Path | str, *, strict: bool = False) -> None:
+    def __init__(self, path: Path | str, *, strict: bool = False, disk: Disk = SYSTEM_DISK) -> None:
         self.path = str(path)
         self._strict = strict
         try:
-            self._file: BinaryIO = open(  # noqa: SIM115 - closed by close()
-                path, "rb", buffering=READ_BUFFER_BYTES, opener=_open_at_once
-            )
+            self._file = disk.open(Path(path))
         except OSError as error:
             raise UsageError(f"cannot read the trace {path}: {error.strerror}") from error
         try:
             # Probed before the size is taken: once the lock is free, no process writes to the file any more.
-            self.still_being_written = is_locked(self._file)
-            status = os.fstat(self._file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            self.still_being_written = self._file.is_locked()
+            status = self._file.status()
+            if not status.is_file:
                 raise UsageError(f"cannot read the trace {path}: it is not a regular file")
-            self.size_bytes = status.st_size
+            self.size_bytes = status.num_bytes
             self._reset()
             self.header = self._read_header()
         except BaseException:
@@ -166,7 +161,7 @@ class SegmentReader:
         return self._lines(0, 1, self.header.s, self.header.previous_h)
 
     def declared_gap(self) -> Gap | None:
-        """What the second line says is missing before the first; None if it is no gap. Ends any iteration."""
+        """The second line if it is a gap: the events missing before the first. Ends any iteration."""
         for line in self:
             if line.number == 2:
                 event = line.event()
@@ -297,15 +292,8 @@ class SegmentReader:
     def __enter__(self) -> SegmentReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """An opener that does not wait at a pipe for somebody who writes."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _is_json(text: bytes) -> bool:

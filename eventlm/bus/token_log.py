@@ -18,6 +18,7 @@ from msgspec import Struct
 from eventlm.bus.run_folder import NEXT_TOKENS_NAME, TOKENS_NAME, closed_name, tokens_name
 from eventlm.bus.segment_file import SegmentFile
 from eventlm.sampling_params import SamplingParams
+from eventlm.system.disk import Disk
 
 TOKEN_LOG_FORMAT = 1
 
@@ -42,7 +43,7 @@ class TokenLogStart(TokenLogLine, frozen=True, kw_only=True, tag="tokens"):
 
 
 class PromptTokens(TokenLogLine, frozen=True, kw_only=True, tag="prompt"):
-    """What an arrival does not say of its request. The seed in force is in the arrival, so `params` has none.
+    """What an arrival lacks of its request. The seed in force is in the arrival, so `params` has none.
 
     cache_salt: a keyed hash of the request's own, equal where those are.
     """
@@ -79,11 +80,12 @@ class TokenLogWriter:
     The first file is made at once, in a folder that is there.
     """
 
-    def __init__(self, run_folder: Path, digest_key: bytes) -> None:
+    def __init__(self, disk: Disk, run_folder: Path, digest_key: bytes) -> None:
+        self._disk = disk
         self._folder = run_folder
         self._key = digest_key
         self._previous_h = ""
-        self._file = SegmentFile(run_folder / TOKENS_NAME, first_s=0)
+        self._file = SegmentFile(disk, run_folder / TOKENS_NAME, first_s=0)
         self._next: SegmentFile | None = None
         self._next_h = ""
         self._bodies = [self._start(0)]
@@ -123,8 +125,8 @@ class TokenLogWriter:
         """Make the file of the segment whose header is event `first_s`. The last one stays in use."""
         self._file.truncate()
         path = self._folder / NEXT_TOKENS_NAME
-        path.unlink(missing_ok=True)
-        self._next = SegmentFile(path, first_s=first_s)
+        self._disk.unlink(path)
+        self._next = SegmentFile(self._disk, path, first_s=first_s)
         written = self._next.write([self._start(first_s)], self._previous_h)
         if written.error is not None:
             raise written.error

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 import msgspec
 
@@ -20,9 +18,10 @@ from eventlm.bus.token_log import TOKEN_LOG_FORMAT, OutputTokens, PromptTokens, 
 from eventlm.errors import EventLMError, TraceVersionError, UsageError
 from eventlm.events import Arrived, Header, StepCompleted
 from eventlm.events.codec import chain, split_line
+from eventlm.system.disk import SYSTEM_DISK, Disk
 
 
-def open_token_log(trace: Path | str, header: Header) -> TokenLogReader:
+def open_token_log(trace: Path | str, header: Header, disk: Disk = SYSTEM_DISK) -> TokenLogReader:
     """The token log of the segment in the file `trace` that begins with `header`.
 
     Raises UsageError where there is none, with what to do, and what TokenLogReader raises where that may be why.
@@ -37,7 +36,7 @@ def open_token_log(trace: Path | str, header: Header) -> TokenLogReader:
     # In this order nothing is missed while a writer, alive or dead, is about to begin the next segment.
     for name in (TOKENS_NAME, tokens_name(closed_name(header.s))):
         try:
-            token_log = TokenLogReader(folder / name)
+            token_log = TokenLogReader(folder / name, disk)
         except FileNotFoundError:
             continue
         except EventLMError as error:
@@ -49,7 +48,7 @@ def open_token_log(trace: Path | str, header: Header) -> TokenLogReader:
         token_log.close()
     if broken is not None:
         raise broken
-    if not Path(trace).exists():
+    if disk.status(Path(trace)) is None:
         raise UsageError(f"{trace} was removed while it was read; try again")
     raise UsageError(
         f"the token log of {trace} is missing: the file {TOKENS_NAME} that was written beside it with --record-tokens"
@@ -63,14 +62,14 @@ class TokenLogReader:
     cannot be read, TraceCorruptError for a first line that is damaged, and TraceVersionError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk = SYSTEM_DISK) -> None:
         self.path = str(path)
         self.damage: list[str] = []
         self._h = ""
         self._number = 0
         self._byte_offset = 0
         try:
-            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
+            self._file = disk.open(path)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -150,7 +149,5 @@ class TokenLogReader:
     def __enter__(self) -> TokenLogReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -13,7 +13,6 @@ from eventlm.events import Arrived, Emitted, Event, Launched, Preempted, StepCom
 from eventlm.events.codec import close_line
 from eventlm.types import OnProgress
 
-_LINES_PER_PROGRESS = 4096
 #: Whose rows are those of the launch that led to them.
 _WITHOUT_ROWS = (StepCompleted, Emitted, StepOps)
 _TAGS_WITHOUT_ROWS = frozenset(str(kind.__struct_config__.tag) for kind in _WITHOUT_ROWS)
@@ -43,12 +42,9 @@ def grep(reader: LogReader, query: Query, *, on_progress: OnProgress | None = No
     if query.request is not None and query.request >= first_s:
         _check_request(reader, query.request)
     start = max(query.request or 0, query.cause or 0, _first_at(reader, query.from_ns) if query.from_ns > 0 else 0)
-    lines = reader.lines_from(start) if start > first_s else iter(reader)
     with LogReader(reader.path) as side_reader:
         matcher = _Matcher(query, side_reader, max(start, first_s))
-        for line in lines:
-            if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-                on_progress(reader.position, reader.size_bytes)
+        for line in reader.lines(on_progress, from_s=start):
             found = matcher.match(line)
             if found is None:
                 return
@@ -84,7 +80,7 @@ def _line_at(reader: LogReader, s: int) -> LogLine | None:
 
 
 class _Matcher:
-    """Tells of each line, in order, whether it matches; None once no later one can."""
+    """Matches lines, which must come in order; None once no later one can match."""
 
     def __init__(self, query: Query, side_reader: LogReader, first_s: int) -> None:
         self._query = query
@@ -136,7 +132,7 @@ class _Matcher:
         return self._is(event)
 
     def _is(self, event: Event) -> bool:
-        """Whether it is about the request, or the sequence as far as it says which."""
+        """Whether it is about the request, or about the sequence if it names one."""
         index = getattr(event, "index", -1)
         return getattr(event, "request", None) == self._query.request and (
             self._query.index in (None, index) or index == -1

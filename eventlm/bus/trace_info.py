@@ -1,15 +1,14 @@
-"""What `trace check` and `trace info` say of a trace: its state, and the run it tells of, in numbers."""
+"""The state of a trace and its run in numbers, for `trace check` and `trace info`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from eventlm.bus.log_reader import LogLine, LogReader, TornTail
+from eventlm.bus.log_reader import LogReader, TornTail
 from eventlm.events import Arrived, Emitted, Finished, Header, Launched, Rejected
 from eventlm.events.codec import DECISION_TAGS, FACT_TAGS
 from eventlm.types import OnProgress
@@ -18,13 +17,10 @@ from eventlm.types import OnProgress
 EndState = Literal["end", "no_end", "torn", "still_being_written"]
 
 
-_LINES_PER_PROGRESS = 4096
-
-
 class TraceCheck(Struct, frozen=True, kw_only=True):
     """A trace whose every complete line has been found right: its hash, its place and its fields.
 
-    first_s: above 0 where the run's first segments are not kept. num_missing: events that gaps say were not recorded.
+    first_s: above 0 where the run's first segments are not kept. num_missing: events in gaps.
     """
 
     path: str
@@ -66,7 +62,7 @@ class TraceInfo(Struct, frozen=True, kw_only=True):
 def check(path: Path | str, *, strict: bool = False, on_progress: OnProgress | None = None) -> TraceCheck:
     """Read the whole trace, every event of it decoded. Raises as LogReader does."""
     with LogReader(path, strict=strict) as reader:
-        for line in _lines(reader, on_progress):
+        for line in reader.lines(on_progress):
             line.event()
         return _summary(reader)
 
@@ -78,7 +74,7 @@ def info(path: Path | str, *, strict: bool = False, on_progress: OnProgress | No
     reject_reasons: Counter[str] = Counter()
     num_prompt_tokens = num_output_tokens = num_steps = duration_ns = 0
     with LogReader(path, strict=strict) as reader:
-        for line in _lines(reader, on_progress):
+        for line in reader.lines(on_progress):
             event = line.event()
             tags[line.tag] += 1
             duration_ns = max(duration_ns, event.ts)
@@ -113,15 +109,6 @@ def info(path: Path | str, *, strict: bool = False, on_progress: OnProgress | No
         finish_reasons=dict(sorted(finish_reasons.items())),
         reject_reasons=dict(sorted(reject_reasons.items())),
     )
-
-
-def _lines(reader: LogReader, on_progress: OnProgress | None) -> Iterator[LogLine]:
-    for line in reader:
-        yield line
-        if on_progress is not None and line.number % _LINES_PER_PROGRESS == 0:
-            on_progress(reader.position, reader.size_bytes)
-    if on_progress is not None:
-        on_progress(reader.size_bytes, reader.size_bytes)
 
 
 def _summary(reader: LogReader) -> TraceCheck:

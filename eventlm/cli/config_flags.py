@@ -1,20 +1,20 @@
-"""Command-line flags made from the configuration's own table of options, and the way back to a `Config`."""
+"""Command-line flags made from the table of options, and the `Config` that they make."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
-from eventlm.config.classes import ServiceClass
-from eventlm.config.load import load_config
+from eventlm.config.load import load_config, to_toml
 from eventlm.config.options import CLASSES, Option, options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
-from eventlm.config.toml_text import to_toml
+from eventlm.config.structs import ServiceClass
 from eventlm.errors import UsageError
 
-#: Before an option's name in the parsed arguments, so that it meets no argument of the command's own.
+#: Before an option's name in the parsed arguments, so that it does not clash with the command's own arguments.
 _PREFIX = "config."
 #: The name of the model that was given without --model.
 _MODEL = "model_argument"
@@ -51,9 +51,9 @@ def _add_class_flag(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME:KEY=VALUE,...",
         default=argparse.SUPPRESS,
-        help=f"what requests of a class get where they say nothing themselves: {keys}; may be repeated. A key of "
-        "--api-keys-file names its class, else a request does, by the header x-eventlm-class or by service_tier; "
-        "`default` is for those that name none",
+        help=f"defaults for the requests of a class: {keys}; may be repeated. A key of --api-keys-file names its "
+        "class, else the request does, by the header x-eventlm-class or by service_tier; `default` is for requests "
+        "that name none",
     )
 
 
@@ -92,10 +92,17 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def print_config(config: Config) -> int:
-    """What `--print-config` does; returns the exit code."""
-    print(to_toml(config), end="")
-    return 0
+def with_config(run: Callable[[Config, argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The `run` of a command with these flags: prints the configuration under `--print-config`, else calls `run`."""
+
+    def run_with_config(arguments: argparse.Namespace) -> int:
+        config = config_from_arguments(arguments)
+        if not arguments.print_config:
+            return run(config, arguments)
+        print(to_toml(config), end="")
+        return 0
+
+    return run_with_config
 
 
 def _help(option: Option) -> str:

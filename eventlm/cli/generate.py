@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
-from eventlm.cli.engine_command import compose_and_warn, run_in_loop, start_engine
+from eventlm.cli.config_flags import add_config_flags, with_config
+from eventlm.cli.engine_command import compose_and_warn, run_in_loop, run_until_signal
 from eventlm.cli.parser import Parser
 from eventlm.cli.request_flags import DEFAULT_MAX_TOKENS, add_request_flags, flag_error, request_fields
 from eventlm.config import Config
-from eventlm.errors import InputError, UsageError
+from eventlm.errors import ExitCode, InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from eventlm.engine.request import Request
     from eventlm.sampling_params import TokenLogprobs
     from eventlm.text.choice_output import ChoiceOutput
-    from eventlm.text.protocol import CompletionRequest
     from eventlm.text.tokenizer import Tokenizer
 
 
@@ -45,14 +43,11 @@ examples:
     parser.add_argument("--chat", action="store_true", help="send each prompt through the chat template")
     add_request_flags(parser)
     add_config_flags(parser, without=("server",))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=with_config(run))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(config: Config, arguments: argparse.Namespace) -> int:
     """Print the completions in the order of the prompts."""
-    config = config_from_arguments(arguments)
-    if arguments.print_config:
-        return print_config(config)
     prompts = _prompts(arguments.prompts)
     return run_in_loop(config, _generate(config, arguments, prompts))
 
@@ -73,69 +68,40 @@ def _standard_input() -> str:
 
 
 async def _generate(config: Config, arguments: argparse.Namespace, prompts: list[str]) -> int:
-    from eventlm.cli.serve.stop_signals import StopSignals
-
     composed = compose_and_warn(config)
-    group = [_request(composed, arguments, prompt) for prompt in prompts]
-    with StopSignals() as signals:
-        try:
-            work = asyncio.ensure_future(_complete(composed, group, prompts))
-            stopped = asyncio.ensure_future(signals.stop.wait())
-            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            for each in (work, stopped):
-                each.cancel()
-            await asyncio.gather(work, stopped, return_exceptions=True)
-        finally:
-            await composed.engine.stop()
-    if work.cancelled():
-        return signals.exit_code
-    work.result()
-    if composed.engine.run_folder is not None:
+    group = await _requests(composed, arguments, prompts)
+    code = await run_until_signal(composed.engine, _complete(composed, group, prompts))
+    if code == ExitCode.OK and composed.engine.run_folder is not None:
         print(f"eventlm: recorded to {composed.engine.run_folder}/trace.jsonl", file=sys.stderr)
-    return 0
+    return code
 
 
-def _request(composed: Composition, arguments: argparse.Namespace, prompt: str) -> Request:
-    """What the engine gets for a prompt, under the rules of the HTTP API. Raises UsageError."""
-
-    from eventlm.text.prompt_encoder import bad_words_token_ids
-    from eventlm.text.requests.validation import Limits, check_request, engine_request, sampling_params
-
-    engine = composed.engine
-    limits = Limits(engine.model_names, engine.max_model_len, composed.vocab_size)
-    token_ids = _token_ids(composed, prompt, chat=arguments.chat)
-    try:
-        body = _body(engine.model_names[0], arguments, room=engine.max_model_len - len(token_ids))
-        check_request(body, limits)
-        request = engine_request(
-            body,
-            sampling_params(body, composed.defaults, composed.vocab_size),
-            token_ids,
-            limits=limits,
-            bad_words=bad_words_token_ids(composed.tokenizer, body.bad_words or []),
-            prompt_param="prompt",
-            received_ns=0,
-            ready_ns=0,
-        )
-    except InputError as error:
-        raise UsageError(flag_error(str(error))) from error
-    return request.with_scheduling(offline=True)
-
-
-def _body(model: str, arguments: argparse.Namespace, *, room: int) -> CompletionRequest:
+async def _requests(composed: Composition, arguments: argparse.Namespace, prompts: list[str]) -> list[Request]:
+    """The engine's requests for the prompts, under the rules of the HTTP API. Raises UsageError."""
     import msgspec
 
     from eventlm.text.decoding import decode_request
     from eventlm.text.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
+    from eventlm.text.request_builder import RequestBuilder
 
-    fields = request_fields(arguments)
-    if fields["max_tokens"] == 0:
+    engine, given = composed.engine, request_fields(arguments)
+    if given.get("max_tokens") == 0:
         raise UsageError("--max-tokens: must be at least 1")
-    if fields["max_tokens"] is None:
-        fields["max_tokens"] = max(min(DEFAULT_MAX_TOKENS, room), 1)
-    # The prompt is encoded already; what stands here only has to be there. Names of fields are the flags' own.
-    body = msgspec.json.encode(fields | {"model": model, "prompt": ""})
-    return decode_request(body, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+    builder = RequestBuilder(engine, composed.tokenizer, defaults=composed.defaults, vocab_size=composed.vocab_size)
+    group = []
+    try:
+        for prompt in prompts:
+            token_ids = _token_ids(composed, prompt, chat=arguments.chat)
+            max_tokens = max(min(DEFAULT_MAX_TOKENS, engine.max_model_len - len(token_ids)), 1)
+            fields = {"max_tokens": max_tokens} | given | {"model": engine.model_names[0], "prompt": token_ids}
+            body = decode_request(msgspec.json.encode(fields), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+            requests, _ = await builder.completions(body, 0, offline=True)
+            group += requests
+    except InputError as error:
+        raise UsageError(flag_error(str(error), given)) from error
+    finally:
+        builder.close()
+    return group
 
 
 def _token_ids(composed: Composition, prompt: str, *, chat: bool) -> list[int]:
@@ -154,12 +120,11 @@ def _token_ids(composed: Composition, prompt: str, *, chat: bool) -> list[int]:
 
 
 async def _complete(composed: Composition, group: list[Request], prompts: list[str]) -> None:
-    """Start the engine and print what it makes of the group."""
+    """Print what the engine makes of the group."""
     from contextlib import aclosing
 
     from eventlm.text.generation import submit
 
-    await start_engine(composed.engine)
     generation = await submit(composed.engine, composed.tokenizer, group)
     printer = _Printer(prompts, composed.tokenizer, group)
     async with aclosing(generation.outputs()) as outputs:
@@ -174,7 +139,7 @@ class _Printer:
 
     def __init__(self, prompts: list[str], tokenizer: Tokenizer, group: list[Request]) -> None:
         self._tokenizer = tokenizer
-        #: Of each choice its prompt, its number among the prompt's choices, and its request.
+        #: The prompt of each choice, its number among the prompt's choices, and its request.
         self._choices = [(place, sample, request) for place, request in enumerate(group) for sample in range(request.n)]
         self._prompts = prompts
         self._outputs: list[list[ChoiceOutput]] = [[] for _ in self._choices]
@@ -183,7 +148,7 @@ class _Printer:
         self._next()
 
     def add(self, output: ChoiceOutput) -> None:
-        """Take what is new of a completion."""
+        """Add the next piece of a completion."""
         self._finished[output.choice] |= output.finished is not None
         self._outputs[output.choice].append(output)
         if output.choice != self._current:
@@ -207,7 +172,7 @@ class _Printer:
         self._write("".join(output.text for output in self._outputs[self._current]))
 
     def _write_logprobs(self) -> None:
-        """Of the prompt and of the completion, as far as they were asked for: a token a line."""
+        """Print the log-probabilities of prompt and completion that were asked for, a line for each token."""
         from eventlm.text.choice_output import join_outputs
 
         request = self._choices[self._current][2]

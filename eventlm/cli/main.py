@@ -9,38 +9,33 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from eventlm._version import __version__
 from eventlm.cli.parser import Parser
 from eventlm.errors import EventLMError, ExitCode, UsageError
+from eventlm.formatting import sentence
 
-
-class Command(NamedTuple):
-    """The module of a command, below `eventlm.cli`, has a `configure(parser)` that sets `run`."""
-
-    module: str
-    summary: str
-
-
+#: The module of each command, below `eventlm.cli`, has a `configure(parser)` that sets `run`. They import the engine,
+#: the core and the like only inside `run`, so that help and mistakes are fast.
 COMMANDS = {
-    "serve": Command("serve.command", "serve a model over an OpenAI-compatible HTTP API"),
-    "chat": Command("chat.command", "talk to a model in the terminal"),
-    "generate": Command("generate", "complete prompts here and now, without a server"),
-    "bench": Command("bench.command", "measure a server under load, or the engine by itself"),
-    "pull": Command("pull", "fetch a model into the cache and print its folder"),
-    "replay": Command(
-        "replay.command", "verify a recorded run, run it again, or ask what another engine would have made of it"
+    "serve": ("serve.command", "serve a model over an OpenAI-compatible HTTP API"),
+    "chat": ("chat.command", "talk to a model in the terminal"),
+    "generate": ("generate", "complete prompts here and now, without a server"),
+    "bench": ("bench.command", "measure a server under load, or the engine by itself"),
+    "pull": ("pull", "fetch a model into the cache and print its folder"),
+    "replay": (
+        "replay.command",
+        "verify a recorded run, run it again, or ask what another engine would have made of it",
     ),
-    "explain": Command("explain.command", "tell where the time of a request went"),
-    "simulate": Command("simulate.command", "run a workload through the scheduler, with a cost model for a worker"),
-    "sweep": Command("sweep.command", "simulate many configurations and loads, and find what each can take"),
-    "trace": Command("trace.command", "find, look at, compare or repair recorded runs"),
-    "policies": Command("policies", "list the installed policies, batchers and routers"),
-    "version": Command("version", "print versions of eventlm and what it runs on"),
+    "explain": ("explain.command", "show where the time of a request went"),
+    "simulate": ("simulate.command", "run a workload through the scheduler, with a cost model for a worker"),
+    "sweep": ("sweep.command", "simulate many configurations and loads, and find what each can take"),
+    "trace": ("trace.command", "find, look at, compare or repair recorded runs"),
+    "policies": ("policies", "list the installed policies, batchers and routers"),
+    "version": ("version", "print versions of eventlm and what it runs on"),
 }
 
-#: What the system says where there is no more room for a file.
+#: The system's errors when there is no more room for a file.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -57,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # What read our output has gone.
+        # The reader of our output is gone.
         _drop_output()
         return ExitCode.BROKEN_PIPE
     except OSError as error:
@@ -69,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Without this the interpreter's own flush of what cannot be written would complain at exit."""
+    """Otherwise the interpreter's own flush of what cannot be written would fail at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -84,7 +79,7 @@ def _run(arguments: Sequence[str]) -> int:
     if not hasattr(options, "run"):
         parser.print_help(sys.stderr)
         return ExitCode.USAGE
-    # `eventlm.__main__` has let SIGINT end the process as long as there was nothing to clean up.
+    # Until now SIGINT ended the process, as there was nothing to clean up (`eventlm.__main__`).
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(options.run(options))
@@ -106,9 +101,8 @@ examples:
     )
     parser.add_argument("--version", action="version", version=f"eventlm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, entry in COMMANDS.items():
-        description = entry.summary[0].upper() + entry.summary[1:] + "."
-        subparser = commands.add_parser(name, help=entry.summary, description=description)
+    for name, (module, summary) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=sentence(summary))
         if name == command:
-            importlib.import_module(f"eventlm.cli.{entry.module}").configure(subparser)
+            importlib.import_module(f"eventlm.cli.{module}").configure(subparser)
     return parser

@@ -1,19 +1,47 @@
-"""An argparse parser whose errors are UsageErrors and name the nearest flag or choice."""
+"""An argparse parser whose errors are UsageErrors and name the nearest flag or choice; exit codes in its help."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from eventlm.config.options import did_you_mean, options
 from eventlm.config.other_engines import name_elsewhere
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
+
+#: Exit codes of every command that reads a trace.
+READING_A_TRACE = (ExitCode.OK, ExitCode.USAGE, ExitCode.DAMAGED, ExitCode.TORN, ExitCode.VERSION)
 
 _FLAG = re.compile(r"--[a-z-]+")
-#: argparse's words for what was left out.
+#: The beginning of argparse's error for a missing argument.
 _REQUIRED = "the following arguments are required: "
+
+
+def add_number(
+    group: argparse._ActionsContainer,
+    flag: str,
+    text: str,
+    *,
+    kind: type[int] | type[float] = int,
+    least: float | None = None,
+    above: float | None = None,
+    **keywords: Any,
+) -> None:
+    """Add a flag that takes a number, N or X: finite and not below `least`, or larger than `above`."""
+
+    def number(given: str) -> float:
+        value = kind(given)
+        if least is not None and not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{given} is not a number of at least {least}")
+        if above is not None and not value > above:
+            raise argparse.ArgumentTypeError(f"{given} is not above {above}")
+        return value
+
+    number.__name__ = kind.__name__
+    group.add_argument(flag, type=number, help=text, **{"metavar": "N" if kind is int else "X"} | keywords)
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -41,7 +69,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; raises UsageError for what is not known, for each subcommand in its own words."""
+        """Parse; raises UsageError for unknown arguments, with the hints of the subcommand."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
@@ -53,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _hint(self, flag: str) -> str:
-        """What is meant by a flag that is not known: where the command runs an engine, maybe one of another engine."""
+        """The flag that an unknown one stands for, maybe one of another engine if the command runs an engine."""
         elsewhere = name_elsewhere(flag, lambda name: options()[name].flag) if self.has_options else ""
         if elsewhere and all(word in self._option_string_actions for word in _FLAG.findall(elsewhere)):
             return elsewhere
@@ -66,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {flags[0]}?" if flags else ""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError that says what may stand where something was left out, and where help is."""
+        """Raise a UsageError that lists the choices for a missing argument, and names the help."""
         if message.startswith(_REQUIRED):
             positionals = [action for action in self._actions if not action.option_strings]
             known = ", ".join(str(choice) for action in positionals for choice in action.choices or ())
@@ -79,3 +107,10 @@ class Parser(argparse.ArgumentParser):
         hint = did_you_mean(str(value), map(str, action.choices), listed_as="known")
         name = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
         self.error(f"unknown {name} {value!r}{hint}")
+
+
+def exit_code_lines(*codes: ExitCode, meanings: dict[ExitCode, str] | None = None) -> str:
+    """A line for each code in ascending order, with its meaning or the one given for this command."""
+    own = meanings or {}
+    lines = [f"  {code.value:<3} {own.get(code, code.meaning)}" for code in sorted({*codes, *own})]
+    return "\n".join(["exit codes:", *lines])

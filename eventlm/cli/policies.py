@@ -12,7 +12,7 @@ from eventlm.cli.parser import Parser
 HEADINGS = ("KIND", "NAME", "ORIGIN")
 LAST_HEADING = "PARAMETERS"
 
-#: Where the output goes to no terminal, and the least that the last column gets on a narrow one.
+#: The width without a terminal, and the least width of the last column.
 DEFAULT_COLUMNS = 80
 MIN_COLUMNS = 24
 _INDENT = "    "
@@ -21,9 +21,9 @@ _INDENT = "    "
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List the installed policies (who goes first), batchers (how large prefill chunks are) and routers\n"
-        "(which replica gets a request), with their parameters and defaults. One that cannot be loaded says\n"
-        "why."
+        "List the installed policies (which sequence goes first), batchers (how large prefill chunks are) and\n"
+        "routers (which replica gets a request), with their parameters and defaults, and the error of one that\n"
+        "cannot be loaded."
     )
     parser.epilog = """\
 examples:

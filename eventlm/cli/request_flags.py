@@ -4,123 +4,81 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Container
 from typing import Any
 
-#: Most new tokens where --max-tokens is not given and the context has room for them.
+#: Most new tokens without --max-tokens, if the context has room for them.
 DEFAULT_MAX_TOKENS = 256
 
-#: Every field that a flag sets.
-_FIELDS = (
-    "max_tokens", "min_tokens", "n", "seed", "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output",
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "skip_special_tokens",
-)  # fmt: skip
+#: Before a field's name in the parsed arguments, so that it does not clash with the command's own arguments.
+_PREFIX = "request."
+#: The fields whose flags are not `--` and the name.
+_FLAGS = {"n": "-n", "bad_words": "--bad-word", "skip_special_tokens": "--show-special-tokens"}
 _INVALID_FIELD = re.compile(r"Invalid value for '(?P<field>\w+)[^']*': (?P<what>.*?)\.?")
 _BOUND = re.compile(r"expected `\w+` (?P<sign>[<>]=) (?P<number>\S+)")
 
 
 def add_request_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags in groups, by what they are for."""
-    _add_lengths(parser.add_argument_group("length and number"))
-    _add_sampling(parser.add_argument_group("sampling (how the next token is drawn)"))
-    _add_penalties(parser.add_argument_group("steering (tokens more or less likely, or impossible)"))
-    _add_ends(parser.add_argument_group("where a completion ends"))
-    _add_output(parser.add_argument_group("what is shown"))
+
+    def add(field: str, text: str, **keywords: Any) -> None:
+        keywords = {"dest": _PREFIX + field, "default": argparse.SUPPRESS, "help": text} | keywords
+        group.add_argument(_flag(field), **keywords)
+
+    integer: dict[str, Any] = {"type": int, "metavar": "N"}
+    number: dict[str, Any] = {"type": float, "metavar": "X"}
+    ids: dict[str, Any] = {"type": _ids, "metavar": "ID,..."}
+    texts: dict[str, Any] = {"action": "append", "metavar": "TEXT"}
+    group = parser.add_argument_group("length and number")
+    add("max_tokens", f"most new tokens (default: {DEFAULT_MAX_TOKENS}, or what fits)", **integer)
+    add("min_tokens", "no end, stop token or stop string counts before so many (default: 0)", **integer)
+    add("n", "completions of each prompt, which share its computed blocks (default: 1)", **integer)
+    add("seed", "the same seed draws the same noise: sampling is repeatable", **integer)
+    group = parser.add_argument_group("sampling (how the next token is drawn)")
+    add("temperature", "0 always takes the most likely token, 2 is wild (default: the model's own)", **number)
+    add("top_k", "only the N most likely tokens; 0 is all (default: the model's own)", **integer)
+    add("top_p", "only the most likely tokens that have X together (default: the model's own)", **number)
+    add("min_p", "only tokens at least X times as likely as the first (default: the model's own)", **number)
+    group = parser.add_argument_group("steering (tokens more or less likely, or impossible)")
+    text = "above 1 makes what the prompt or the output has less likely (default: the model's own)"
+    add("repetition_penalty", text, **number)
+    add("presence_penalty", "-2 to 2, once for each token that the output has (default: 0)", **number)
+    add("frequency_penalty", "-2 to 2, each time that the output has a token (default: 0)", **number)
+    text = "add X, -100 to 100, to the logit of a token id: 100 forces it, -100 bans it; may be repeated"
+    add("logit_bias", text, action="append", type=_bias, metavar="ID=X")
+    add("allowed_token_ids", "nothing but these token ids", **ids)
+    add("bad_words", "never this text, at the start or after a space; may be repeated", **texts)
+    group = parser.add_argument_group("where a completion ends")
+    add("stop", "end before this text; may be repeated", **texts)
+    add("stop_token_ids", "end at these token ids", **ids)
+    add("include_stop_str_in_output", "print the stop text or token too", action="store_true")
+    add("ignore_eos", "generate --max-tokens tokens, past end-of-text tokens", action="store_true")
+    group = parser.add_argument_group("what is shown")
+    add("logprobs", "log-probability of each token, and the N most likely alternatives", **integer)
+    add("prompt_logprobs", "the same for the prompt's tokens", **integer)
+    add("skip_special_tokens", "print special tokens, such as <|im_end|>, by their names", action="store_false")
 
 
 def request_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields by name; null for what was not given."""
-    fields = {name: getattr(arguments, name) for name in _FIELDS}
-    fields["logit_bias"] = dict(arguments.logit_bias) or None
-    for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
-        fields[name] = fields[name] or None
-    return fields
+    """The fields that were given, by name."""
+    given = {name.removeprefix(_PREFIX): value for name, value in vars(arguments).items() if name.startswith(_PREFIX)}
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return given
 
 
-def flag_error(message: str) -> str:
-    """A message of the HTTP API on one of the fields, in the words of the flags."""
+def flag_error(message: str, given: Container[str]) -> str:
+    """A message of the HTTP API about one of the given fields, with the flag's name in place of the field's."""
     match = _INVALID_FIELD.fullmatch(message)
-    if match is None or match["field"] not in _FIELDS:
+    if match is None or match["field"] not in given:
         return message
-    flag = {"n": "-n", "bad_words": "--bad-word", "skip_special_tokens": "--show-special-tokens"}.get(
-        match["field"], "--" + match["field"].replace("_", "-")
-    )
     bound = _BOUND.fullmatch(match["what"])
     what = f"must be at {'most' if bound['sign'] == '<=' else 'least'} {bound['number']}" if bound else match["what"]
-    return f"{flag}: {what.replace('max_tokens', '--max-tokens')}"
+    return f"{_flag(match['field'])}: {what.replace('max_tokens', '--max-tokens')}"
 
 
-def _add_lengths(group: argparse._ActionsContainer) -> None:
-    _number(group, "--max-tokens", int, f"most new tokens (default: {DEFAULT_MAX_TOKENS}, or what fits)")
-    _number(group, "--min-tokens", int, "no end, stop token or stop string counts before so many (default: 0)")
-    _number(group, "-n", int, "completions of each prompt, which share its computed blocks (default: 1)")
-    _number(group, "--seed", int, "the same seed draws the same noise: sampling is repeatable")
-
-
-def _add_sampling(group: argparse._ActionsContainer) -> None:
-    _number(group, "--temperature", float, "0 always takes the most likely token, 2 is wild (default: the model's own)")
-    _number(group, "--top-k", int, "only the N most likely tokens; 0 is all (default: the model's own)")
-    _number(group, "--top-p", float, "only the most likely tokens that have X together (default: the model's own)")
-    _number(group, "--min-p", float, "only tokens at least X times as likely as the first (default: the model's own)")
-
-
-def _add_penalties(group: argparse._ActionsContainer) -> None:
-    _number(
-        group,
-        "--repetition-penalty",
-        float,
-        "above 1 makes what the prompt or the output has less likely (default: the model's own)",
-    )
-    _number(group, "--presence-penalty", float, "-2 to 2, once for each token that the output has (default: 0)")
-    _number(group, "--frequency-penalty", float, "-2 to 2, each time that the output has a token (default: 0)")
-    group.add_argument(
-        "--logit-bias",
-        action="append",
-        default=[],
-        type=_bias,
-        metavar="ID=X",
-        help="add X, -100 to 100, to the logit of a token id: 100 forces it, -100 bans it; may be repeated",
-    )
-    group.add_argument(
-        "--allowed-token-ids", type=_ids, default=[], metavar="ID,...", help="nothing but these token ids"
-    )
-    group.add_argument(
-        "--bad-word",
-        dest="bad_words",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="never this text, at the start or after a space; may be repeated",
-    )
-
-
-def _add_ends(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    group.add_argument("--stop-token-ids", type=_ids, default=[], metavar="ID,...", help="end at these token ids")
-    group.add_argument(
-        "--include-stop-str-in-output", action="store_true", default=None, help="print the stop text or token too"
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="generate --max-tokens tokens, past end-of-text tokens"
-    )
-
-
-def _add_output(group: argparse._ActionsContainer) -> None:
-    _number(group, "--logprobs", int, "log-probability of each token, and the N most likely alternatives")
-    _number(group, "--prompt-logprobs", int, "the same for the prompt's tokens")
-    group.add_argument(
-        "--show-special-tokens",
-        dest="skip_special_tokens",
-        action="store_false",
-        default=None,
-        help="print special tokens, such as <|im_end|>, by their names",
-    )
-
-
-def _number(group: argparse._ActionsContainer, flag: str, type_: type[int] | type[float], text: str) -> None:
-    group.add_argument(flag, type=type_, metavar="N" if type_ is int else "X", help=text)
+def _flag(field: str) -> str:
+    return _FLAGS.get(field, "--" + field.replace("_", "-"))
 
 
 def _ids(text: str) -> list[int]:

@@ -11,10 +11,11 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from eventlm.cli.durations import nanoseconds
 from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_SECOND, TimeWindow
 
+_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "min": 60_000_000_000, "h": 3_600_000_000_000}
+_DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(ns|us|ms|s|min|h)")
 _SECONDS = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?")
 _DATED = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*")
@@ -27,6 +28,14 @@ WINDOW_HELP = """\
 in it, with all that became of them, and the steps that overlap it. A time of
 day is in UTC, as in the server's log, and is the first one after the start of
 the run (for --to: after --from); in a run of several days give the date too."""
+
+
+def nanoseconds(text: str, *, flag: str) -> int:
+    """The exact time of `1.5s`, `20ms` or `2min`; parts of a nanosecond are cut off. Raises UsageError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{flag} {text}: not a time; give a number with a unit ({', '.join(_UNITS)}), such as 1.5s")
+    return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
 def add_window_flags(group: argparse._ActionsContainer) -> None:

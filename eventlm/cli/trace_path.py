@@ -1,11 +1,17 @@
-"""Where a trace lies: a file, the folder of a run, a run of the state folder by its name, or the latest there."""
+"""A trace as an argument: a file, the folder of a run, a run of the state folder by its name, or the latest there."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.errors import UsageError
+
+if TYPE_CHECKING:
+    from eventlm.events import PluginRecord
 
 #: The run of the state folder that is still being written, else the newest, unless a file or folder here is called so.
 LATEST = "latest"
@@ -14,6 +20,32 @@ HELP = (
     "run in the state folder, as `eventlm trace ls` lists it (default: latest, the run there that is still being "
     "written, or else the newest)"
 )
+
+
+def add_trace_argument(parser: argparse.ArgumentParser, *, can_be_strict: bool = True) -> None:
+    """Add the trace, the newest one if none is named, and `--strict`."""
+    parser.add_argument("path", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
+    if can_be_strict:
+        add_strict_flag(parser)
+
+
+def add_strict_flag(parser: argparse.ArgumentParser) -> None:
+    """`--strict`: a last line that a killed process left unfinished is an error."""
+    parser.add_argument("--strict", action="store_true", help="a torn last line is an error (exit 4)")
+
+
+def add_trust_flag(parser: argparse.ArgumentParser) -> None:
+    """`--trust-local-plugins`, of commands that run the policies of a trace."""
+    parser.add_argument(
+        "--trust-local-plugins",
+        action="store_true",
+        help="import the plug-ins that the trace names as module:Class; do so only for traces that you trust",
+    )
+
+
+def plugin_in_words(plugin: PluginRecord) -> str:
+    """`policy edf:multiplier=2`, with all parameters that it ran with: its defaults are known only by importing it."""
+    return f"{plugin.kind} {format_plugin_spec({'type': plugin.name} | plugin.parameters)}"
 
 
 def trace_file(text: str) -> str:
@@ -35,7 +67,7 @@ def trace_file(text: str) -> str:
 
 
 def last_file(text: str) -> str:
-    """The file that a run was last written to. Raises UsageError as `trace_file` does."""
+    """The last file of a run. Raises UsageError as `trace_file` does."""
     from eventlm.bus.run_folder import TRACE_NAME
 
     found = Path(trace_file(text))

@@ -11,7 +11,7 @@ import msgspec
 
 from eventlm.errors import EventLMError
 
-#: `connection`: nobody answered. `timeout`: the server fell silent. `http`: an error status. `server`: an error within
+#: `connection`: no answer. `timeout`: the server fell silent. `http`: an error status. `server`: an error within
 #: a stream. `broken`: a reply ended too early. `protocol`: this is not the reply of an OpenAI-compatible server.
 ErrorKind = Literal["connection", "timeout", "http", "server", "broken", "protocol"]
 
@@ -46,37 +46,32 @@ def from_status(url: str, status: int, reason: str | None, body: bytes, *, has_k
 
 def from_transport(url: str, error: BaseException, *, timeout_seconds: float) -> ClientError:
     """The error for what aiohttp or the system raised."""
+    kind: ErrorKind
     match error:
         case aiohttp.ConnectionTimeoutError():
-            return ClientError(f"{url} cannot be reached within {timeout_seconds:g} s", "timeout")
+            kind, what = "timeout", f"{url} cannot be reached within {timeout_seconds:g} s"
         case TimeoutError():
-            return ClientError(f"{url} sent nothing for {timeout_seconds:g} s", "timeout")
+            kind, what = "timeout", f"{url} sent nothing for {timeout_seconds:g} s"
         case aiohttp.ClientConnectorCertificateError():
-            return ClientError(
-                f"{url} shows a certificate that is not trusted ({error.certificate_error}); if it is your own, name "
-                "its file in SSL_CERT_FILE",
-                "connection",
-            )
+            kind, what = "connection", f"{url} shows a certificate that is not trusted ({error.certificate_error})"
+            what += "; if it is your own, name its file in SSL_CERT_FILE"
         case aiohttp.ClientConnectorError():
-            return ClientError(
-                f"cannot connect to {url}: {_reason(error.os_error)}; is the server running?", "connection"
-            )
+            kind, what = "connection", f"cannot connect to {url}: {_reason(error.os_error)}; is the server running?"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
-            return ClientError(f"{url} closed the connection without an answer", "broken")
+            kind, what = "broken", f"{url} closed the connection without an answer"
         case aiohttp.ClientPayloadError():
-            return ClientError(f"{url} broke off in the middle of its reply", "broken")
+            kind, what = "broken", f"{url} broke off in the middle of its reply"
         case aiohttp.TooManyRedirects():
-            return ClientError(
-                f"{url} redirects in a circle; is it the address of an OpenAI-compatible server?", "protocol"
-            )
+            kind, what = "protocol", f"{url} redirects in a circle; is it the address of an OpenAI-compatible server?"
         case aiohttp.ClientResponseError():
-            return ClientError(f"{url} does not speak HTTP: {error.message or error}", "protocol")
+            kind, what = "protocol", f"{url} does not speak HTTP: {error.message or error}"
         case _:
-            return ClientError(f"the request to {url} failed: {error}", "connection")
+            kind, what = "connection", f"the request to {url} failed: {error}"
+    return ClientError(what, kind)
 
 
 def server_message(body: bytes) -> str | None:
-    """What the server says of its error, in one line; None where it says nothing that is meant for people."""
+    """The server's own message, in one line; None if there is none for people."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.client.errors import ClientError, from_status, from_transport, message_of, server_message
-from eventlm.client.sse import SseDecoder
+from eventlm.client.sse import SseDecoder, StreamDelta, TokenUsage
 from eventlm.errors import UsageError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -30,30 +30,6 @@ _KEEPALIVE_SECONDS = 4.0
 _DONE_PATIENCE_SECONDS = 1.0
 _READ_BYTES = 256 * 1024
 _DONE = b"[DONE]"
-
-
-class TokenUsage(Struct, frozen=True):
-    """Token counts as the server reports them; None where it leaves one out."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-
-
-class StreamDelta(NamedTuple):
-    """What one event of a stream adds to choice `choice`.
-
-    `text` may be empty, as in the first chunk of a chat and in the last of a choice, and `usage` may come alone.
-    `reasoning` is what some servers send apart from the answer. `received_ns` is `time.monotonic_ns()` at the read
-    that brought the event.
-    """
-
-    choice: int
-    text: str
-    finish_reason: str | None
-    usage: TokenUsage | None
-    received_ns: int
-    reasoning: str = ""
 
 
 class _Delta(Struct):
@@ -149,33 +125,21 @@ class OpenAIClient:
         async with self._request("POST", path, {**body, "stream": True}) as response:
             if response.content_type in ("application/json", "text/html"):
                 raise self._not_a_stream(path, await response.read())
-            decoder, finished, begun = SseDecoder(), False, False
-            async for data in response.content.iter_any():
-                received_ns = time.monotonic_ns()
-                for event in decoder.feed(data):
+            finished = begun = False
+            async for events, received_ns in _reads(response):
+                for event in events:
                     if event == _DONE:
                         await _read_to_end(response)
-                        self._check_begun(path, begun)
+                        if not begun:
+                            # What a proxy makes of a failure.
+                            raise ClientError(f"{self.url}{path} ended its stream before any output", "broken")
                         return
                     for delta in self._deltas(path, event, received_ns):
                         begun = True
                         finished |= delta.finish_reason is not None
                         yield delta
-            for event in decoder.end():
-                if event == _DONE:
-                    self._check_begun(path, begun)
-                    return
-                for delta in self._deltas(path, event, time.monotonic_ns()):
-                    begun = True
-                    finished |= delta.finish_reason is not None
-                    yield delta
             if not finished:
                 raise ClientError(f"{self.url}{path} ended its stream without a finish reason", "broken")
-
-    def _check_begun(self, path: str, begun: bool) -> None:
-        """Raise ClientError for a stream that is done before anything came, as a proxy makes it of a failure."""
-        if not begun:
-            raise ClientError(f"{self.url}{path} ended its stream before it said anything", "broken")
 
     @asynccontextmanager
     async def _request(
@@ -243,6 +207,15 @@ def base_url(url: str) -> str:
     if not is_address:
         raise UsageError(f"{given!r} is not an address of a server; give one such as http://127.0.0.1:8000")
     return url if re.search(r"/v\d+$", parts.path) else f"{url}/v1"
+
+
+async def _reads(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[list[bytes], int]]:
+    """The data of the events that each read of the socket completes, and its time."""
+    decoder = SseDecoder()
+    async for data in response.content.iter_any():
+        received_ns = time.monotonic_ns()
+        yield decoder.feed(data), received_ns
+    yield decoder.end(), time.monotonic_ns()
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events, as the WHATWG specification has them, and a little more tolerant.
+"""Server-sent events, as in the WHATWG specification and a little more tolerant, and what OpenAI's streams bring.
 
 Lines end in LF, CRLF or CR; lines that start with a colon are comments; several `data` lines of one event are joined
 by LF; the space after the colon may be missing. Beyond the specification: a last event without its blank line counts,
@@ -8,7 +8,35 @@ and `retry` are read over.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from msgspec import Struct
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class TokenUsage(Struct, frozen=True):
+    """Token counts as the server reports them; None where it leaves one out."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class StreamDelta(NamedTuple):
+    """What one event of a stream adds to choice `choice`.
+
+    `text` may be empty, as in the first chunk of a chat and in the last of a choice, and `usage` may come alone.
+    `reasoning` is what some servers send apart from the answer. `received_ns` is `time.monotonic_ns()` at the read
+    that brought the event.
+    """
+
+    choice: int
+    text: str
+    finish_reason: str | None
+    usage: TokenUsage | None
+    received_ns: int
+    reasoning: str = ""
 
 
 class SseDecoder:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from eventlm.config.classes import ServiceClass
 from eventlm.config.core import CoreConfig
-from eventlm.config.gpu import GpuConfig
-from eventlm.config.server import ServerConfig
 from eventlm.config.structs import (
     CacheConfig,
     Config,
+    GpuConfig,
     LogConfig,
     ModelConfig,
     PluginSpec,
     RecordConfig,
     SchedulerConfig,
+    ServerConfig,
+    ServiceClass,
     WorkerConfig,
 )
 

@@ -1,10 +1,11 @@
-"""From a TOML file, the environment and flags to one `Config`, or to an error that says what to change.
+"""From a TOML file, the environment and flags to one `Config`, or to an error that says what to change; and back.
 
 A flag beats the environment, which beats the file, which beats the default.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -15,17 +16,17 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from eventlm.config.classes import AUTO_CLASS, CLASS_NAME, ServiceClass
 from eventlm.config.options import CLASSES, Option, did_you_mean, nearest, options, sections
 from eventlm.config.other_engines import name_elsewhere
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
-from eventlm.config.structs import Config
+from eventlm.config.structs import AUTO_CLASS, CLASS_NAME, Config, ServiceClass
 from eventlm.errors import UsageError
 
 API_KEY_VARIABLE = "EVENTLM_API_KEY"
 #: What stands for a secret wherever a configuration is shown or recorded.
 REDACTED = "***"
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _TOML_POSITION = re.compile(
     r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$", re.S
@@ -75,6 +76,38 @@ def redacted(config: Config) -> dict[str, Any]:
         if option.is_secret and tables[option.section][option.name]:
             tables[option.section][option.name] = REDACTED
     return tables
+
+
+def to_toml(config: Config) -> str:
+    """All options, each under its description, as text that loads back to the same configuration.
+
+    A secret that is set is not shown: it appears as a comment.
+    """
+    tables = msgspec.to_builtins(config)
+    lines: list[str] = []
+    for section, title in sections().items():
+        lines += ["", f"# {title}", f"[{section}]"]
+        for option in options().values():
+            if option.section != section:
+                continue
+            value = tables[section][option.name]
+            lines.append(f"# {option.description}")
+            if option.is_secret and value:
+                lines.append(f'# {option.name} = "{REDACTED}"  (set but not shown; give it in {API_KEY_VARIABLE})')
+            else:
+                lines.append(f"{option.name} = {_toml(value)}")
+    for name, table in tables[CLASSES].items():
+        lines += ["", f"# Service class {name}", f"[{CLASSES}.{name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _toml(value: object) -> str:
+    """A value of an option. All but tables are as in JSON, except that TOML forbids DEL as it stands."""
+    if isinstance(value, dict) and value:
+        keys = {key: key if _BARE_KEY.fullmatch(key) else _toml(key) for key in value}
+        return "{ " + ", ".join(f"{keys[key]} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def config_hash(tables: dict[str, Any]) -> str:
@@ -144,20 +177,11 @@ def _class_of_spec(spec: str) -> tuple[str, ServiceClass]:
 
 
 def _service_class(name: str, table: object, where: str) -> ServiceClass:
-    known = ServiceClass.__struct_fields__
     if not CLASS_NAME.fullmatch(name) or name == AUTO_CLASS:
         raise UsageError(f"{where}: a class's name has 1 to 64 letters, digits, - or _, and is not {AUTO_CLASS}")
     if not isinstance(table, dict):
-        raise UsageError(f"{where}: must be a table of {', '.join(known)}")
-    for key in table:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}{did_you_mean(key, known, listed_as='known')}")
-    try:
-        found = msgspec.convert(table, ServiceClass)
-    except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at ")
-        key = place.strip("`").removeprefix("$.")
-        raise UsageError(f"{where}: {key} = {table[key]!r}: {lower_first(problem)}") from None
+        raise UsageError(f"{where}: must be a table of {', '.join(ServiceClass.__struct_fields__)}")
+    found = replace_fields(ServiceClass(), table, where=where)
     if found.drop_if_late and not found.deadline_ms and not found.slo_ttft_ms:
         raise UsageError(f"{where}: drop_if_late needs a deadline_ms or a slo_ttft_ms to be late for")
     return found

@@ -16,12 +16,24 @@ from msgspec import NODEFAULT, Meta
 from eventlm.config.core import MAX_NUMBER
 from eventlm.config.structs import Config
 
-#: The section whose tables are service classes, see `eventlm.config.classes`.
+#: The section whose tables are service classes, see `eventlm.config.structs`.
 CLASSES = "classes"
 
 
+_ALLOWED: dict[Any, str] = {
+    str: "a string",
+    bool: "true or false",
+    list[int]: "a list of integers",
+    list[str]: "a list of strings",
+    dict[str, Any]: "a table of parameters",
+}
+
+
 class Option(NamedTuple):
-    """One field of one section. `type` is its annotation with constraints, `bare_type` the type alone."""
+    """One field of one section. `type` is its annotation with constraints, `bare_type` the type alone.
+
+    The fields from `metavar` on come from `Meta.extra`, or follow from the type.
+    """
 
     section: str
     name: str
@@ -29,86 +41,52 @@ class Option(NamedTuple):
     bare_type: Any
     default: Any
     description: str
-    meta: Meta
+    #: What the flag's help calls the value.
+    metavar: str
+    #: What the option takes, in words that end a sentence: "an integer from 0 to 65535".
+    allowed: str
+    #: The only values allowed; empty if the type says it all.
+    choices: tuple[str, ...]
+    #: Other words for some of the values.
+    aliases: dict[str, str] = {}
+    #: Kind of the plug-in that the value names; empty for any other value.
+    plugin_kind: str = ""
+    #: The value must never be shown or recorded.
+    is_secret: bool = False
+    #: The value, a string, may be given as a number too, which is kept as it is written.
+    is_number: bool = False
+    #: What leaving it empty means; then a flag `--no-<name>` does that. Empty if there is no such flag.
+    off: str = ""
 
     @property
     def flag(self) -> str:
         """The command-line flag, `--max-model-len` for max_model_len."""
         return "--" + self.name.replace("_", "-")
 
-    @property
-    def off(self) -> str:
-        """What leaving it empty means; then there is a flag `--no-<name>` that does it. Empty if there is none."""
-        return str((self.meta.extra or {}).get("off", ""))
-
-    @property
-    def is_secret(self) -> bool:
-        """Whether the value must never be shown or recorded."""
-        return bool((self.meta.extra or {}).get("secret"))
-
-    @property
-    def metavar(self) -> str:
-        """What the flag's help calls the value."""
-        if self.choices:
-            return "{" + ",".join(self.choices) + "}"
-        if self.plugin_kind:
-            return "SPEC"
-        return "N" if self.bare_type is int else str((self.meta.extra or {}).get("metavar", "VALUE"))
-
-    @property
-    def plugin_kind(self) -> str:
-        """Kind of the plug-in that the value names; empty for any other value."""
-        return str((self.meta.extra or {}).get("plugin", ""))
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the value, a string, may be given as a number too, which is kept as it is written."""
-        return bool((self.meta.extra or {}).get("number"))
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The only values allowed; empty if the type says it all."""
-        return get_args(self.bare_type) if get_origin(self.bare_type) is Literal else ()
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """Other words for some of the values."""
-        return dict((self.meta.extra or {}).get("aliases", {}))
-
-    @property
-    def allowed(self) -> str:
-        """What the option takes, in words that end a sentence: "an integer from 0 to 65535"."""
-        in_words = (self.meta.extra or {}).get("allowed")
-        if in_words:
-            return str(in_words)
-        if self.plugin_kind:
-            return "NAME, NAME:PARAMETER=VALUE,... or a table with `type` and parameters"
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        if self.bare_type is int:
-            return "an integer" + _range(self.meta)
-        return {
-            str: "a string",
-            bool: "true or false",
-            list[int]: "a list of integers",
-            list[str]: "a list of strings",
-            dict[str, Any]: "a table of parameters",
-        }[self.bare_type]
-
 
 @functools.cache
 def options() -> MappingProxyType[str, Option]:
     """Every option by name, in the order of the sections and their fields."""
-    table = {}
-    for section in _sections():
-        for field in msgspec.structs.fields(section.type):
-            bare_type, *annotations = get_args(field.type)
-            meta = next(annotation for annotation in annotations if isinstance(annotation, Meta))
-            default = field.default if field.default is not NODEFAULT else field.default_factory()
-            table[field.name] = Option(
-                section.name, field.name, field.type, bare_type, default, meta.description or "", meta
-            )
-    return MappingProxyType(table)
+    found = (_option(section.name, field) for section in _sections() for field in msgspec.structs.fields(section.type))
+    return MappingProxyType({option.name: option for option in found})
+
+
+def _option(section: str, field: msgspec.structs.FieldInfo) -> Option:
+    bare_type, *annotations = get_args(field.type)
+    limits = next((each for each in annotations if isinstance(each, Meta)), Meta())
+    default = field.default if field.default is not NODEFAULT else field.default_factory()
+    choices = get_args(bare_type) if get_origin(bare_type) is Literal else ()
+    extra = dict(limits.extra or {})
+    if choices:
+        shown, allowed = "{" + ",".join(choices) + "}", "one of " + ", ".join(choices)
+    elif "plugin_kind" in extra:
+        shown, allowed = "SPEC", "NAME, NAME:PARAMETER=VALUE,... or a table with `type` and parameters"
+    elif bare_type is int:
+        shown, allowed = "N", "an integer" + _range(limits)
+    else:
+        shown, allowed = "VALUE", _ALLOWED[bare_type]
+    given = {"metavar": shown, "allowed": allowed} | extra
+    return Option(section, field.name, field.type, bare_type, default, annotations[-1], choices=choices, **given)
 
 
 @functools.cache

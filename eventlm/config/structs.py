@@ -1,29 +1,28 @@
 """The configuration: one tree of structs, the only source of every default, TOML key and command-line flag.
 
-TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two
-sections. Descriptions are the help text. `Meta.extra` says what a type cannot: `secret` (never shown nor
-recorded), `plugin` (the kind of plug-in that a spec names), `allowed` (a pattern in words), `metavar` (what
-help calls the value), `number` (a string that may be given as a number).
+TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two sections.
+The string in a field's annotation is its help text. `Meta.extra` holds fields of `options.Option` that a type cannot
+express, such as `is_secret`.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from eventlm.config.classes import ServiceClass
 from eventlm.config.core import (
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
     MAX_NAME_LENGTH,
-    MAX_NUMBER,
     MAX_REPLICAS,
-    MAX_STEPS_IN_FLIGHT,
+    Count,
+    PositiveCount,
+    StepsInFlight,
 )
-from eventlm.config.gpu import GpuConfig
-from eventlm.config.server import ServerConfig
-from eventlm.config.sizes import PATTERN as SIZE_PATTERN
+from eventlm.sampling_params import Pooling
+from eventlm.types import parts_per_million
 
 #: A plug-in and its parameters: `{"type": "edf", "multiplier": 2}`, on the command line `edf:multiplier=2`.
 PluginSpec = dict[str, Any]
@@ -38,93 +37,101 @@ MAX_THREADS = 1024
 BATCHED_TOKENS = 512
 BATCHED_TOKENS_ON_GPU = 8192
 
+#: What a size looks like.
+SIZE_PATTERN = r"[0-9]+(\.[0-9]+)?(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)"
+
+_SIZE_UNITS = {"B": 1} | {
+    prefix + suffix: base**power
+    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
+}
+_SIZE = re.compile(r"([0-9.]+)([A-Za-z]+)")
+
+#: The class of requests that name none, if there is one of this name.
+DEFAULT_CLASS = "default"
+#: In OpenAI's `service_tier` it leaves the choice to the server.
+AUTO_CLASS = "auto"
+CLASS_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="lower goes first")]
+_Milliseconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+
+_File = Annotated[str, Meta(extra={"metavar": "FILE"})]
+_Size = Annotated[
+    str,
+    Meta(pattern=rf"^{SIZE_PATTERN}$", extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"}),
+]
+
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Model."""
 
     model: Annotated[
         str,
-        Meta(
-            extra={"metavar": "MODEL"},
-            description="checkpoint folder, Hugging Face repository ORG/NAME, smollm2 (the default model) or fake "
-            "(hash tokens, no weights)",
-        ),
+        Meta(extra={"metavar": "MODEL"}),
+        "checkpoint folder, Hugging Face repository ORG/NAME, smollm2 (the default model) or fake (hash tokens, no "
+        "weights)",
     ] = "smollm2"
     revision: Annotated[
         str,
-        Meta(
-            extra={"metavar": "REVISION"},
-            description="branch, tag or commit of a Hugging Face repository; empty: its main branch",
-        ),
+        Meta(extra={"metavar": "REVISION"}),
+        "branch, tag or commit of a Hugging Face repository; empty: its main branch",
     ] = ""
     served_model_name: Annotated[
         str,
         Meta(
             max_length=MAX_NAME_LENGTH,
             extra={"metavar": "NAME", "allowed": f"a string of at most {MAX_NAME_LENGTH} characters"},
-            description="name that requests use; empty: the folder's name, ORG/NAME or `smollm2`",
         ),
+        "name that requests use; empty: the folder's name, ORG/NAME or `smollm2`",
     ] = ""
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        Meta(
-            extra={"aliases": {"half": "float16", "float": "float32"}},
-            description="type to compute in, of the weights and, unless kv_cache_dtype says otherwise, of the KV "
-            "cache; auto: the checkpoint's own; half and float are float16 and float32",
-        ),
+        Meta(extra={"aliases": {"half": "float16", "float": "float32"}}),
+        "type to compute in, of the weights and, unless kv_cache_dtype says otherwise, of the KV cache; auto: the "
+        "checkpoint's own; half and float are float16 and float32",
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8"],
-        Meta(
-            description="int8, on CPUs: weights are rounded to 8 bits when they are loaded, with a scale for each "
-            "output, and activations during a step, with a scale for each token (W8A8); everything else "
-            "is bfloat16"
-        ),
+        "int8, on CPUs: weights are rounded to 8 bits when they are loaded, with a scale for each output, and "
+        "activations during a step, with a scale for each token (W8A8); everything else is bfloat16",
     ] = "none"
-    max_model_len: Annotated[
-        int, Meta(ge=0, le=MAX_NUMBER, description="longest context (prompt and output) in tokens; 0: the model's own")
-    ] = 0
+    max_model_len: Annotated[Count, "longest context (prompt and output) in tokens; 0: the model's own"] = 0
     fake: Annotated[
         dict[str, Any],
-        Meta(
-            extra={"metavar": "KEY=VALUE,..."},
-            description="parameters of `--model fake`: nanoseconds of a step (base_ns, prefill_token_ns, decode_ns, "
-            "context_token_ns), chances in parts per million (end_ppm, late_ppm, die_ppm, poison_ppm, piece_ppm, "
-            "nan_ppm), and late_factor",
-        ),
+        Meta(extra={"metavar": "KEY=VALUE,..."}),
+        "parameters of `--model fake`: nanoseconds of a step (base_ns, prefill_token_ns, decode_ns, "
+        "context_token_ns), chances in parts per million (end_ppm, late_ppm, die_ppm, poison_ppm, piece_ppm, "
+        "nan_ppm), and late_factor",
     ] = {}
 
 
 class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV cache."""
 
-    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE, description="tokens in one KV block")] = 16
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE), "tokens in one KV block"] = 16
     num_blocks: Annotated[
-        int, Meta(ge=0, le=MAX_BLOCKS, description="KV blocks of each replica; 0: as many as kv_memory holds")
+        int, Meta(ge=0, le=MAX_BLOCKS), "KV blocks of each replica; 0: as many as kv_memory holds"
     ] = 0
     kv_memory: Annotated[
         str,
         Meta(
             pattern=rf"^(auto|{SIZE_PATTERN})$",
             extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
-            description="memory for the KV blocks of each replica, such as 2GiB; auto: a quarter of what the weights "
-            "leave free, at most 4GiB; on a GPU what they leave of gpu_memory_utilization",
         ),
+        "memory for the KV blocks of each replica, such as 2GiB; auto: a quarter of what the weights leave free, at "
+        "most 4GiB; on a GPU what they leave of gpu_memory_utilization",
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "int8", "fp8"],
-        Meta(
-            extra={"aliases": {"fp8_e4m3": "fp8"}},
-            description="type of keys and values; auto: the model's own; fp8 (e4m3) and, on CPUs, int8 take half of "
-            "bfloat16's memory, with a scale for each token and head",
-        ),
+        Meta(extra={"aliases": {"fp8_e4m3": "fp8"}}),
+        "type of keys and values; auto: the model's own; fp8 (e4m3) and, on CPUs, int8 take half of bfloat16's "
+        "memory, with a scale for each token and head",
     ] = "auto"
-    prefix_cache: Annotated[
-        bool, Meta(description="reuse KV blocks that an earlier request with the same prefix has computed")
-    ] = True
+    prefix_cache: Annotated[bool, "reuse KV blocks that an earlier request with the same prefix has computed"] = True
     isolate_prefix_cache: Annotated[
         Literal["none", "key"],
-        Meta(description="key: a request reuses only KV blocks that requests with the same API key have computed"),
+        "key: a request reuses only KV blocks that requests with the same API key have computed",
     ] = "none"
 
 
@@ -132,90 +139,47 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Scheduling: plug-ins and limits."""
 
     policy: Annotated[
-        PluginSpec, Meta(extra={"plugin": "policy"}, description="who goes first, such as edf:multiplier=2")
+        PluginSpec, Meta(extra={"plugin_kind": "policy"}), "which sequence goes first, such as edf:multiplier=2"
     ] = field(default_factory=lambda: {"type": "fcfs"})
     extra_policy: Annotated[
         list[str],
-        Meta(
-            extra={"metavar": "SPEC"},
-            description="a policy that can be swapped in at run time by its name (POST /admin/policy); may be repeated",
-        ),
+        Meta(extra={"metavar": "SPEC"}),
+        "a policy that can be swapped in at run time by its name (POST /admin/policy); may be repeated",
     ] = []
     batcher: Annotated[
-        PluginSpec,
-        Meta(
-            extra={"plugin": "batcher"},
-            description="how large prefill chunks are, such as dynamic:target_ms=50",
-        ),
+        PluginSpec, Meta(extra={"plugin_kind": "batcher"}), "how large prefill chunks are, such as dynamic:target_ms=50"
     ] = field(default_factory=lambda: {"type": "fixed"})
-    router: Annotated[PluginSpec, Meta(extra={"plugin": "router"}, description="which replica gets a request")] = field(
+    router: Annotated[PluginSpec, Meta(extra={"plugin_kind": "router"}), "which replica gets a request"] = field(
         default_factory=lambda: {"type": "pull"}
     )
-    replicas: Annotated[
-        int, Meta(ge=1, le=MAX_REPLICAS, description="worker replicas, each with its own process and KV cache")
-    ] = 1
-    max_num_seqs: Annotated[
-        int, Meta(ge=1, le=MAX_NUMBER, description="most sequences that run on a replica at once")
-    ] = 256
+    replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS), "worker replicas, each with its own process and KV cache"] = 1
+    max_num_seqs: Annotated[PositiveCount, "most sequences that run on a replica at once"] = 256
     max_num_batched_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_NUMBER,
-            description="most tokens in one step; 0: 512, or 8192 on a GPU, and no fewer than max_num_seqs",
-        ),
+        Count, "most tokens in one step; 0: 512, or 8192 on a GPU, and no fewer than max_num_seqs"
     ] = 0
     max_queue_len: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_NUMBER,
-            description="most sequences that wait; a request beyond it gets a 429. A request for several, such as a "
-            "list of prompts, is admitted as a whole or not at all",
-        ),
+        Count,
+        "most sequences that wait; a request beyond it gets a 429. A request for several, such as a list of prompts, "
+        "is admitted as a whole or not at all",
     ] = 2048
-    max_steps_in_flight: Annotated[
-        int,
-        Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="most steps that are shipped to a replica and not completed"),
-    ] = 2
-    max_decodes_in_flight_per_seq: Annotated[
-        int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT, description="of those, most steps that decode the same sequence")
-    ] = 2
+    max_steps_in_flight: Annotated[StepsInFlight, "most steps that are shipped to a replica and not completed"] = 2
+    max_decodes_in_flight_per_seq: Annotated[StepsInFlight, "of those, most steps that decode the same sequence"] = 2
     run_ahead_ms: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_NUMBER,
-            description="after a step that is predicted to take this long, the next one is planned only when it "
-            "ends, so that requests that arrive meanwhile can be part of it; 0: always plan ahead",
-        ),
+        Count,
+        "after a step that is predicted to take this long, the next one is planned only when it ends, so that "
+        "requests that arrive meanwhile can be part of it; 0: always plan ahead",
     ] = 100
-    max_skips: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_NUMBER,
-            description="times that a sequence that does not fit is passed over before it blocks the queue",
-        ),
-    ] = 8
+    max_skips: Annotated[Count, "times that a sequence that does not fit is passed over before it blocks the queue"] = 8
     max_evictions: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_NUMBER,
-            description="times a sequence can be evicted for a more urgent one between two of its tokens",
-        ),
+        Count, "times a sequence can be evicted for a more urgent one between two of its tokens"
     ] = 2
     predictor: Annotated[
         list[int],
-        Meta(
-            extra={"metavar": "N,..."},
-            description="coefficients of the step-time model in ps; empty: from the cache, or measured in a warm-up",
-        ),
+        Meta(extra={"metavar": "N,..."}),
+        "coefficients of the step-time model in ps; empty: from the cache, or measured in a warm-up",
     ] = []
     predictor_cache: Annotated[
-        bool,
-        Meta(description="keep what a warm-up has measured, so that the next start needs none; no: measure again"),
+        bool, "keep what a warm-up has measured, so that the next start needs none; no: measure again"
     ] = True
 
     def batched_tokens(self, *, on_gpu: bool = False) -> int:
@@ -224,69 +188,184 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.max_num_batched_tokens or max(usual, self.max_num_seqs)
 
 
+class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """HTTP server."""
+
+    host: Annotated[
+        str, Meta(extra={"metavar": "ADDRESS"}), "address to bind; anything but loopback exposes the server"
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), "port to bind; 0 takes a free one"] = 8000
+    api_key: Annotated[
+        str,
+        Meta(extra={"metavar": "KEY", "is_secret": True}),
+        "key that clients must send as a bearer token; better set EVENTLM_API_KEY",
+    ] = ""
+    api_keys_file: Annotated[
+        _File,
+        "TOML file of API keys, a table [[keys]] for each: name, key or its sha256, scopes (inference, admin), "
+        "service_class, limits; read again when it changes",
+    ] = ""
+    requests_choose_class: Annotated[
+        Literal["auto", "always", "never"],
+        "whether requests may choose any service class, and a better priority than that of their class; auto: unless "
+        "a key has a class",
+    ] = "auto"
+    max_body_bytes: Annotated[int, Meta(ge=1024), "largest request body"] = 16 * 1024 * 1024
+    body_memory: Annotated[
+        _Size,
+        "memory for the bodies of all running requests, in each process that serves HTTP; beyond it a request gets a "
+        "503",
+    ] = "1GiB"
+    pooling: Annotated[
+        Pooling, "default pooling of embeddings: the hidden state of the last token, or the mean of all tokens"
+    ] = "last"
+    api_servers: Annotated[
+        int,
+        Meta(ge=0, le=64),
+        "processes for HTTP, templates and tokenizing beside the engine's; 0: the engine's own process does it",
+    ] = 0
+    max_connections: Annotated[
+        int,
+        Meta(ge=1),
+        "most connections at once, shared equally among --api-servers; one more gets a 503 and is closed, or with TLS "
+        "is closed before its handshake",
+    ] = 4096
+    header_timeout_seconds: Annotated[
+        int, Meta(ge=1), "how long a client may take for the TLS handshake and for the head of a request"
+    ] = 20
+    body_timeout_seconds: Annotated[int, Meta(ge=1), "how long a client may take for a request's body"] = 60
+    idle_timeout_seconds: Annotated[
+        int, Meta(ge=1), "how long a connection may idle between requests before it is closed"
+    ] = 75
+    tls_cert: Annotated[
+        _File,
+        "certificate chain in PEM; with --tls-key the server speaks HTTPS, TLS 1.2 or newer. SIGHUP reads both again",
+    ] = ""
+    tls_key: Annotated[_File, "the certificate's private key in PEM"] = ""
+    cors_origin: Annotated[
+        list[str],
+        Meta(extra={"metavar": "ORIGIN"}),
+        "origin of a web page that may use the server from browsers, such as https://chat.example.com; * for all; may "
+        "be repeated",
+    ] = []
+    drain_seconds: Annotated[int, Meta(ge=0), "how long requests may run after SIGTERM before they are cancelled"] = 30
+    resume_seconds: Annotated[
+        int,
+        Meta(ge=0, le=86_400),
+        "how long a stream goes on after its client lost the connection, and can be resumed with GET /v1/stream/ID "
+        "and Last-Event-ID; 0: it is cancelled at once",
+    ] = 0
+    resume_memory: Annotated[
+        _Size, "memory for streams that can be resumed; beyond it the oldest can no longer be resumed"
+    ] = "256MiB"
+    max_stream_buffer: Annotated[
+        _Size,
+        "bytes of a stream that may wait for a client that reads slowly; beyond it events are joined into fewer, "
+        "larger chunks",
+    ] = "64KiB"
+    write_timeout_seconds: Annotated[
+        int, Meta(ge=1), "time after which a client that reads nothing is disconnected"
+    ] = 60
+    tool_parser: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "NAME", "allowed": "auto, none, hermes, llama3_json, an installed parser or module:Class"}
+        ),
+        "format of tool calls: hermes, llama3_json, another installed one or module:Class; auto takes what the chat "
+        "template shows, none leaves calls in the text",
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            extra={"metavar": "NAME", "allowed": "auto, none, qwen3, deepseek_r1, an installed parser or module:Class"}
+        ),
+        "format of reasoning: qwen3, deepseek_r1, another installed one or module:Class; auto takes what the chat "
+        "template shows, none leaves reasoning in the text",
+    ] = "auto"
+
+
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Worker processes."""
 
     threads: Annotated[
         int,
-        Meta(
-            ge=0,
-            le=MAX_THREADS,
-            description="compute threads of a worker; 0: the cores divided by the replicas, less one core for the "
-            "engine if there are more than four",
-        ),
+        Meta(ge=0, le=MAX_THREADS),
+        "compute threads of a worker; 0: the cores divided by the replicas, less one core for the engine if there are "
+        "more than four",
     ] = 0
     pin_threads: Annotated[
         bool,
-        Meta(
-            description="keep each compute thread of the compiled forward pass, except a worker's first, on a "
-            "processor of its own, if there are enough for all workers"
-        ),
+        "keep each compute thread of the compiled forward pass, except a worker's first, on a processor of its own, "
+        "if there are enough for all workers",
     ] = False
     cpu_kernels: Annotated[
         Literal["auto", "amx", "avx512", "avx2", "baseline", "torch"],
-        Meta(
-            description="build of the forward pass for models in bfloat16; auto: the fastest that was compiled and "
-            "that this processor can run, else torch"
-        ),
+        "build of the forward pass for models in bfloat16; auto: the fastest that was compiled and that this "
+        "processor can run, else torch",
     ] = "auto"
     heartbeat_timeout_seconds: Annotated[
-        int,
-        Meta(
-            ge=1, le=MAX_NUMBER, description="silence after which a worker or a front end counts as lost and is killed"
-        ),
+        PositiveCount, "silence after which a worker or a front end counts as lost and is killed"
     ] = 20
-    step_timeout_seconds: Annotated[
-        int, Meta(ge=1, le=MAX_NUMBER, description="longest step before a worker counts as hung")
-    ] = 600
+    step_timeout_seconds: Annotated[PositiveCount, "longest step before a worker counts as hung"] = 600
     start_timeout_seconds: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=MAX_NUMBER,
-            description="how long a worker that starts may show no progress before it counts as hung",
-        ),
+        PositiveCount, "how long a worker that starts may show no progress before it counts as hung"
     ] = 600
     profile_ops: Annotated[
-        bool,
-        Meta(description="measure each operation of every step in the worker; `eventlm trace stats` sums them up"),
+        bool, "measure each operation of every step in the worker; `eventlm trace stats` sums them up"
     ] = False
     max_restarts: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="restarts in a row without a completed step before the engine gives a replica up",
-        ),
+        int, Meta(ge=0), "restarts in a row without a completed step before the engine gives a replica up"
     ] = 5
     max_losses: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_NUMBER,
-            description="workers lost in a row while they compute one request alone before it ends with an error; "
-            "fewer suffice where workers are seldom lost otherwise; at most --max-restarts; 0: it never does",
-        ),
+        Count,
+        "workers lost in a row while they compute one request alone before it ends with an error; fewer suffice where "
+        "workers are seldom lost otherwise; at most --max-restarts; 0: it never does",
     ] = 5
+
+
+class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Device, and what is for GPUs."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        "what computes the model; cuda: NVIDIA GPUs, each replica on the next one in CUDA_VISIBLE_DEVICES; auto: cuda "
+        "if there are a GPU, its driver, a torch with CUDA and triton, else cpu",
+    ] = "auto"
+    attention_backend: Annotated[
+        str,
+        Meta(extra={"metavar": "NAME"}),
+        "attention on a GPU: triton, flash_attn (which must be installed), torch_sdpa (slow, to compare with), or one "
+        "that a package offers; auto: the first of these that can run the model",
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        str,
+        Meta(
+            pattern=r"^(0?\.[0-9]{0,5}[1-9]0*|1(\.0*)?)$",
+            extra={"metavar": "SHARE", "allowed": "a share above 0 and up to 1, such as 0.9", "is_number": True},
+        ),
+        "share of a GPU's memory for weights, activations and KV cache of all replicas on it; the KV cache gets what "
+        "a profiling run leaves, unless num_blocks or kv_memory is given",
+    ] = "0.9"
+    cuda_graphs: Annotated[
+        bool,
+        "capture steps that only decode as CUDA graphs, for several batch sizes, when a worker starts; a smaller step "
+        "is padded to the next size",
+    ] = True
+    batch_invariant: Annotated[
+        bool,
+        "use GPU kernels whose results for a sequence do not depend on the rest of its batch: the same tokens under "
+        "any load, somewhat slower",
+    ] = False
+    torch_compile: Annotated[
+        bool,
+        "compile the parts of the model around attention with torch.compile on a GPU, which makes the first start "
+        "minutes slower",
+    ] = False
+
+    @property
+    def memory_ppm(self) -> int:
+        """`gpu_memory_utilization` in parts per million."""
+        return parts_per_million(self.gpu_memory_utilization)
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -294,63 +373,38 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     record: Annotated[
         str,
-        Meta(
-            extra={"metavar": "DIR", "off": "no trace"},
-            description="folder for traces: DIR/<run>/trace.jsonl, DIR/latest; auto: the user's state folder for a "
-            "server, none for other commands; empty: no trace",
-        ),
+        Meta(extra={"metavar": "DIR", "off": "no trace"}),
+        "folder for traces: DIR/<run>/trace.jsonl, DIR/latest; auto: the user's state folder for a server, none for "
+        "other commands; empty: no trace",
     ] = AUTO
     record_tokens: Annotated[
         bool,
-        Meta(
-            description="also write the token ids of prompts and outputs, to tokens.jsonl beside the trace; `eventlm "
-            "replay --execute` needs them; anyone who can read that file can recover the texts"
-        ),
+        "also write the token ids of prompts and outputs, to tokens.jsonl beside the trace; `eventlm replay "
+        "--execute` needs them; anyone who can read that file can recover the texts",
     ] = False
     record_segment: Annotated[
-        str,
-        Meta(
-            pattern=rf"^{SIZE_PATTERN}$",
-            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="length of a trace's files; each but the first begins with a snapshot, so that it can be "
-            "read alone",
-        ),
+        _Size, "length of a trace's files; each but the first begins with a snapshot, so that it can be read alone"
     ] = "256MiB"
     record_keep: Annotated[
-        str,
-        Meta(
-            pattern=rf"^{SIZE_PATTERN}$",
-            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="how much of a run is kept, in the state folder of all runs together; the oldest files are "
-            "removed first",
-        ),
+        _Size, "how much of a run is kept, in the state folder of all runs together; the oldest files are removed first"
     ] = "1GiB"
     record_lag: Annotated[
         Literal["wait", "gap"],
-        Meta(
-            description="what happens if the disk is slow; wait: the engine waits for it; gap: it goes on, and what "
-            "takes too long is not recorded"
-        ),
+        "what happens if the disk is slow; wait: the engine waits for it; gap: it goes on, and what takes too long is "
+        "not recorded",
     ] = "wait"
     record_lag_ms: Annotated[
-        int, Meta(ge=10, description="with record_lag gap: how long a write may take before events are given up")
+        int, Meta(ge=10), "with record_lag gap: how long a write may take before events are given up"
     ] = 1000
-    record_lag_memory: Annotated[
-        str,
-        Meta(
-            pattern=rf"^{SIZE_PATTERN}$",
-            extra={"metavar": "SIZE", "allowed": "a size such as 256MiB or 1GiB"},
-            description="with record_lag gap: how much may wait for a write before it is given up",
-        ),
-    ] = "64MiB"
-    checkpoint_events: Annotated[int, Meta(ge=1, description="events between two digests of the state")] = 1000
-    validate_every: Annotated[
-        int, Meta(ge=0, description="drains between two checks of the core's invariants; 0: never")
-    ] = 1024
+    record_lag_memory: Annotated[_Size, "with record_lag gap: how much may wait for a write before it is given up"] = (
+        "64MiB"
+    )
+    checkpoint_events: Annotated[int, Meta(ge=1), "events between two digests of the state"] = 1000
+    validate_every: Annotated[int, Meta(ge=0), "drains between two checks of the core's invariants; 0: never"] = 1024
 
     @property
     def folder(self) -> str:
-        """The folder to record to; empty where nobody has asked for a trace."""
+        """The folder to record to; empty if no trace was asked for."""
         return "" if self.record == AUTO else self.record
 
 
@@ -359,20 +413,28 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     log_level: Annotated[
         Literal["auto", "debug", "info", "warning", "error"],
-        Meta(description="lowest level that is logged; auto: info for a server, warning for other commands"),
+        "lowest level that is logged; auto: info for a server, warning for other commands",
     ] = "auto"
     log_format: Annotated[
-        Literal["auto", "text", "json"],
-        Meta(description="text for people or JSON lines for programs; auto: text on a terminal only"),
+        Literal["auto", "text", "json"], "text for people or JSON lines for programs; auto: text on a terminal only"
     ] = "auto"
     log_stats_interval_s: Annotated[
         int,
-        Meta(
-            ge=0,
-            description="seconds of work between two lines with the load, the throughput and the use of the cache; 0: "
-            "no such lines",
-        ),
+        Meta(ge=0),
+        "seconds of work between two lines with the load, the throughput and the use of the cache; 0: no such lines",
     ] = 10
+
+
+class ServiceClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One class. Times in milliseconds, 0 for none: to the first token from the arrival (`deadline_ms`) and from the
+    reception (`slo_ttft_ms`), and between tokens (`slo_tpot_ms`).
+    """
+
+    priority: Priority = 0
+    deadline_ms: _Milliseconds = 0
+    slo_ttft_ms: _Milliseconds = 0
+    slo_tpot_ms: _Milliseconds = 0
+    drop_if_late: bool = False
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -387,3 +449,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
     classes: dict[str, ServiceClass] = {}
+
+
+def memory_bytes(size: str) -> int:
+    """Bytes of a size such as `512MiB` or `1.5GB`, as the configuration has checked it."""
+    match = _SIZE.fullmatch(size)
+    assert match is not None, size
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])

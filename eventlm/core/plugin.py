@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from eventlm.core.predictor import PICOSECONDS_PER_NANOSECOND, Predictor
+from eventlm.core.predictor import PICOSECONDS_PER_NANOSECOND, Predictor, StepShape
 from eventlm.events import Arrived
 from eventlm.types import parts_per_million
 
@@ -80,44 +80,31 @@ class SequenceView(Struct, kw_only=True, eq=False):
         return self.arrival_ns + self.relative_deadline_ns(multiplier_ppm, min_deadline_ns) - now_ns - self.remaining_ns
 
 
-class StepLoad(Struct, eq=False):
-    """What the step being formed holds so far, in the predictor's features.
+class StepLoad(StepShape, kw_only=True):
+    """What the step being formed holds so far.
 
-    `now_ns` is the time of the plan, `budget_tokens` the most tokens that the step may hold (0: not said).
+    `now_ns` is the time of the plan, `budget_tokens` the most tokens that the step may hold (0: not given).
     """
 
     now_ns: int = 0
     budget_tokens: int = 0
-    num_tokens: int = 0
-    num_decodes: int = 0
-    prefill_tokens: int = 0
-    context_tokens: int = 0
-    chunk_context: int = 0
+    decode_tokens: int = 0
 
-    def add_chunk(self, start: int, num_tokens: int) -> None:
-        """Account for a prefill chunk of `num_tokens` after `start` tokens of context."""
-        self.num_tokens += num_tokens
-        self.prefill_tokens += num_tokens
-        self.context_tokens += start + num_tokens
-        self.chunk_context += num_tokens * (start + num_tokens // 2)
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the step."""
+        return self.decode_tokens + self.prefill_tokens
 
     def predicted_ns(self, predictor: Predictor, start: int = 0, num_tokens: int = 0) -> int:
         """Predicted duration of the step as it stands, or with one more chunk of `num_tokens` after `start`."""
-        taken_ps = predictor.step_ps(
-            self.prefill_tokens + num_tokens,
-            self.num_decodes,
-            self.context_tokens + start + num_tokens,
-            self.chunk_context + num_tokens * (start + num_tokens // 2),
-        )
+        taken_ps = predictor.step_ps(self) + predictor.chunk_ps(start, num_tokens)
         return taken_ps // PICOSECONDS_PER_NANOSECOND
 
     def largest_chunk(self, predictor: Predictor, target_ns: int, start: int, max_tokens: int) -> int:
         """Most tokens after `start`, from 0 to `max_tokens`, with which the step is predicted to take at most
         `target_ns`.
         """
-        taken_ps = predictor.step_ps(
-            self.prefill_tokens, self.num_decodes, self.context_tokens + start, self.chunk_context
-        )
+        taken_ps = predictor.step_ps(self) + predictor.chunk_ps(start, 0)
         # A predicted time is rounded down to whole nanoseconds.
         spare_ps = (target_ns + 1) * PICOSECONDS_PER_NANOSECOND - 1 - taken_ps
         return predictor.tokens_within(spare_ps, start, max_tokens)

@@ -12,27 +12,46 @@ The features are those of chunked prefill mixed with decodes (Sarathi-Serve, OSD
 from __future__ import annotations
 
 from math import isqrt
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from eventlm.config.core import MAX_NUMBER
 from eventlm.errors import UsageError
 from eventlm.types import ceil_div
 
 NUM_COEFFICIENTS = 5
+NotNegative = Annotated[int, Meta(ge=0)]
 PICOSECONDS_PER_NANOSECOND = 1000
 #: 2 ms a step, 40 us a prefill token, 100 us a decode, 20 ns a context token, 1 ns a token pair: a small CPU model.
 DEFAULT_COEFFICIENTS = (2_000_000_000, 40_000_000, 100_000_000, 20_000, 1_000)
 
 
+class StepShape(Struct):
+    """What a step computes, in tokens and sequences: the features of the model, and the number of chunks."""
+
+    prefill_tokens: int = 0
+    num_decodes: int = 0
+    context_tokens: int = 0
+    chunk_context: int = 0
+    num_chunks: int = 0
+
+    def add_chunk(self, start: int, num_tokens: int) -> None:
+        """Account for a prefill chunk of `num_tokens` after `start` tokens of context."""
+        self.prefill_tokens += num_tokens
+        self.context_tokens += start + num_tokens
+        self.chunk_context += num_tokens * (start + num_tokens // 2)
+        self.num_chunks += 1
+
+
 class Predictor(Struct, frozen=True):
     """Coefficients in picoseconds a unit, none negative."""
 
-    base: int
-    prefill: int
-    decode: int
-    context: int
-    chunk_context: int
+    base_ps: NotNegative
+    prefill_ps: NotNegative = 0
+    decode_ps: NotNegative = 0
+    context_ps: NotNegative = 0
+    chunk_context_ps: NotNegative = 0
 
     @classmethod
     def from_coefficients(cls, coefficients: list[int] | tuple[int, ...]) -> Predictor:
@@ -46,22 +65,22 @@ class Predictor(Struct, frozen=True):
 
     def coefficients(self) -> list[int]:
         """The five numbers in their order."""
-        return [self.base, self.prefill, self.decode, self.context, self.chunk_context]
+        return [self.base_ps, self.prefill_ps, self.decode_ps, self.context_ps, self.chunk_context_ps]
 
-    def step_ns(self, *, prefill_tokens: int, num_decodes: int, context_tokens: int, chunk_context: int) -> int:
-        """Predicted duration of a step with these features."""
-        features = (prefill_tokens, num_decodes, context_tokens, chunk_context)
-        return self.step_ps(*features) // PICOSECONDS_PER_NANOSECOND
-
-    def step_ps(self, prefill_tokens: int, num_decodes: int, context_tokens: int, chunk_context: int) -> int:
-        """The same in picoseconds."""
+    def step_ps(self, shape: StepShape) -> int:
+        """Predicted duration of a step, in picoseconds."""
         return (
-            self.base
-            + self.prefill * prefill_tokens
-            + self.decode * num_decodes
-            + self.context * context_tokens
-            + self.chunk_context * chunk_context
+            self.base_ps
+            + self.prefill_ps * shape.prefill_tokens
+            + self.decode_ps * shape.num_decodes
+            + self.context_ps * shape.context_tokens
+            + self.chunk_context_ps * shape.chunk_context
         )
+
+    def chunk_ps(self, start: int, num_tokens: int) -> int:
+        """What a chunk of `num_tokens` after `start` tokens of context adds to a step."""
+        pairs = num_tokens * (start + num_tokens // 2)
+        return self.prefill_ps * num_tokens + self.context_ps * (start + num_tokens) + self.chunk_context_ps * pairs
 
     def tokens_within(self, spare_ps: int, start: int, max_tokens: int) -> int:
         """Most tokens of a chunk after `start`, up to `max_tokens`, that add at most `spare_ps` to a step which reads
@@ -71,8 +90,8 @@ class Predictor(Struct, frozen=True):
         """
         if spare_ps < 0:
             return 0
-        linear = self.prefill + self.context + self.chunk_context * start
-        quadratic = self.chunk_context
+        linear = self.prefill_ps + self.context_ps + self.chunk_context_ps * start
+        quadratic = self.chunk_context_ps
         if not quadratic:
             return min(spare_ps // linear, max_tokens) if linear else max_tokens
         n = (isqrt(linear * linear + 2 * quadratic * spare_ps) - linear) // quadratic
@@ -88,8 +107,8 @@ class Predictor(Struct, frozen=True):
             return 0
         num_steps = ceil_div(left, max_chunk_tokens)
         return (
-            self.base * num_steps
-            + self.prefill * left
-            + self.context * num_tokens * num_steps
-            + self.chunk_context * left * (done_tokens + left // 2)
+            self.base_ps * num_steps
+            + self.prefill_ps * left
+            + self.context_ps * num_tokens * num_steps
+            + self.chunk_context_ps * left * (done_tokens + left // 2)
         ) // PICOSECONDS_PER_NANOSECOND

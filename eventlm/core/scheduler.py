@@ -1,5 +1,5 @@
-"""The scheduler: after each drain it plans steps until every replica has as many in flight as it may have, or nobody
-can run.
+"""The scheduler: after each drain it plans steps until every replica has as many in flight as it may have, or no
+sequence can run.
 
 Order within a step: evictions for the head of the queue; decodes, most urgent first; then the more urgent of the
 waiting head and the head of the partial prefills. A row is never taken back. Every sequence that is passed over because
@@ -13,7 +13,6 @@ from heapq import heapify, heappop
 
 from eventlm.core.admission import admit, measure, note_progress
 from eventlm.core.graph_buckets import bucket_of
-from eventlm.core.plugin import StepLoad
 from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
 from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
 from eventlm.core.preemption import evict_for, make_room
@@ -21,13 +20,15 @@ from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.routing import route_new
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
+from eventlm.core.step_plan import StepPlan
 from eventlm.core.waiting_queue import Candidate
 from eventlm.events import Launched, Preempted
 from eventlm.types import ceil_div
 
 
 def plan(state: CoreState) -> None:
-    """Rounds of one step a replica, fewest admitted tokens first, until all have their steps or nobody can run."""
+    """Rounds of one step a replica, fewest admitted tokens first, until all have their steps or no sequence can run."""
+    state.plans = {}
     if state.paused:
         return
     route_new(state)
@@ -39,7 +40,7 @@ def plan(state: CoreState) -> None:
             ready.sort(key=_turn)
         num_decided = len(state.decisions)
         launched = [plan_step(state, replica) for replica in ready]
-        # Who had to give way on one replica may run on another whose turn was over by then.
+        # A sequence preempted on one replica may run on another, whose turn was over by then.
         if not any(launched) and not _has_preempted(state, num_decided):
             return
 
@@ -79,31 +80,19 @@ def _read_prefixes(state: CoreState) -> None:
             replica.read_hits(replica.queue.members + state.shared_queue.members, state.config.block_size)
 
 
-class StepPlan:
-    """The step being formed, row by row, in the shape of its launch event."""
-
-    def __init__(self, state: CoreState) -> None:
-        self.load = StepLoad(now_ns=state.now_ns, budget_tokens=state.config.max_num_batched_tokens)
-        self.decoding: list[Sequence] = []
-        self.decodes: list[tuple[int, int, int, int]] = []
-        self.chunk_rows: list[ChunkRow] = []
-        self.chunks: list[tuple[int, int, int, int, int]] = []
-        self.most: list[int] = []
-        self.blocks: list[tuple[int, int, list[int]]] = []
-
-
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    plan = StepPlan(state)
+    plan = state.plans[replica.index] = StepPlan(replica.index, state.now_ns, state.config.max_num_batched_tokens)
     head = None
     trial = find_trial(state, replica)
     if trial is None:
         head = waiting_head(state, replica)
         if head is not None and not is_held_back(state, head.sequence):
             evict_for(state, replica, head)
-            # It may be the suspect for whom there was no room.
+            # The head may be a suspect that did not fit before.
             trial = find_trial(state, replica)
     if trial is not None:
+        plan.stop("trial", trial)
         if replica.in_flight:
             return False
         _add_trial(state, replica, plan, trial)
@@ -116,6 +105,7 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
     if not plan.decodes and not plan.chunks and not replica.in_flight:
         trial = find_trial(state, replica, held_back=True)
         if trial is not None:
+            plan.stop("trial", trial)
             _add_trial(state, replica, plan, trial)
     if not plan.decodes and not plan.chunks:
         return False
@@ -159,6 +149,10 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         if ahead + most > sequence.room_tokens or most > budget:
             most = _fit_decode(state, replica, plan, sequence, budget)
             if not most:
+                if budget <= 0:
+                    plan.leave_out(sequence, "token_budget")
+                elif not sequence.resident:
+                    plan.leave_out(sequence, "blocks", num_lacking=1)
                 continue
         decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
         decoding.append(sequence)
@@ -169,7 +163,7 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         budget -= most
         context_tokens += ahead
     load = plan.load
-    load.num_tokens = config.max_num_batched_tokens - budget
+    load.decode_tokens = config.max_num_batched_tokens - budget
     load.num_decodes = len(decodes)
     load.context_tokens = context_tokens
 
@@ -218,28 +212,46 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     config = state.config
     partials = _partial_heap(state, replica)
     passed: list[Sequence] = []
-    line_open = True
+    # The one that closes the line: none that waits after it is looked at.
+    last: Sequence | None = None
     while plan.load.num_tokens < config.max_num_batched_tokens:
         head = None
-        if line_open and len(replica.running) < config.max_num_seqs:
+        if last is None and len(replica.running) < config.max_num_seqs:
             head = waiting_head(state, replica)
         if partials and (head is None or partials[0][0] < head.urgency):
             _add_chunk(state, replica, plan, heappop(partials)[1])
         elif head is None:
-            return
+            break
         elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0 and not is_suspect(state, head.sequence):
             for skipped in passed:
                 skipped.skips += 1
                 state.touch(skipped)
-                line_open = line_open and skipped.skips < config.max_skips
+                if last is None and skipped.skips >= config.max_skips:
+                    last = skipped
             admit(state, replica, head, fit)
             _add_chunk(state, replica, plan, head.sequence)
-        elif is_held_back(state, head.sequence):
-            state.queue_of(head.sequence).pass_over()
         else:
-            line_open = head.sequence.skips < config.max_skips and len(passed) < config.max_skips
-            passed.append(head.sequence)
-            state.queue_of(head.sequence).pass_over()
+            if fit.num_lacking > 0 and not is_held_back(state, head.sequence):
+                plan.leave_out(head.sequence, "blocks", num_lacking=fit.num_lacking)
+            else:
+                plan.leave_out(head.sequence, "trial", other=head.sequence.id)
+            last = _pass_over(state, head.sequence, passed)
+    if last is not None:
+        plan.stop("head_of_line", last)
+    else:
+        plan.stop("sequence_limit" if len(replica.running) >= config.max_num_seqs else "token_budget")
+    for _, sequence in partials:
+        plan.leave_out(sequence, "token_budget")
+
+
+def _pass_over(state: CoreState, sequence: Sequence, passed: list[Sequence]) -> Sequence | None:
+    """Go on with the next in line; or not, then the sequence is returned."""
+    state.queue_of(sequence).pass_over()
+    if is_held_back(state, sequence):
+        return None
+    is_last = max(sequence.skips, len(passed)) >= state.config.max_skips
+    passed.append(sequence)
+    return sequence if is_last else None
 
 
 def _partial_heap(state: CoreState, replica: Replica) -> list[tuple[Urgency, Sequence]]:
@@ -266,6 +278,7 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     idle = not plan.decodes and not plan.chunks and not replica.in_flight
     num_tokens = ask_batcher(state, plan.load, sequence.view, max_tokens, idle=idle)
     if not num_tokens:
+        plan.leave_out(sequence, "batcher")
         return
     row = len(plan.decodes) + len(plan.chunks)
     if sequence.shipped_blocks < len(sequence.block_table):
@@ -312,6 +325,7 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             bucket=0 if plan.chunks else bucket_of(state.config.graph_buckets, len(plan.decodes)),
         )
     )
+    plan.step = launched.step
     step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most, launched.predicted_ns)
     replica.in_flight.append(step)
     replica.next_step += 1

@@ -13,6 +13,7 @@ from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.replica import Replica
 from eventlm.core.sequence import AdmittedRequest, Sequence, State
+from eventlm.core.step_plan import StepPlan
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived, Decision
@@ -70,6 +71,8 @@ class CoreState:
         self.now_ns = 0
         self.cause = 0
         self.decisions: list[Decision] = []
+        #: Of the latest drain, by replica: its latest plan. Nothing is decided by them.
+        self.plans: dict[int, StepPlan] = {}
         self.paused = False
         #: Facts of one drain share a time; only its last is marked.
         self.drain_open = False

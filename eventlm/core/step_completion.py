@@ -70,7 +70,8 @@ def _check_rows(step: StepInFlight, fact: StepCompleted) -> None:
     produced, most = fact.produced, step.most
     # Nearly always every row produced the most.
     fits = produced == most or (len(produced) == len(most) and min(produced) >= 0 and all(map(le, produced, most)))
-    if not fits or (fact.ends and any(not 0 <= row < len(most) or not most[row] for row, _ in fact.ends)):
+    # A row that computes part of a prompt ends only by an error.
+    if not fits or any(not 0 <= row < len(most) or not (most[row] or end == "error") for row, end in fact.ends):
         raise InvariantError(f"step {fact.step} of replica {fact.replica} produced what it was not launched for")
     if fact.filled and any(not 0 <= row < len(most) for row, _ in fact.filled):
         raise InvariantError(f"step {fact.step} of replica {fact.replica} filled blocks of rows it does not have")

@@ -1,4 +1,4 @@
-"""What an operator can ask of a running engine. Whatever changes the core's state is a fact: a replay sees it too."""
+"""What an operator can ask of a running engine. A request that changes the core's state is a fact, so replay has it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Drain(Struct, frozen=True, tag="drain"):
-    """Take no more requests; those there are go on."""
+    """Take no more requests; those already admitted go on."""
 
 
 class Pause(Struct, frozen=True, tag="pause"):
-    """Launch nothing more. Requests are taken and wait."""
+    """Launch nothing more. Requests are still accepted and wait."""
 
 
 class Resume(Struct, frozen=True, tag="resume"):
@@ -33,13 +33,13 @@ class Resume(Struct, frozen=True, tag="resume"):
 
 
 class SwapPolicy(Struct, frozen=True, tag="policy"):
-    """Another of the policies installed at start orders the requests from now on."""
+    """Order the requests by another of the policies installed at start."""
 
     name: str
 
 
 class FlushCache(Struct, frozen=True, tag="flush_cache"):
-    """Forget what the prefix caches hold and no sequence uses."""
+    """Forget the cached prefix blocks that no sequence uses."""
 
 
 class Abort(Struct, frozen=True, tag="abort"):
@@ -49,7 +49,7 @@ class Abort(Struct, frozen=True, tag="abort"):
 
 
 class ReadStatus(Struct, frozen=True, tag="status"):
-    """Only look."""
+    """Return the status and change nothing."""
 
 
 AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, ReadStatus]  # noqa: UP007
@@ -64,11 +64,11 @@ class UnknownRequestError(EventLMError):
 
 
 class AmbiguousRequestError(EventLMError):
-    """Several replies under way go by the same id."""
+    """Several replies under way have this id."""
 
 
 class FlushedCache(Struct, frozen=True, kw_only=True):
-    """What a flush has taken out of the prefix caches, and of how many replicas."""
+    """The blocks that a flush removed from the prefix caches, and from how many replicas."""
 
     num_blocks: int
     num_replicas: int
@@ -105,7 +105,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
 def carry_out(
     action: AdminAction, engine_core: EngineCore, registry: RequestRegistry, drain: Callable[[], None]
 ) -> FlushedCache | UnsetType:
-    """Queue what the core must be told; returns what a flush will take out. drain: applies what is queued as a tick.
+    """Queue the facts of a request; returns what a flush will remove. drain: applies what is queued as one tick.
 
     Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError.
     """
@@ -142,7 +142,7 @@ def _facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registr
 
 
 def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[int]:
-    """The requests under way that an id means. Nobody but the server chooses those of replies, so they go first."""
+    """The requests under way with an id. Only the server chooses the ids of replies, so those go first."""
     named = {reply.submission.reply_id: reply.requests for reply in registry.replies_named(request)}
     if request.isascii() and request.isdecimal() and len(request) < 17:
         seq = int(request)
@@ -155,14 +155,14 @@ def _named(request: str, live: LiveRequests, registry: RequestRegistry) -> list[
 
 
 def reply_named(name: str, registry: RequestRegistry) -> Reply:
-    """Anybody's reply that an id means: its own, its request's, or the seq of an arrival. Raises UnknownReplyError or
+    """The reply of any owner with an id: its own, its request's, or the seq of an arrival. Raises UnknownReplyError or
     AmbiguousRequestError.
     """
     replies = registry.replies_named(name)
     if not replies and name.isascii() and name.isdecimal() and len(name) < 17:
         replies = [reply for reply in [registry.reply_of(int(name))] if reply is not None]
     if not replies:
-        raise UnknownReplyError(f"there is no reply with the id '{name}', or not any more")
+        raise UnknownReplyError(f"there is no reply with the id '{name}', or it is no longer kept")
     if len(replies) > 1:
         raise _ambiguous(name, [reply.submission.reply_id for reply in replies])
     return replies[0]
@@ -170,12 +170,12 @@ def reply_named(name: str, registry: RequestRegistry) -> Reply:
 
 def _ambiguous(name: str, reply_ids: Sequence[str]) -> AmbiguousRequestError:
     return AmbiguousRequestError(
-        f"{len(reply_ids)} replies go by the id {name!r}: give the reply's own: {', '.join(reply_ids)}"
+        f"{len(reply_ids)} replies have a request with the id {name!r}; give a reply's own id: {', '.join(reply_ids)}"
     )
 
 
 def _flushable(state: CoreState) -> FlushedCache:
-    """What a flush at this moment takes out."""
+    """What a flush would remove now."""
     return FlushedCache(
         num_blocks=sum(replica.pool.num_idle for replica in state.replicas), num_replicas=len(state.replicas)
     )

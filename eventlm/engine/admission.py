@@ -1,4 +1,4 @@
-"""One group of requests from its arrival to the word on it: who gets its outputs, what it costs, who waits for it."""
+"""One group of requests from its arrival to the decision: its sinks, its cost and the caller that waits for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from typing import NamedTuple
 from msgspec import structs
 
 from eventlm.config import CacheConfig
-from eventlm.engine.metering import charge_for, metered
-from eventlm.engine.rate_limits import RateLimiter
+from eventlm.engine.rate_limits import Charge, RateLimiter
 from eventlm.engine.request import (
     ContextLengthError,
     EngineUnavailableError,
+    FinishedOutput,
     OnOutput,
     Put,
     QueueFullError,
     Request,
     RequestHandle,
+    RequestOutput,
     Submission,
+    TakenOver,
 )
 from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.errors import EventLMError
 from eventlm.events.decisions import RejectReason
 
 
 class AdmissionParts(NamedTuple):
-    """What of the engine an admission needs. `watch_grammar` gets the seq of a request that waits for its grammar."""
+    """The parts of the engine that an admission uses. `watch_grammar` gets the seq of a request without its grammar."""
 
     registry: RequestRegistry
     limiter: RateLimiter
@@ -37,7 +40,7 @@ class AdmissionParts(NamedTuple):
 
 
 class Admission:
-    """A group that arrives. Of its requests the engine sends outputs to `sinks`, whoever submits them has `handles`.
+    """A group that arrives. The engine sends the outputs of its requests to `sinks`; the submitter has `handles`.
 
     Raises RateLimitError for a submission over its limits.
     """
@@ -95,7 +98,7 @@ class Admission:
             self._decision.set_result(reason)
 
     def fail(self, error: EngineUnavailableError) -> None:
-        """The engine is dead: there will be no word."""
+        """The engine is dead: there will be no decision."""
         if not self._decision.done():
             self._decision.set_exception(error)
 
@@ -107,7 +110,7 @@ class Admission:
         try:
             reason = await self._decision
         except asyncio.CancelledError:
-            # The word may have come just before.
+            # The decision may have come just before.
             self._abandon()
             raise
         if reason == "queue_full":
@@ -116,7 +119,7 @@ class Admission:
             raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {max_model_len} tokens")
 
     def _abandon(self) -> None:
-        """Nobody waits any more, nor reads the reply."""
+        """The caller no longer waits, nor reads the reply."""
         if self._reply is not None:
             self._parts.registry.leave(self._reply.submission.reply_id, 0)
         for handle in self.handles:
@@ -124,10 +127,44 @@ class Admission:
 
 
 def with_cache_rules(group: Sequence[Request], submission: Submission | None, cache: CacheConfig) -> Sequence[Request]:
-    """Whether the requests read the prefix cache, and whose part of it."""
+    """Whether the requests read the prefix cache, and under which salt."""
     if not cache.prefix_cache:
         return [request.with_scheduling(skip_cache_read=True) for request in group]
     if cache.isolate_prefix_cache == "key" and submission is not None:
-        # An owner is hexadecimal, so that nobody's salt makes one look like another.
+        # An owner is hexadecimal, so no salt can make one owner look like another.
         return [structs.replace(request, cache_salt=f"{submission.owner}/{request.cache_salt}") for request in group]
     return group
+
+
+def charge_for(limiter: RateLimiter, submission: Submission, group: Sequence[Request], now_ns: int) -> Charge | None:
+    """Charge the group as one request, with all prompts and the most tokens it may produce; None without limits.
+
+    Raises RateLimitError.
+    """
+    if not submission.limits:
+        return None
+    num_tokens = sum(len(each.prompt_token_ids) + each.n * each.max_tokens for each in group)
+    classes = [each.scheduling.service_class for each in group]
+    return limiter.charge(submission.owner, submission.limits, num_tokens, now_ns, classes=classes)
+
+
+def metered(charge: Charge, group: Sequence[Request], sinks: Sequence[Put]) -> list[Put]:
+    """The sinks of the group's requests, which settle the charge when the last sequence is over."""
+    num_unfinished = sum(request.n for request in group)
+    num_tokens = sum(len(request.prompt_token_ids) for request in group)
+
+    def meter(put: Put) -> Put:
+        def sink(output: RequestOutput | TakenOver | EventLMError) -> None:
+            nonlocal num_unfinished, num_tokens
+            if isinstance(output, EventLMError):
+                charge.settle(num_tokens)
+            elif isinstance(output, FinishedOutput):
+                num_unfinished -= 1
+                num_tokens += output.position
+                if not num_unfinished:
+                    charge.settle(num_tokens)
+            put(output)
+
+        return sink
+
+    return [meter(put) for put in sinks]

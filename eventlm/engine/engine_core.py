@@ -43,25 +43,25 @@ from eventlm.events import (
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
 from eventlm.grammars import GrammarError
-from eventlm.metrics.ended_rows import EndedRows
+from eventlm.metrics.rows import EndedRows
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import StepPayload, StepResult
 
-#: Told once whether a group was admitted: None, or why not; and the seqs of its requests.
+#: Called once for each group, with None if it was admitted, or why not; and with the seqs of its requests.
 OnAdmission = Callable[[RejectReason | None, list[int]], None]
-#: Called with the seqs of requests of which a callback raised, and what it raised. They must be cancelled.
+#: Called with the seqs of requests whose callback raised, and what it raised. They must be cancelled.
 OnBroken = Callable[[list[int], Exception], None]
-#: Called with the seq of a request of which a sequence has ended because it killed its workers.
+#: Called with the seq of a request that has ended because a sequence of it killed its workers.
 OnCondemned = Callable[[int], None]
-#: Ships a launch: the event, its line's body, and what travels beside it.
+#: Ships a launch: the event, the body of its line, and what the worker needs beside it.
 Ship = Callable[[Launched, bytes, StepPayload], None]
 
 
 class EngineCore:
     """Owns the core, the log and the live requests of one engine.
 
-    rows: where the metrics store, which must see the bus, puts what it says of ended sequences. A sink or OnAdmission
-    that raises harms nobody else: its requests get no more outputs, and `on_broken` is called.
+    rows: where the metrics store, which must subscribe to the bus, puts its rows of ended sequences. A sink or
+    OnAdmission that raises affects its own requests only: they get no more outputs, and `on_broken` is called.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class EngineCore:
         self._rows = rows
         if recorder is not None:
             recorder.on_idle = self._turn
-        #: Between two drains: the state is one that a segment can start from.
+        #: Between two drains: a segment can start from the state.
         self._is_settled = False
         self._validate_every = validate_every
         self._num_drains = 0
         self._unpublished: list[Event] = []
-        #: Bodies of the launches among them, which their workers have had already.
+        #: Bodies of the launches among them, which have gone to their workers already.
         self._shipped: dict[int, bytes] = {}
-        #: The token log's lines of them, where one is written.
+        #: Their lines for the token log, if one is written.
         self._token_lines: list[bytes] = []
         self._records_tokens = recorder is not None and header.level == "tokens"
         self._outbox: list[Output] = []
-        #: Requests that are over, by their seqs, whose last output has not left.
+        #: Requests by seq that are over and whose last output has not left.
         self._leaving: dict[int, LiveRequest] = {}
         self._admissions: list[tuple[OnAdmission, RejectReason | None, list[int]]] = []
-        #: Markers of the steps completed in this drain; they may only stand behind it.
+        #: Markers of the steps completed in this drain; they must come after it in the log.
         self._ops: list[StepOps] = []
         self._groups: dict[int, tuple[OnAdmission, list[int]]] = {}
         self._header = header
@@ -137,7 +137,7 @@ class EngineCore:
     def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
         """Queue the completion of a step; nothing if its worker is lost.
 
-        Raises ResultMismatchError if it is no answer to what was launched; then the worker must count as lost.
+        Raises ResultMismatchError if it does not answer what was launched; then the worker must count as lost.
         """
         worker = self.core.state.replicas[replica].worker
         if worker is None or result.epoch < worker:
@@ -154,12 +154,12 @@ class EngineCore:
         self._loop.put(make)
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
-        """Queue the edge's word on a text; nothing if the request has left."""
+        """Queue what the edge has found in a text; nothing if the request has left."""
         if request in self.live:
             self.put_fact(TextEnded(c=request, request=request, index=index, position=position, reason=reason))
 
     def grammar_ready(self, request: int, error: GrammarError | None) -> None:
-        """Queue the word on a request's grammar; nothing if it has left. The log is not told what the error says."""
+        """Queue that a request's grammar is ready or failed; nothing if it has left. The log does not get the error."""
         if request not in self.live:
             return
         if error is not None:
@@ -249,7 +249,7 @@ class EngineCore:
         recorder.start_segment(self.core.next_seq, lines, lambda: self.bus.publish(events))
 
     def _first_lines(self, previous_h: str, gap: Gap | None, events: list[Event]) -> Iterator[bytes]:
-        """What a segment begins with; each is stamped when it is asked for, and lost if it cannot be written."""
+        """The markers that begin a segment. Each is stamped when it is taken, and lost if it cannot be written."""
         events.append(self._loop.stamp(structs.replace(self._header, previous_h=previous_h)))
         yield encode_body(events[-1])
         if gap is not None:
@@ -289,7 +289,7 @@ class EngineCore:
             self._admissions.append((group[0], reason, group[1]))
 
     def _deliver(self) -> None:
-        """Write, then let everybody see: subscribers, and clients."""
+        """Write, then publish to subscribers and clients."""
         events, self._unpublished = self._unpublished, []
         admissions, self._admissions = self._admissions, []
         outbox, self._outbox = self._outbox, []
@@ -327,6 +327,6 @@ class EngineCore:
         return output if self._rows is None else structs.replace(output, row=self._rows.find(ended))
 
     def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
-        """All of the drain in one go: what a step pays for being recorded."""
+        """Write the whole drain at once. This is what a step pays for being recorded."""
         tokens, self._token_lines = self._token_lines, []
         recorder.write([self._shipped.get(event.s) or encode_body(event) for event in events], leave, tokens=tokens)

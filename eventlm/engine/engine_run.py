@@ -1,9 +1,10 @@
-"""How a run begins: its log is opened, and the engine core that writes it is made."""
+"""The start of a run: opens its log and makes the engine core that writes it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,10 @@ import structlog
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriteError, LogWriter
-from eventlm.bus.recorder import Effect, Recorder
+from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
+from eventlm.config import RecordConfig
 from eventlm.config.state_folder import runs_folder
+from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.core_loop import RunClock
@@ -22,13 +25,12 @@ from eventlm.engine.engine_core import EngineCore, OnBroken, OnCondemned, Ship
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
-from eventlm.engine.recording import make_recorder, make_writer
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.setup import EngineSetup, make_header
 from eventlm.events import Event
 from eventlm.metrics.components import RecorderMetrics, TimedCore
-from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.histograms import Histogram
+from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.throughput_log import ThroughputLog
 from eventlm.system.system import System
@@ -38,9 +40,9 @@ log = structlog.get_logger("eventlm.engine")
 
 
 class RunParts(NamedTuple):
-    """What of the engine a run is connected with. `metrics` sees its events and fills `rows`.
+    """The parts of the engine that a run is connected with. `metrics` sees its events and fills `rows`.
 
-    guard: calls what it is given, and knows what to do if that raises.
+    guard: makes a call and handles what it raises.
     """
 
     clock: RunClock
@@ -56,7 +58,7 @@ class RunParts(NamedTuple):
 
 
 class EngineRun(NamedTuple):
-    """A run under way. Where nothing is recorded there is no `recorder` and no `folder`."""
+    """A run under way. Without a record there is no `recorder` and no `folder`."""
 
     engine_core: EngineCore
     recorder: Recorder | None
@@ -66,9 +68,9 @@ class EngineRun(NamedTuple):
     def open(
         cls, run: str, setup: EngineSetup, first: WorkerReady, predictor: PredictorSource, parts: RunParts
     ) -> EngineRun:
-        """Open the log of the run with this name. `first`: what the first worker says of itself.
+        """Open the log of the run with this name. `first`: the first worker's report.
 
-        Where nobody asked for a record, a disk that is full keeps the engine from recording, not from starting.
+        Unless a record was asked for, a full disk keeps the engine from recording, not from starting.
         """
         record = setup.config.record
         # Of the digests of steps; only the token log has it too.
@@ -76,7 +78,7 @@ class EngineRun(NamedTuple):
         begin = partial(_begin, run, setup, first, predictor, parts, digest_key)
         if record.folder:
             try:
-                return begin(make_writer(record, run, digest_key))
+                return begin(make_writer(parts.system, record, run, digest_key))
             except LogWriteError as error:
                 if Path(record.folder) != runs_folder() or record.record_tokens:
                     raise
@@ -84,7 +86,7 @@ class EngineRun(NamedTuple):
         return begin(None)
 
     def recorder_metrics(self, next_s: int) -> RecorderMetrics | None:
-        """Figures of the log, where there is one. `next_s`: that of the event that comes next."""
+        """Figures of the log, if there is one. `next_s`: the position of the next event."""
         if self.recorder is None:
             return None
         writer = self.recorder.writer
@@ -93,6 +95,36 @@ class EngineRun(NamedTuple):
             num_events_behind=max(next_s - writer.next_s, 0),
             is_writing=not self.recorder.problem,
         )
+
+
+def make_writer(system: System, record: RecordConfig, run: str, digest_key: bytes) -> LogWriter:
+    """The writer of a run; the key goes into its token log, if it has one. Raises LogWriteError."""
+    folder = Path(record.folder)
+    return LogWriter(
+        system,
+        folder,
+        run,
+        segment_bytes=memory_bytes(record.record_segment),
+        keep_bytes=memory_bytes(record.record_keep),
+        keep_all_runs=folder == runs_folder(),
+        digest_key=digest_key if record.record_tokens else b"",
+        on_problem=log.warning,
+    )
+
+
+def make_recorder(system: System, record: RecordConfig, writer: LogWriter, guard: Callable[[Effect], None]) -> Recorder:
+    """The recorder on top of it, of the running loop. `guard`: as of ThreadedRecorder."""
+    if record.record_lag == "wait":
+        return Recorder(writer)
+    return ThreadedRecorder(
+        system,
+        writer,
+        loop=asyncio.get_running_loop(),
+        lag_seconds=record.record_lag_ms / 1000,
+        lag_bytes=memory_bytes(record.record_lag_memory),
+        on_problem=log.warning,
+        guard=guard,
+    )
 
 
 def _begin(
@@ -104,16 +136,19 @@ def _begin(
     digest_key: bytes,
     writer: LogWriter | None,
 ) -> EngineRun:
-    """The first thing that the engine core does is to write the header."""
+    """Make the engine core, which first writes the header."""
     coefficients = predictor.coefficients(first.samples)
     seed = int.from_bytes(parts.system.chance.token_bytes(8), "little")
     header = make_header(
         setup, run, seed, coefficients, predictor.origin, first, unix_start_ns=parts.system.clock.unix_ns()
     )
     record = setup.config.record
-    recorder = make_recorder(record, writer, parts.guard) if writer is not None else None
+    recorder = make_recorder(parts.system, record, writer, parts.guard) if writer is not None else None
     folder = writer.run_folder if writer is not None else None
-    bus = Bus(history=partial(_history, folder) if folder is not None else None, on_broken=_report_broken)
+    bus = Bus(
+        history=partial(read_history, folder, disk=parts.system.disk) if folder is not None else None,
+        on_broken=_report_broken,
+    )
     bus.attach(parts.metrics.apply)
     bus.attach(PluginFailures().observe)
     if interval_s := setup.config.log.log_stats_interval_s:
@@ -159,10 +194,6 @@ def _make_live(
         digest_key=digest_key,
         vocab_size=setup.vocab_size,
     )
-
-
-def _history(folder: Path, first_s: int, last_s: int) -> Iterator[Event]:
-    return read_history(folder, first_s, last_s)
 
 
 def _report_broken(handler: object, event: Event, error: Exception) -> None:

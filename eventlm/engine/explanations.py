@@ -1,14 +1,13 @@
 """Explanations of replies while the engine runs: made by processes of their own, so that no step waits for one.
 
-A process reads the run's trace from the newest file that begins before the request, which is still being written. Few
-run at a time, each for a bounded time; whoever asks waits in a bounded line, of which no key can take all places.
+A process reads the run's trace, which is still being written, from the newest file that begins before the request. Few
+run at a time, each for a bounded time; callers wait in a bounded line, which no single key can fill.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ import structlog
 from msgspec import Struct
 
 from eventlm.errors import EventLMError
+from eventlm.system.processes import Processes
 
 log = structlog.get_logger("eventlm.engine")
 
@@ -29,7 +29,7 @@ MAX_PER_OWNER = 4
 TIMEOUT_SECONDS = 120.0
 
 #: Why there is no explanation. too_many: ask again later. too_long: it took more than its time. not_kept: the trace
-#: does not hold the request, or not any more.
+#: does not hold the request, or no longer does.
 Reason = Literal["too_many", "too_long", "not_recorded", "not_kept", "failed"]
 
 
@@ -45,16 +45,16 @@ class NotExplainedError(EventLMError):
         return self.message
 
 
-class ExplainQuestion(Struct, frozen=True, kw_only=True):
-    """What a process is asked: the folder of a run, and the seqs of the requests of a reply."""
+class ExplainRequest(Struct, frozen=True, kw_only=True):
+    """The input of a process: the folder of a run, and the seqs of the requests of a reply."""
 
     run_folder: str
     requests: list[int]
 
 
-class ExplainAnswer(Struct, frozen=True, kw_only=True):
-    """What it answers: explanations in JSON, each as `eventlm explain --json` has it, and told as text; or why there
-    are none. Nothing in it names a file.
+class ExplainResponse(Struct, frozen=True, kw_only=True):
+    """Its answer: explanations as JSON, as `eventlm explain --json` prints them, and as text; or why there are none. It
+    names no file.
     """
 
     explanations: list[str] = []
@@ -65,24 +65,26 @@ class ExplainAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Explanations:
-    """Asks processes, of which few run at a time."""
+    """Runs the processes, a few at a time."""
 
     def __init__(
         self,
+        processes: Processes,
         *,
         max_running: int = MAX_RUNNING,
         max_waiting: int = MAX_WAITING,
         max_per_owner: int = MAX_PER_OWNER,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
+        self._processes = processes
         self._max_pending = max_running + max_waiting
         self._max_per_owner = max_per_owner
         self._timeout_seconds = timeout_seconds
         self._running = asyncio.Semaphore(max_running)
-        #: By whom they are asked for; an empty name is everybody who has no key.
+        #: Pending ones by key; the empty name stands for all clients without one.
         self._pending: Counter[str] = Counter()
 
-    async def explain(self, run_folder: Path | None, requests: list[int], *, owner: str = "") -> ExplainAnswer:
+    async def explain(self, run_folder: Path | None, requests: list[int], *, owner: str = "") -> ExplainResponse:
         """Explain requests of a run; None: it is not recorded. Raises NotExplainedError. A caller that is cancelled
         leaves no process behind.
         """
@@ -97,7 +99,7 @@ class Explanations:
         self._pending[owner] += 1
         try:
             async with self._running:
-                answer = await self._ask(ExplainQuestion(run_folder=str(run_folder), requests=requests))
+                answer = await self._ask(ExplainRequest(run_folder=str(run_folder), requests=requests))
         finally:
             self._pending[owner] -= 1
             if not self._pending[owner]:
@@ -106,10 +108,8 @@ class Explanations:
             raise NotExplainedError(answer.reason, answer.error)
         return answer
 
-    async def _ask(self, question: ExplainQuestion) -> ExplainAnswer:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
+    async def _ask(self, question: ExplainRequest) -> ExplainResponse:
+        process = await self._processes.spawn(
             WORKER_MODULE,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -118,7 +118,7 @@ class Explanations:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 answer, _ = await process.communicate(msgspec.json.encode(question))
-            return msgspec.json.decode(answer, type=ExplainAnswer)
+            return msgspec.json.decode(answer, type=ExplainResponse)
         except TimeoutError:
             raise NotExplainedError(
                 "too_long",

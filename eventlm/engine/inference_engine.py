@@ -20,7 +20,7 @@ from eventlm.engine.admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, RunParts
-from eventlm.engine.explanations import ExplainAnswer, Explanations
+from eventlm.engine.explanations import ExplainResponse, Explanations
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
@@ -39,15 +39,14 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.engine.request_check import check_group
-from eventlm.engine.request_registry import RequestRegistry
-from eventlm.engine.response_status import ReplyStatus, reply_status
+from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, reply_status
 from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Fact, FrontEndLost
 from eventlm.grammars import GrammarError
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
-from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.histograms import Histogram
+from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.system.system import System
 from eventlm.worker.protocol import StepResult
@@ -63,32 +62,32 @@ class InferenceEngine:
     def __init__(self, setup: EngineSetup, system: System) -> None:
         self.setup = setup
         self._system = system
-        #: Called behind each change of the state, and of `paused`.
+        #: Called after each change of the state and of `paused`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
         self.model_names = list(setup.core.models)
         self._clock = AsyncioClock(system.clock, self._wake)
-        #: Where the run's clock stands at 0, on this host's monotonic one.
+        #: The time on this host's monotonic clock at which the run's clock is 0.
         self.origin_ns = self._clock.origin_ns
         self._engine_core: EngineCore | None = None
-        #: Groups of which nobody knows yet whether they are admitted.
+        #: Groups that are neither admitted nor rejected yet.
         self._undecided: list[Admission] = []
         self._run: EngineRun | None = None
-        #: What the first worker says of the machinery that it computes with.
+        #: The compute back end, as the first worker reports it.
         self.worker_host: dict[str, Any] = {}
         self._rows = EndedRows()
         self._metrics = MetricsStore(sink=self._rows)
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
-        #: The core failed: nothing more can be said of its state, nor be written.
+        #: The core failed: its state is unknown, so nothing more is written.
         self._broken = False
-        #: Why it died, for everybody who asks later.
+        #: Why it died, for later callers.
         self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
         self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
-        self._replicas = Replicas(setup, self, self._replica_dead)
-        #: Grammars of live requests; the replicas tell it of their workers.
+        self._replicas = Replicas(system, setup, self, self._replica_dead)
+        #: Grammars of live requests. The replicas report their workers to it.
         self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
         self._limiter = RateLimiter()
         self._admission_parts = AdmissionParts(
@@ -98,7 +97,7 @@ class InferenceEngine:
             cancel=self.cancel,
             watch_grammar=self.grammars.watch,
         )
-        self._explanations = Explanations()
+        self._explanations = Explanations(system.processes)
 
     @property
     def state(self) -> EngineState:
@@ -115,16 +114,16 @@ class InferenceEngine:
             try:
                 self.on_state()
             except Exception:
-                log.exception("who wants to know the engine's state failed: this is a defect, please report it")
+                log.exception("a callback for the engine's state failed: this is a defect, please report it")
 
     @property
     def max_model_len(self) -> int:
-        """The longest context in tokens. The start may cut it to what the workers' caches hold."""
+        """The longest context in tokens. Start-up may lower it to what the workers' caches hold."""
         return self.setup.core.max_model_len
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is launched until an operator says so."""
+        """Whether an operator has paused launches."""
         return self._engine_core is not None and self._engine_core.core.state.paused
 
     def now_ns(self) -> int:
@@ -138,16 +137,16 @@ class InferenceEngine:
 
     @property
     def run_folder(self) -> Path | None:
-        """Where the run is recorded; None before `start`, and where it is not."""
+        """Where the run is recorded; None before `start`, and if it is not recorded."""
         return self._run.folder if self._run is not None else None
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers, by replica; 0 where there is none at the moment."""
+        """Process ids of the workers by replica; 0 for a replica without one."""
         return self._replicas.worker_pids
 
     def metrics(self) -> EngineMetrics:
-        """All figures of this moment; before `start` there are none of the log."""
+        """All current figures; those of the log are missing before `start`."""
         return EngineMetrics(
             log=self._metrics.snapshot(),
             state=self.state,
@@ -157,17 +156,17 @@ class InferenceEngine:
         )
 
     async def read_metrics(self) -> EngineMetrics:
-        """As `metrics`, for those to whom it may be far away."""
+        """As `metrics`, for callers that may be in another process."""
         return self.metrics()
 
     async def start(self, on_progress: OnStartProgress | None = None) -> None:
-        """Start the workers, fit the predictor, open the log. Tells and raises what `Replicas.start` does."""
+        """Start the workers, fit the predictor, open the log. Reports and raises what `Replicas.start` does."""
         self._loop = asyncio.get_running_loop()
         run = make_run_id(self._system)
         folder = self.setup.config.record.folder
         try:
             if folder:
-                LogWriter.check_folder(folder)
+                LogWriter.check_folder(self._system.disk, folder)
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
             self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
             parts = RunParts(
@@ -208,10 +207,10 @@ class InferenceEngine:
     ) -> list[RequestHandle]:
         """Admit a group as one; a handle for each request.
 
-        With a `submission` the group can be found by its id in the `registry`. With `on_output` all outputs go there,
-        in the engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
-        RateLimitError for a submission over its limits, and what `check_group` finds. If the caller is cancelled
-        while it waits, the requests are cancelled too.
+        With a `submission` the `registry` finds the group by its id. With `on_output` all outputs go there in the
+        engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
+        RateLimitError for a submission over its limits, and what `check_group` raises. If the caller is cancelled
+        while it waits, so are the requests.
         """
         if self.state != "ready":
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
@@ -231,7 +230,7 @@ class InferenceEngine:
         return admission.handles
 
     async def administer(self, action: AdminAction) -> EngineStatus:
-        """Do what an operator asks, and say how things stand then. Raises UnknownPolicyError, UnknownRequestError,
+        """Do what an operator asks and return the engine's status. Raises UnknownPolicyError, UnknownRequestError,
         AmbiguousRequestError or EngineUnavailableError.
         """
         engine_core = self._require_engine_core()
@@ -239,7 +238,7 @@ class InferenceEngine:
         if self._is_stopping and isinstance(action, Drain | Resume):
             raise EngineUnavailableError("the engine is being stopped")
         flushed = carry_out(action, engine_core, self.registry, self._drain)
-        # A drain that went wrong is its death.
+        # A drain that failed has ended the engine.
         self._check_alive()
         if isinstance(action, Drain | Resume):
             self.state = "draining" if isinstance(action, Drain) else "ready"
@@ -252,35 +251,35 @@ class InferenceEngine:
     async def resume(
         self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
     ) -> ResumedReply:
-        """Read a reply again, from its first output on; its reader until now ends. Counts as a request.
+        """Read a reply again from its first output on; its present reader ends. Counts as a request.
 
         Raises UnknownReplyError, or RateLimitError.
         """
-        # First: whether there is such a reply is not even looked up for who is over a limit.
+        # Limits first: a client that is over one does not learn whether the reply exists.
         self._limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
 
     def leave(self, reply_id: str, reader: int) -> None:
-        """A reader of a resumable reply (0: who submitted it) is gone. Without one it ends after a while."""
+        """A reader of a resumable reply (0: its submitter) is gone. A reply without a reader ends after a while."""
         self.registry.leave(reply_id, reader)
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
-        """End the requests of a reply and drop what is kept of it; whether any was under way. Raises UnknownReplyError
-        where there is neither.
+        """End the requests of a reply and drop its kept outputs; returns whether any request was under way. Raises
+        UnknownReplyError if there is neither.
         """
         reply = self.registry.find(reply_id, owner)
         live = self._engine_core.live if self._engine_core is not None else ()
         running = [request for request in reply.requests if request in live]
         for request in running:
             self.cancel(request, BY_OWNER)
-        # At once, so that whoever asks again is not told the same.
+        # At once, so that a second call gets the error.
         self._drain()
         if not self.registry.drop(reply) and not running:
-            raise UnknownReplyError(f"the reply '{reply_id}' is over, and nothing is kept of it")
+            raise UnknownReplyError(f"the reply '{reply_id}' is over, and its outputs are no longer kept")
         return bool(running)
 
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
-        """Where the sequences of a reply are; owner None: anybody's. Raises UnknownReplyError, and of anybody's
+        """Where the sequences of a reply are; owner None: of any owner. Raises UnknownReplyError, and without an owner
         AmbiguousRequestError.
         """
         registry = self.registry
@@ -288,8 +287,8 @@ class InferenceEngine:
         state = self._engine_core.core.state if self._engine_core is not None else None
         return reply_status(reply.submission.reply_id, reply.sequences, state, self._rows)
 
-    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
-        """Where the time of a reply went, as far as the trace goes. Raises UnknownReplyError, NotExplainedError."""
+    async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
+        """Where the time of a reply went, up to the end of the trace. Raises UnknownReplyError, NotExplainedError."""
         reply = self.registry.find(reply_id, owner)
         return await self._explanations.explain(self.run_folder, reply.requests, owner=owner)
 
@@ -329,7 +328,7 @@ class InferenceEngine:
             self.state = "dead"
         elif self.state in ("ready", "draining"):
             self.state = "draining"
-            # First an answer for those who have just come, so that they can be cancelled like everybody.
+            # First decide on those that have just arrived, so that they can be cancelled like all others.
             self._drain()
             for request in list(self._require_engine_core().core.state.requests):
                 self.cancel(request, AT_SHUTDOWN)
@@ -345,7 +344,7 @@ class InferenceEngine:
             engine_core.end(reason)
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
-        """An edge's word on a text; nothing if the request has ended."""
+        """Queue what an edge has found in a text; nothing if the request has ended."""
         if self._engine_core is not None:
             self._engine_core.end_text(request, index, position, reason)
             self._wake()
@@ -365,7 +364,7 @@ class InferenceEngine:
         self._loop.call_later(delay_seconds, act)
 
     def _wake(self) -> None:
-        """One drain for each tick, however many facts come in it."""
+        """One drain per tick, however many facts arrive in it."""
         if not self._drain_scheduled and self._loop is not None:
             self._drain_scheduled = True
             self._loop.call_soon(self._drain)
@@ -378,7 +377,7 @@ class InferenceEngine:
         self._guarded(lambda: engine_core.drain(self.now_ns()))
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Run a call of the engine core. If it fails, the state is no longer known, so the engine dies."""
+        """Run a call of the engine core. If it fails, the state is unknown, so the engine dies."""
         try:
             action()
         except EventLMError as error:
@@ -387,12 +386,12 @@ class InferenceEngine:
             log.error("the engine cannot go on", error=str(error))
         except Exception as error:
             self._broken = True
-            # Everybody who waits is told, and what it says may be of one of them.
+            # All waiting clients get this message, and the error's own text may hold one client's data.
             self._die(f"a defect in it, {type(error).__name__}")
             log.exception("the engine cannot go on: this is a defect, please report it")
 
     def _cancel_broken(self, requests: list[int], error: Exception) -> None:
-        """A callback of these requests raised. Nobody gets their outputs; all others go on."""
+        """A callback of these requests raised. Their outputs are dropped; all others go on."""
         log.error(
             "outputs could not be delivered: this is a defect, please report it", requests=requests, exc_info=error
         )
@@ -402,13 +401,13 @@ class InferenceEngine:
     def _replica_dead(self, reason: str) -> None:
         """A replica was given up. The others go on; without any the engine is dead."""
         if not self._replicas.num_live:
-            # The loss itself belongs into the log.
+            # The loss itself belongs in the log.
             self._drain()
             self._die(f"no worker is left: {reason}")
         log.error("replica given up", reason=reason, left=self._replicas.num_live)
 
     def _die(self, reason: str) -> None:
-        """Tell everybody who waits."""
+        """End all waiting clients with an error."""
         self.state = "dead"
         error = self._death = EngineUnavailableError(f"the engine has died: {reason}")
         for admission in self._undecided:

@@ -1,26 +1,28 @@
-"""Replies by their public ids: whose they are, which requests they are made of, and what the engine said of them.
+"""Replies by their public ids: their owners, their requests and the engine's outputs for them.
 
-A reply that is resumable keeps the engine's outputs, encoded, in the order in which the engine gave them; the number
-of outputs is what a reader counts by. Such a reply has at most one reader: a newer one takes over. The edge that
-submitted it is its first reader, number 0. It goes on to get every output when it reads no longer, for it owes the
-engine the ends of the texts.
+A resumable reply keeps the engine's outputs, encoded and in the engine's order; a reader counts them. Such a reply has
+at most one reader: a newer one takes over. The edge that submitted it is its first reader, number 0. That edge goes on
+getting every output after it stops reading, because it owes the engine the ends of the texts.
 
-A reply that has had no reader for `keep_ns` is forgotten, and its requests are cancelled if they run. Who reads says
-when it leaves, also when it has read everything: nobody else knows whether all of that has arrived.
+A reply that has had no reader for `keep_ns` is forgotten, and its requests are cancelled if they run. A reader reports
+that it leaves even when it has read everything, because only the reader can know whether all of it has arrived.
 
-What is kept has a bound: over it the reply that was over first loses its outputs, and where none is over the oldest.
-A reply whose outputs are lost can still be looked up, and is cancelled at once when nobody reads it.
+The outputs of all replies together are bounded. Over the bound, the reply that ended first loses its outputs; if none
+has ended, the oldest does. Such a reply can still be looked up, and is cancelled as soon as it has no reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
-from eventlm.config.server import ServerConfig
-from eventlm.config.sizes import memory_bytes
+from eventlm.config import ServerConfig
+from eventlm.config.structs import memory_bytes
+from eventlm.core.sequence import State
+from eventlm.core.state import CoreState
 from eventlm.engine.request import (
     FinishedOutput,
     OnOutput,
@@ -33,7 +35,8 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.errors import EventLMError
-from eventlm.types import NANOSECONDS_PER_SECOND
+from eventlm.metrics.rows import EndedRows, RequestRow
+from eventlm.types import NANOSECONDS_PER_SECOND, SequenceId
 
 #: Replies that can be looked up, resumable or not.
 MAX_REPLIES = 16_384
@@ -44,12 +47,41 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
 
 
-class Reply:
-    """One reply. `requests` are the seqs of its arrivals, `samples` how many sequences each has; `outputs` is what is
-    kept of it, None if nothing is.
+#: preempted: it waits again. ending: its end was seen, its text has yet to be checked.
+SampleState = Literal["waiting", "running", "preempted", "ending", "finished"]
+_STATES: dict[State, SampleState] = {
+    State.WAITING_FOR_GRAMMAR: "waiting",
+    State.WAITING: "waiting",
+    State.PREFILL: "running",
+    State.DECODE: "running",
+    State.CLOSING: "ending",
+    State.FINISHED: "finished",
+}
 
-    edge: where the outputs of each request go, for its first reader. reader: the number of who reads, None if nobody
-    does; `on_output` is where the outputs go besides if that is not the edge.
+
+class SampleStatus(Struct, frozen=True, kw_only=True):
+    """A sequence of a reply. row: its metrics once it has ended; None before, and if that was too long ago."""
+
+    request: int
+    index: int
+    state: SampleState
+    output_tokens: int
+    row: RequestRow | None = None
+
+
+class ReplyStatus(Struct, frozen=True, kw_only=True):
+    """A reply's sequences, in the order of its choices."""
+
+    reply_id: str
+    samples: list[SampleStatus]
+
+
+class Reply:
+    """One reply. `requests` are the seqs of its arrivals, `samples` how many sequences each has; `outputs` are those
+    kept, None if none are.
+
+    edge: where the outputs of each request go for its first reader. reader: the reader's number, None if there is none;
+    `on_output` also gets the outputs if the reader is not the edge.
     """
 
     def __init__(self, submission: Submission, group: Sequence[Request], edge: Sequence[Put]) -> None:
@@ -67,23 +99,23 @@ class Reply:
 
     @property
     def sequences(self) -> list[tuple[int, int]]:
-        """Of each request its seq and how many samples it has."""
+        """The seq of each request and its number of samples."""
         return list(zip(self.requests, self.samples, strict=True))
 
     @property
     def request_key(self) -> tuple[str, str] | None:
-        """By which it can be looked up beside its own id."""
+        """Further ids by which it can be looked up."""
         submission = self.submission
         return (submission.owner, submission.request_id) if submission.request_id else None
 
     def forget(self) -> None:
-        """Keep no more than what it can be looked up by: it may stay for long, and prompts are large."""
+        """Keep only what is needed to look it up: it may stay for long, and prompts are large."""
         self.outputs = None
         self.group = self.edge = ()
         self.submission = structs.replace(self.submission, edge_state=b"")
 
     def take_over(self, on_output: OnOutput) -> int:
-        """A new reader, which has had nothing yet; its number."""
+        """Register a new reader, which has had nothing yet; returns its number."""
         assert self.outputs is not None
         if self.reader == 0:
             self.edge[0](TakenOver())
@@ -125,7 +157,7 @@ class RequestRegistry:
         self._replies: dict[str, Reply] = {}
         #: Ids of replies by their owners' ids for the requests.
         self._by_request_id: dict[tuple[str, str], str] = {}
-        #: Those that keep outputs, the oldest first; and of those the ones that are over, in the order of their ends.
+        #: Those that keep outputs, oldest first; and those of them that are over, in the order of their ends.
         self._kept: dict[str, Reply] = {}
         self._over: dict[str, Reply] = {}
         #: A call of `expire` is under way.
@@ -142,7 +174,7 @@ class RequestRegistry:
         cancel: Callable[[int], None],
         wake: Callable[[int], None],
     ) -> RequestRegistry:
-        """One that keeps what a server is told to keep."""
+        """A registry with the limits of a server's configuration."""
         return cls(
             keep_ns=config.resume_seconds * NANOSECONDS_PER_SECOND,
             max_bytes=memory_bytes(config.resume_memory),
@@ -152,7 +184,7 @@ class RequestRegistry:
         )
 
     def sinks(self, reply: Reply) -> list[Put]:
-        """Where the engine's outputs of each request must go: to the edge, and to what is kept."""
+        """The sinks for the engine's outputs of each request: the edge and the kept outputs."""
         edge = list(reply.edge)
         if not self._keep_ns or reply.outputs is None:
             reply.forget()
@@ -160,7 +192,7 @@ class RequestRegistry:
         return [self._sink(reply, place, put) for place, put in enumerate(edge)]
 
     def add(self, reply: Reply, requests: list[int]) -> None:
-        """The reply was admitted, its requests have these seqs."""
+        """The reply was admitted; its requests have these seqs."""
         reply.requests = requests
         reply_id = reply.submission.reply_id
         self._replies[reply_id] = reply
@@ -173,31 +205,31 @@ class RequestRegistry:
             self._forget_oldest()
 
     def find(self, reply_id: str, owner: str) -> Reply:
-        """The reply of this id, or of a request with it, if it is this owner's. Raises UnknownReplyError."""
+        """The reply with this id, or with a request of this id, if it is this owner's. Raises UnknownReplyError."""
         reply = self._replies.get(reply_id) or self._replies.get(self._by_request_id.get((owner, reply_id), ""))
         if reply is None or reply.submission.owner != owner:
-            raise UnknownReplyError(f"there is no reply with the id '{reply_id}', or not any more")
+            raise UnknownReplyError(f"there is no reply with the id '{reply_id}', or it is no longer kept")
         return reply
 
     def replies_named(self, name: str) -> list[Reply]:
-        """The reply of this id, else all of requests with it, whoever they belong to."""
+        """The reply with this id, else all that have a request of this id, of any owner."""
         reply = self._replies.get(name)
         if reply is not None:
             return [reply]
         return [each for each in self._replies.values() if name and each.submission.request_id == name]
 
     def reply_of(self, request: int) -> Reply | None:
-        """The reply that a request is a part of, whoever it belongs to."""
+        """The reply that a request is part of, of any owner."""
         return next((reply for reply in self._replies.values() if request in reply.requests), None)
 
     def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept.
 
-        What it is to leave is the reply of the submission's id, also if it was found by another.
+        It later leaves the reply by the submission's id, even if it was found by another.
         """
         reply = self.find(reply_id, owner)
         if reply.outputs is None:
-            raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or not any more")
+            raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or no longer")
         self._due_ns.pop(reply.submission.reply_id, None)
         return ResumedReply(
             submission=reply.submission,
@@ -208,13 +240,13 @@ class RequestRegistry:
         )
 
     def drop(self, reply: Reply) -> bool:
-        """Keep nothing of a reply that can be resumed any more; False if nothing was kept."""
+        """Drop the kept outputs of a resumable reply; False if there were none."""
         was_kept = reply.outputs is not None
         self._drop_outputs(reply.submission.reply_id)
         return was_kept
 
     def leave(self, reply_id: str, reader: int) -> None:
-        """A reader reads no longer; nothing if another one has taken over."""
+        """A reader has left; nothing if another one has taken over."""
         reply = self._replies.get(reply_id)
         if reply is None or reply.reader != reader:
             return
@@ -226,7 +258,7 @@ class RequestRegistry:
             self._end(reply)
 
     def expire(self) -> None:
-        """End what has waited long enough; asks to be called again if something still waits."""
+        """End replies that have waited long enough; asks to be called again if some still wait."""
         self._is_woken = False
         now_ns = self._now_ns()
         while self._due_ns:
@@ -237,13 +269,13 @@ class RequestRegistry:
             self._drop_outputs(reply_id)
 
     def _ask_for_wake(self, delay_ns: int) -> None:
-        """One is enough: nothing is due before what was first when it was asked for."""
+        """Ask for one call of `expire`. No later reply is due earlier, so one is enough."""
         if not self._is_woken:
             self._is_woken = True
             self._wake(delay_ns)
 
     def _forget_oldest(self) -> None:
-        """But none that may yet have to be cancelled when its reader leaves: those are as many as run at most."""
+        """Forget the oldest replies over the bound, except running ones, which a leaving reader may still cancel."""
         for reply_id, reply in self._replies.items():
             if not (self._keep_ns and reply.submission.is_resumable and reply.num_unfinished):
                 self._drop_outputs(reply_id)
@@ -284,13 +316,13 @@ class RequestRegistry:
             self._drop_outputs(next(iter(self._over or self._kept)))
 
     def _wait(self, reply_id: str) -> None:
-        """From now on a reader has `keep_ns` to come."""
+        """From now on a new reader has `keep_ns` to arrive."""
         self._due_ns.pop(reply_id, None)
         self._due_ns[reply_id] = self._now_ns() + self._keep_ns
         self._ask_for_wake(self._keep_ns)
 
     def _drop_outputs(self, reply_id: str) -> None:
-        """Keep nothing of a reply any more; without a reader it has no purpose."""
+        """Drop the kept outputs of a reply; without a reader it has no purpose."""
         reply = self._kept.pop(reply_id, None)
         if reply is None:
             return
@@ -305,3 +337,25 @@ class RequestRegistry:
         if reply.num_unfinished:
             for request in reply.requests:
                 self._cancel(request)
+
+
+def reply_status(
+    reply_id: str, requests: Sequence[tuple[int, int]], state: CoreState | None, rows: EndedRows
+) -> ReplyStatus:
+    """`requests` are (seq, n). `state` None: the engine no longer runs."""
+    samples = [sample for seq, n in requests for sample in _samples(seq, n, state, rows)]
+    return ReplyStatus(reply_id=reply_id, samples=samples)
+
+
+def _samples(seq: int, n: int, state: CoreState | None, rows: EndedRows) -> Iterator[SampleStatus]:
+    live = state.requests.get(seq) if state is not None else None
+    for index in range(n):
+        row = rows.find(SequenceId(seq, index))
+        found: SampleState = "finished"
+        output_tokens = row.output_tokens if row is not None else 0
+        if live is not None and row is None:
+            sequence = live.sequences[index]
+            found, output_tokens = _STATES[sequence.state], sequence.num_output_tokens
+            if found == "waiting" and sequence.residency:
+                found = "preempted"
+        yield SampleStatus(request=seq, index=index, state=found, output_tokens=output_tokens, row=row)

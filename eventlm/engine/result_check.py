@@ -28,7 +28,7 @@ class ResultMismatchError(EventLMError):
 
 
 def wants_extras(request: Request) -> bool:
-    """Whether the rows of a request give anything beside tokens."""
+    """Whether the rows of a request give more than tokens."""
     params = request.sampling
     return request.scheduling.kind != "generate" or params.logprobs is not None or params.prompt_logprobs is not None
 
@@ -38,8 +38,8 @@ def check_result(
 ) -> None:
     """Raise ResultMismatchError unless `result` answers `launched`.
 
-    asking: (row, request) of each row that must give extras. Rows of sequences that take no more tokens are left out:
-    nobody reads their extras. vocab_size: 0 if unknown.
+    asking: (row, request) of each row that must give extras. Rows of sequences that take no more tokens are left out,
+    because their extras are not used. vocab_size: 0 if unknown.
     """
     limit = vocab_size or TOKEN_ID_LIMIT
     for problem in chain(_problems(result, launched, limit), _extras_problems(result, launched, asking, limit)):
@@ -47,7 +47,7 @@ def check_result(
 
 
 def _problems(result: StepResult, launched: Launched, vocab_size: int) -> Iterator[str]:
-    """What is wrong with everything but the extras. A step has a row for each sequence: written for speed."""
+    """What is wrong with the result apart from its extras. A step has a row for each sequence: written for speed."""
     if (result.epoch, result.step) != (launched.epoch, launched.step):
         yield f"it is of step {result.step} in epoch {result.epoch}, not of epoch {launched.epoch}"
     if not 0 <= result.start_ns <= result.end_ns < TIME_LIMIT_NS:
@@ -61,9 +61,10 @@ def _problems(result: StepResult, launched: Launched, vocab_size: int) -> Iterat
     ids = list(chain.from_iterable(result.tokens))
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         yield f"it has a token id that is not from 0 to {vocab_size - 1}"
-    ends = [row for row, _ in result.ends]
-    if any(not 0 <= row < len(most) or not most[row] for row in ends) or len(set(ends)) < len(ends):
-        yield f"it ends the rows {ends}, and of {len(most)} rows each that samples can end once"
+    ends = dict(result.ends)
+    is_possible = all(0 <= row < len(most) and (most[row] or end == "error") for row, end in result.ends)
+    if not is_possible or len(ends) < len(result.ends):
+        yield f"it ends the rows {result.ends}, and of {len(most)} rows each can end once, by an error or if it samples"
     if len(result.ops) > MAX_OPS or any(len(name) > MAX_OP_NAME for name in result.ops):
         yield f"it names {len(result.ops)} operations, or one of them by more than {MAX_OP_NAME} characters"
     if any(not 0 <= time_ns < TIME_LIMIT_NS for time_ns in result.ops.values()):
@@ -80,19 +81,21 @@ def _extras_problems(
     if any(not 0 <= row < num_rows for row in rows) or len(set(rows)) < len(rows):
         yield f"it has extras of the rows {rows}, and each of {num_rows} rows can have them once"
     by_row = {extras.row: extras for extras in result.extras}
+    ends = dict(result.ends)
     for row, request in asking:
+        num_tokens = len(result.tokens[row])
+        # A row that is not finite has neither tokens nor extras.
+        if ends.get(row) == "error" and not num_tokens and row not in by_row:
+            continue
         extras = by_row.get(row, RowExtras(row=row))
-        # A row whose logits are not finite gives no token, and no log-probabilities.
-        if num_tokens := len(result.tokens[row]):
-            problem = _logprobs_problem(extras.logprobs, num_tokens, request.sampling.logprobs, vocab_size)
-            if problem:
-                yield f"the log-probabilities of row {row} {problem}"
+        if problem := _logprobs_problem(extras.logprobs, num_tokens, request.sampling.logprobs, vocab_size):
+            yield f"the log-probabilities of row {row} {problem}"
         for problem in _prompt_problems(launched, extras, request, vocab_size):
             yield f"{problem} of row {row}"
 
 
 def _prompt_problems(launched: Launched, extras: RowExtras, request: Request, vocab_size: int) -> Iterator[str]:
-    """What is wrong with what a row says of its prompt. Only chunks compute prompts."""
+    """What is wrong with a row's extras for its prompt. Only chunks compute prompts."""
     prompt_tokens = len(request.prompt_token_ids)
     start = end = 0
     if extras.row >= len(launched.decodes):

@@ -1,4 +1,4 @@
-"""What an engine is made of, resolved: limits, plug-ins, model. Made by whoever composes it, before it starts."""
+"""The resolved parts of an engine: limits, plug-ins, model. The composition makes them before the engine starts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.state import Plugins
-from eventlm.cores import compute_threads, spread_processors, usable_cores
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import UsageError
 from eventlm.events import Header
+from eventlm.system.processors import compute_threads, spread_processors, usable_cores
 from eventlm.system.system import System
 from eventlm.types import NANOSECONDS_PER_SECOND
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
 
 class ResolvedPlugins(NamedTuple):
-    """The three plug-ins of a scheduler, and the policies that can take the first one's place."""
+    """The three plug-ins of a scheduler, and the policies that can replace the first."""
 
     policy: ResolvedPlugin
     batcher: ResolvedPlugin
@@ -41,7 +41,7 @@ class ResolvedPlugins(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What a worker computes on: `name` is torch's, `model` its maker's, of a GPU."""
+    """What a worker computes on. `name` is torch's; `model` is the GPU's product name."""
 
     name: str = "cpu"
     model: str = ""
@@ -52,7 +52,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     tokenizer in place of the model's own, or empty; `vocab_size` 0: unknown.
 
     devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers find out how
-    many there is room for, and `with_blocks` makes the setup that a run goes by.
+    many fit, and `with_blocks` makes the setup of the run.
     """
 
     config: Config
@@ -78,7 +78,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
 
 
 def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
-    """Look the plug-ins up. Raises UsageError for one that cannot be had, or limits that contradict each other."""
+    """Look the plug-ins up. Raises UsageError for one that cannot be loaded, or limits that contradict each other."""
     if 0 < scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
         raise UsageError(
             f"--max-num-batched-tokens {scheduler.max_num_batched_tokens} is less than --max-num-seqs "
@@ -127,7 +127,7 @@ def make_setup(
         graph_buckets=default_buckets(scheduler.max_num_seqs) if devices and config.gpu.cuda_graphs else [],
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
-        # Later it would be no use: the replica is given up.
+        # After that the replica is given up, so a later value has no effect.
         max_losses=min(config.worker.max_losses, config.worker.max_restarts),
     )
     return EngineSetup(
@@ -145,10 +145,10 @@ def make_setup(
 
 
 def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
-    """The setup for the KV blocks that the worker of each replica has found room for (0: as many as it was told).
+    """The setup for the KV blocks that fit into the worker of each replica (0: as many as were configured).
 
-    All replicas get as many as the one that has fewest, within what an engine can have, and the context is cut to what
-    these hold. Raises UsageError where that is less than what was asked for.
+    All replicas get as many as the one with the fewest, up to an engine's limit, and the context is cut to what these
+    hold. Raises UsageError if that is less than what was asked for.
     """
     core, asked = setup.core, setup.config.model.max_model_len
     num_blocks = min(*(each or core.num_blocks for each in found), most_blocks(core.num_replicas))
@@ -246,7 +246,7 @@ def make_header(
 
 
 def describe_host() -> dict[str, Any]:
-    """What the header says of the machine and its Python; workers add what they compute with."""
+    """The machine and its Python for the header; workers add their compute back end."""
     return {
         "python": platform.python_version(),
         "implementation": sys.implementation.name,
@@ -258,7 +258,7 @@ def describe_host() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """The processor's name; empty where nobody tells."""
+    """The processor's name; empty if it is not known."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, value = line.partition(":")

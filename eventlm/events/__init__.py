@@ -34,37 +34,9 @@ from eventlm.events.facts import (
 )
 from eventlm.events.markers import Checkpoint, End, Gap, Header, PluginRecord, Snapshot, StepOps, UserMark
 
-#: All classes of events; the order has no meaning.
-FACTS: tuple[type[Fact], ...] = (
-    Arrived,
-    Cancelled,
-    StepCompleted,
-    TextEnded,
-    WorkerUp,
-    WorkerLost,
-    Desynced,
-    TimerDue,
-    PredictorSwapped,
-    PolicySwapped,
-    CacheFlushed,
-    FrontEndLost,
-    GrammarReady,
-    Paused,
-    Resumed,
-)
-DECISIONS: tuple[type[Decision], ...] = (
-    Admitted,
-    Rejected,
-    Routed,
-    Launched,
-    Preempted,
-    Emitted,
-    Closing,
-    Finished,
-    TimerSet,
-    PluginFailed,
-)
-MARKERS: tuple[type[Marker], ...] = (Header, Checkpoint, Snapshot, Gap, UserMark, StepOps, End)
+FACTS: tuple[type[Fact], ...] = tuple(Fact.__subclasses__())
+DECISIONS: tuple[type[Decision], ...] = tuple(Decision.__subclasses__())
+MARKERS: tuple[type[Marker], ...] = tuple(Marker.__subclasses__())
 
 __all__ = [
     "DECISIONS",

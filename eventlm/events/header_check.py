@@ -1,7 +1,7 @@
-"""The first line of a trace, checked whole before anything is made of it: it may have been made up, with right hashes.
+"""Checks of the first line of a trace, before anything else is read. It may be forged, with correct hashes.
 
-Limits of single fields stand with their types, in `eventlm.config.core` and in `Header`; here is what a type cannot
-tell. A writer checks its header by the same function, so no run can be recorded that would be refused afterwards.
+Limits of single fields are in their types, in `eventlm.config.core` and in `Header`; here is what types cannot express.
+A writer checks its header by the same function, so no run is recorded that would be refused afterwards.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from eventlm.events.codec import UNREADABLE, decode_body
 from eventlm.events.markers import Header
 from eventlm.types import PluginKind
 
-#: A few KiB are usual: configuration and plug-ins. It also bounds what is read of a file that is no trace.
+#: A few KiB are usual: configuration and plug-ins. It also bounds what is read of a file that is not a trace.
 MAX_HEADER_BYTES = 1 << 20
-#: Of tables and lists in each other. All that goes through them calls itself for each.
+#: Of nested tables and lists, because code that walks them is recursive.
 MAX_DEPTH = 64
-#: Positions are below this, so that every JSON reader has them exactly.
+#: Positions are below this, so that every JSON reader reads them exactly.
 _POSITION_LIMIT = 1 << 53
-#: Of a message of msgspec: `Expected ... - at `$.core.num_blocks``.
+#: A message of msgspec: `Expected ... - at `$.core.num_blocks``.
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.(?P<where>.*)`$", re.S)
 
 
 def decode_header(body: bytes) -> Header:
-    """The header of a line's body. Raises ValueError, which names the field, for what no engine can have written."""
+    """The header of a line's body. Raises ValueError, which names the field, if no engine can have written it."""
     if len(body) > MAX_HEADER_BYTES:
         raise ValueError(f"it has {len(body):,} bytes, and no header has more than {MAX_HEADER_BYTES:,}")
     try:
@@ -49,20 +49,20 @@ def _problems(header: Header) -> Iterator[str]:
     kinds = {record.kind for record in header.plugins}
     for kind in get_args(PluginKind):
         if kind not in kinds:
-            yield f"plugins: none of them is a {kind}"
+            yield f"plugins: there is no {kind}"
     nested = {"config": header.config, "host": header.host}
     for place, record in enumerate(header.plugins):
         nested[f"plugins[{place}].parameters"] = record.parameters
         if "type" in record.parameters:
-            # It would stand for the plug-in's name.
+            # That key is the plug-in's name.
             yield f"plugins[{place}].parameters: none can be called `type`"
     for name, value in nested.items():
         if _is_deeper(value, MAX_DEPTH):
-            yield f"{name}: more than {MAX_DEPTH} tables and lists stand in each other"
+            yield f"{name}: tables and lists are nested more than {MAX_DEPTH} deep"
 
 
 def _is_deeper(outermost: dict[str, Any], depth: int) -> bool:
-    """Whether tables and lists stand in each other more than `depth` deep."""
+    """Whether tables and lists are nested more than `depth` deep."""
     level: list[Any] = [outermost]
     for _ in range(depth):
         children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from msgspec import structs
 
-from eventlm.config.sizes import memory_bytes
+from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import EngineUnavailableError
-from eventlm.frontend.calls import FrontEndCalls
-from eventlm.frontend.link import FrontEndLink
+from eventlm.frontend.link import NO_BEAT, FrontEndLink
 from eventlm.frontend.process import FrontEndProcess
-from eventlm.frontend.protocol import Beat, BeginDrain, FrontEndFailed, FrontEndSetup, ToFrontEnd
-from eventlm.metrics.components import FrontEndMetrics, HttpRequests
+from eventlm.frontend.protocol import Beat, FrontEndFailed, FrontEndSetup, Signal, ToFrontEnd
+from eventlm.metrics.components import FrontEndMetrics
+from eventlm.system.system import System
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
@@ -45,9 +45,10 @@ class FrontEnd:
 
     def __init__(
         self,
+        system: System,
         setup: FrontEndSetup,
         engine: InferenceEngine,
-        calls: FrontEndCalls,
+        metrics: Callable[[], list[FrontEndMetrics]],
         sockets: Sequence[socket.socket],
         *,
         module: str,
@@ -57,9 +58,10 @@ class FrontEnd:
         self.index = setup.index
         self.is_draining = False
         self.num_restarts = 0
+        self._system = system
         self._setup = setup
         self._engine = engine
-        self._calls = calls
+        self._all_metrics = metrics
         self._sockets = sockets
         self._module = module
         self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
@@ -86,29 +88,20 @@ class FrontEnd:
     def metrics(self) -> FrontEndMetrics:
         """Its metrics, at most one heartbeat old."""
         link = self._link
-        if link is None or link.lost.done() or not link.started.done():
-            return FrontEndMetrics(
-                index=self.index,
-                is_up=False,
-                num_restarts=self.num_restarts,
-                http_requests=self._answered(),
-            )
-        beat = link.beat
+        is_up = link is not None and not link.lost.done() and link.started.done()
+        beat = link.beat if link is not None and is_up else NO_BEAT
+        counts = self._http_requests.copy()
+        if link is not None:
+            counts.update(_by_route(link.beat))
         return FrontEndMetrics(
             index=self.index,
-            is_up=True,
+            is_up=is_up,
             num_restarts=self.num_restarts,
             num_requests=beat.num_requests,
             cpu_ns=beat.cpu_ns,
             resident_bytes=beat.resident_bytes,
-            http_requests=self._answered(),
+            http_requests=[(*route, count) for route, count in counts.items()],
         )
-
-    def _answered(self) -> HttpRequests:
-        counts = self._http_requests.copy()
-        if self._link is not None:
-            counts.update(_by_route(self._link.beat))
-        return [(*route, count) for route, count in counts.items()]
 
     async def start(self) -> None:
         """Start the first process. Raises EngineUnavailableError if it does not start."""
@@ -141,9 +134,9 @@ class FrontEnd:
         )
 
     async def _spawn(self) -> None:
-        process = self._process = await FrontEndProcess.spawn(self._module, self._sockets)
+        process = self._process = await FrontEndProcess.spawn(self._system, self._module, self._sockets)
         replay_bytes = memory_bytes(self._setup.config.server.resume_memory)
-        link = self._link = FrontEndLink(self.index, self._calls, max_replay_bytes=replay_bytes)
+        link = self._link = FrontEndLink(self.index, self._engine, self._all_metrics, max_replay_bytes=replay_bytes)
         try:
             await link.open(process.end)
             process.death.add_done_callback(lambda _: link.lose(process.ending))
@@ -165,7 +158,7 @@ class FrontEnd:
             await self._discard()
             raise EngineUnavailableError(f"front end {self.index} did not start: {message.message}")
         if self.is_draining:
-            link.send(BeginDrain())
+            link.send(Signal("drain"))
 
     def _close_sockets(self) -> None:
         """Close the listening sockets, so that the kernel sends connections to the other front ends."""
@@ -202,13 +195,13 @@ class FrontEnd:
 
     async def _serve_once(self) -> bool:
         """Watch the current process to its end and start the next; False if there will be none."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began_ns = self._system.clock.monotonic_ns()
         reason = await self._watch()
         await self._lose(reason)
         if self.is_draining:
             return False
-        self._num_failures = 0 if loop.time() - began >= STEADY_SECONDS else self._num_failures + 1
+        is_steady = self._system.clock.monotonic_ns() - began_ns >= STEADY_SECONDS * 1e9
+        self._num_failures = 0 if is_steady else self._num_failures + 1
         return await self._restart()
 
     async def _watch(self) -> str:

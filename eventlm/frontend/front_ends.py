@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec import structs
 
-from eventlm.frontend.calls import FrontEndCalls
 from eventlm.frontend.front_end import FrontEnd
-from eventlm.frontend.protocol import BeginDrain, Cut, FrontEndSetup, Reload, StateChanged
+from eventlm.frontend.protocol import FrontEndSetup, Signal, StateChanged
 from eventlm.metrics.components import FrontEndMetrics
+from eventlm.system.system import System
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
@@ -37,6 +37,7 @@ class FrontEndController:
 
     def __init__(
         self,
+        system: System,
         engine: InferenceEngine,
         setup: FrontEndSetup,
         sockets: Sequence[Sequence[socket.socket]],
@@ -48,12 +49,12 @@ class FrontEndController:
         self.all_dead = asyncio.Event()
         self._engine = engine
         self._num_dead = 0
-        calls = FrontEndCalls(engine, lambda: self.metrics)
         self._front_ends = [
             FrontEnd(
+                system,
                 structs.replace(setup, index=index),
                 engine,
-                calls,
+                lambda: self.metrics,
                 group,
                 module=module,
                 heartbeat_timeout_seconds=heartbeat_timeout_seconds,
@@ -85,7 +86,7 @@ class FrontEndController:
         """Let all refuse new requests and exit after their last one. Returns how many requests are left."""
         for front_end in self._front_ends:
             front_end.is_draining = True
-            front_end.send(BeginDrain())
+            front_end.send(Signal("drain"))
         counts = [front_end.link.draining for front_end in self._front_ends if front_end.link is not None]
         if counts:
             await asyncio.wait(counts, timeout=COUNT_SECONDS)
@@ -113,12 +114,12 @@ class FrontEndController:
     async def _cut(self, cut: asyncio.Event) -> None:
         await cut.wait()
         for front_end in self._front_ends:
-            front_end.send(Cut())
+            front_end.send(Signal("cut"))
 
     def reload(self) -> None:
         """Let all reload files that may have changed."""
         for front_end in self._front_ends:
-            front_end.send(Reload())
+            front_end.send(Signal("reload"))
 
     def _send_state(self) -> None:
         engine = self._engine

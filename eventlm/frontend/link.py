@@ -4,39 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 import structlog
+from msgspec import structs
 
-from eventlm.engine.request import EngineUnavailableError, RequestOutput, ResumedReply, TakenOver
+from eventlm.engine.request import EngineUnavailableError, OnOutput, RequestOutput, ResumedReply, TakenOver
 from eventlm.errors import EventLMError
-from eventlm.frontend.calls import FrontEndCalls
-from eventlm.frontend.frames import FrameConnection
 from eventlm.frontend.protocol import (
     Abandon,
+    Administer,
     Beat,
     Call,
+    CallOnReply,
     CancelRequest,
     Draining,
     EndText,
     FrontEndFailed,
     FrontEndReady,
+    GetMetrics,
     LeaveReply,
     Lost,
+    Notification,
+    Operation,
     Outputs,
     ResumeReply,
     StreamOutput,
     Submit,
+    Submitted,
     ToFrontEnd,
     call_error,
     call_result,
     decode_from_front_end,
     encode,
 )
+from eventlm.system.frames import FrameConnection
+
+if TYPE_CHECKING:
+    from eventlm.engine.inference_engine import InferenceEngine
+    from eventlm.metrics.components import FrontEndMetrics
 
 #: How much a front end may leave unread. Beyond this it counts as lost, because the backlog is in the engine's memory.
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
+#: Before the first heartbeat.
+NO_BEAT = Beat(num_requests=0, cpu_ns=0, resident_bytes=0)
 
 log = structlog.get_logger("eventlm.front_end")
 
@@ -44,13 +58,15 @@ log = structlog.get_logger("eventlm.front_end")
 class FrontEndLink:
     """A connection to one front-end process. `lost` completes, with the reason, when the connection is unusable.
 
-    max_replay_bytes: allowance for the outputs of one resumed reply, on top of `max_backlog_bytes`.
+    metrics: returns those of all front ends. max_replay_bytes: allowance for the outputs of one resumed reply, on top
+    of `max_backlog_bytes`.
     """
 
     def __init__(
         self,
         index: int,
-        calls: FrontEndCalls,
+        engine: InferenceEngine,
+        metrics: Callable[[], list[FrontEndMetrics]],
         *,
         max_replay_bytes: int = 0,
         max_backlog_bytes: int = MAX_BACKLOG_BYTES,
@@ -61,9 +77,10 @@ class FrontEndLink:
         self.draining: asyncio.Future[int] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         #: The last heartbeat, and how many there have been.
-        self.beat = Beat(num_requests=0, cpu_ns=0, resident_bytes=0)
+        self.beat = NO_BEAT
         self.num_beats = 0
-        self._calls = calls
+        self._engine = engine
+        self._metrics = metrics
         self._max_backlog_bytes = max_backlog_bytes
         self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
@@ -95,7 +112,7 @@ class FrontEndLink:
         for task in self._answering.values():
             task.cancel()
         for leave in self._reading:
-            self._calls.notify(leave)
+            self._notify(leave)
         self._outputs.clear()
         if self._connection is not None:
             self._connection.abort()
@@ -117,7 +134,7 @@ class FrontEndLink:
             case CancelRequest() | EndText() | LeaveReply():
                 if isinstance(message, LeaveReply):
                     self._reading.discard(message)
-                self._calls.notify(message)
+                self._notify(message)
             case Beat():
                 self.beat = message
                 self.num_beats += 1
@@ -131,7 +148,7 @@ class FrontEndLink:
     async def _answer(self, call: Call) -> None:
         try:
             self._check_room(call)
-            result = await self._calls.answer(self.index, call.operation, partial(self._put, call.id))
+            result = await self._carry_out(call.operation, partial(self._put, call.id))
         except EventLMError as error:
             self.send(call_error(call.id, error))
             return
@@ -147,8 +164,39 @@ class FrontEndLink:
                 self._reading.add(LeaveReply(submission.reply_id, 0))
         self.send(call_result(call.id, result))
         if isinstance(result, ResumedReply):
-            # Its outputs are here already. Send them now, so that they count before the next resumption is checked.
+            # Its outputs are here already. Send them now: they count when the next resumption is checked.
             self._flush()
+
+    async def _carry_out(self, operation: Operation, on_output: OnOutput) -> Any:
+        """Returns a result that msgpack can encode. Raises what the engine raises."""
+        engine = self._engine
+        match operation:
+            case Submit(group=group, submission=submission):
+                marked = [request.with_scheduling(front_end=self.index) for request in group]
+                handles = await engine.submit(marked, submission=submission, on_output=on_output)
+                return Submitted([handle.request for handle in handles], handles[0].rate_limits if handles else None)
+            case ResumeReply(reply_id=reply_id, owner=owner, limits=limits):
+                return await engine.resume(reply_id, owner, on_output, limits)
+            case CallOnReply(method=method, reply_id=reply_id, owner=owner):
+                return await getattr(engine, method)(reply_id, owner)
+            case GetMetrics():
+                return structs.replace(await engine.read_metrics(), front_ends=self._metrics())
+            case Administer(action=action):
+                return await engine.administer(action)
+            case _:
+                assert_never(operation)
+
+    def _notify(self, notification: Notification) -> None:
+        """Pass on a notification. The request it concerns may have ended already."""
+        match notification:
+            case CancelRequest(request=request, reason=reason):
+                self._engine.cancel(request, reason)
+            case EndText(request=request, index=index, position=position, reason=reason):
+                self._engine.end_text(request, index, position, reason)
+            case LeaveReply(reply_id=reply_id, reader=reader):
+                self._engine.leave(reply_id, reader)
+            case _:
+                assert_never(notification)
 
     def _check_room(self, call: Call) -> None:
         """Let one resumed reply at a time exceed the bound: a client that resumes many harms no other stream."""
@@ -157,14 +205,14 @@ class FrontEndLink:
         if self._connection.backlog_bytes > self._max_backlog_bytes:
             raise EngineUnavailableError("too much is on its way to be sent; try again")
 
-    def _put(self, call: int, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
+    def _put(self, call: int, index: int, output: RequestOutput | TakenOver | EventLMError) -> None:
         """Collect an output. All outputs of one tick leave in one message after it."""
         if self.lost.done():
             return
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         sent: StreamOutput = Lost(str(output)) if isinstance(output, EventLMError) else output
-        self._outputs.append((call, place, sent))
+        self._outputs.append((call, index, sent))
 
     def _flush(self) -> None:
         outputs, self._outputs = self._outputs, []

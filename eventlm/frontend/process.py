@@ -4,57 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import sys
 from collections.abc import Sequence
+from socket import socket
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.formatting import death_in_words
+from eventlm.system.processes import Process
+from eventlm.system.system import System
 
 STDERR = 2
 
 
 class FrontEndProcess:
-    """A fresh Python process that inherits one end of a socket pair and the listening sockets.
+    """A fresh Python process that inherits one end of a socket pair and the listening sockets. `end` is the other."""
 
-    The pair has no name, so no other process can connect to it. End of file on it means that the other side died.
-    """
-
-    def __init__(self, process: asyncio.subprocess.Process, end: socket.socket) -> None:
+    def __init__(self, process: Process, end: socket) -> None:
         self._process = process
-        #: The engine's end of the pair.
         self.end = end
         self.death = asyncio.create_task(process.wait())
 
     @classmethod
-    async def spawn(cls, module: str, sockets: Sequence[socket.socket]) -> FrontEndProcess:
+    async def spawn(cls, system: System, module: str, sockets: Sequence[socket]) -> FrontEndProcess:
         """Start `python -m MODULE END SOCKET,...`, file descriptors all. Raises EngineUnavailableError."""
+        listening = [each.fileno() for each in sockets]
         try:
-            ours, theirs = socket.socketpair()
+            with contextlib.ExitStack() as stack:
+                ours, theirs = map(stack.enter_context, system.pipes.pair())
+                process = await system.processes.spawn(
+                    module,
+                    str(theirs.fileno()),
+                    ",".join(map(str, listening)),
+                    # Output that a library prints must not mix with this program's.
+                    stdout=STDERR,
+                    pass_fds=(theirs.fileno(), *listening),
+                )
+                stack.pop_all()
         except OSError as error:
             raise EngineUnavailableError(f"cannot start a front end: {error}") from error
-        listening = [each.fileno() for each in sockets]
-        # -P: import nothing from the current folder.
-        command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), ",".join(map(str, listening))]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                # Output that a library prints must not mix with this program's.
-                stdout=STDERR,
-                pass_fds=(theirs.fileno(), *listening),
-                # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine alone decides when front ends end.
-                start_new_session=True,
-            )
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, OSError):
-                raise EngineUnavailableError(f"cannot start a front end: {error}") from error
-            raise
-        finally:
-            theirs.close()
+        theirs.close()
         return cls(process, ours)
 
     @property
@@ -77,5 +64,5 @@ class FrontEndProcess:
         """Kill it. Harmless when it has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                self._process.kill()
         await asyncio.wait({self.death})

@@ -5,13 +5,13 @@ every second. A front end calls the engine with a `Call` that holds one `Operati
 `CallError`. If the operation has outputs (those of submitted requests, or of a resumed reply), they follow under the
 call's number; all outputs of one tick travel in one message. A `Notification` has no answer.
 
-To add an operation: a struct in `Operation` or `Notification`, a handler in `eventlm.frontend.calls`, and a method of
-`eventlm.frontend.remote_engine.RemoteEngine`.
+To add an operation: a struct in `Operation` or `Notification`, a case in `eventlm.frontend.link.FrontEndLink`, and a
+method of `eventlm.frontend.remote_engine.RemoteEngine`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union
 
 import msgspec
 from msgspec import Raw, Struct
@@ -102,16 +102,12 @@ class CallError(Struct, frozen=True, tag="call_error"):
     arguments: list[Any]
 
 
-class Reload(Struct, frozen=True, tag="reload"):
-    """Reload files that may have changed."""
+class Signal(Struct, frozen=True, tag="signal"):
+    """reload: reload files that may have changed. drain: refuse new requests, finish the running ones, and exit. cut:
+    end the running requests now.
+    """
 
-
-class BeginDrain(Struct, frozen=True, tag="drain"):
-    """Refuse new requests, finish the running ones, and exit."""
-
-
-class Cut(Struct, frozen=True, tag="cut"):
-    """End the running requests now."""
+    kind: Literal["reload", "drain", "cut"]
 
 
 class FrontEndReady(Struct, frozen=True, tag="ready"):
@@ -161,25 +157,12 @@ class ResumeReply(Struct, frozen=True, tag="resume"):
     limits: RateLimits
 
 
-class CancelReply(Struct, frozen=True, tag="cancel_reply"):
-    """`Engine.cancel_reply`. Returns whether anything was running."""
+class CallOnReply(Struct, frozen=True, tag="reply"):
+    """`Engine.cancel_reply`, `Engine.status` or `Engine.explain`. Returns what that returns."""
 
-    reply_id: str
-    owner: str
-
-
-class GetStatus(Struct, frozen=True, tag="status"):
-    """`Engine.status`. Returns a `ReplyStatus`."""
-
+    method: Literal["cancel_reply", "status", "explain"]
     reply_id: str
     owner: str | None
-
-
-class GetExplanation(Struct, frozen=True, tag="explain"):
-    """`Engine.explain`. Returns an `ExplainAnswer`."""
-
-    reply_id: str
-    owner: str
 
 
 class GetMetrics(Struct, frozen=True, tag="metrics"):
@@ -192,7 +175,7 @@ class Administer(Struct, frozen=True, tag="administer"):
     action: AdminAction
 
 
-Operation = Union[Submit, ResumeReply, CancelReply, GetStatus, GetExplanation, GetMetrics, Administer]  # noqa: UP007
+Operation = Union[Submit, ResumeReply, CallOnReply, GetMetrics, Administer]  # noqa: UP007
 
 
 class Call(Struct, frozen=True, tag="call"):
@@ -233,36 +216,21 @@ class LeaveReply(Struct, frozen=True, tag="leave"):
 
 Notification = Union[CancelRequest, EndText, LeaveReply]  # noqa: UP007
 
-ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, CallResult, CallError, Reload, BeginDrain, Cut]  # noqa: UP007
+ToFrontEnd = Union[FrontEndSetup, StateChanged, Outputs, CallResult, CallError, Signal]  # noqa: UP007
 FromFrontEnd = Union[  # noqa: UP007
     FrontEndReady, FrontEndFailed, Beat, Draining, Call, Abandon, CancelRequest, EndText, LeaveReply
 ]
 
-_encoder = msgspec.msgpack.Encoder()
-_to_front_end = msgspec.msgpack.Decoder(ToFrontEnd)
-_from_front_end = msgspec.msgpack.Decoder(FromFrontEnd)
-
-
-def encode(message: Struct) -> bytes:
-    """Encode a message."""
-    return _encoder.encode(message)
-
-
-def decode_to_front_end(data: bytes) -> ToFrontEnd:
-    """Decode a message from the engine."""
-    message: ToFrontEnd = _to_front_end.decode(data)
-    return message
-
-
-def decode_from_front_end(data: bytes) -> FromFrontEnd:
-    """Decode a message from a front end."""
-    message: FromFrontEnd = _from_front_end.decode(data)
-    return message
+_to_front_end: msgspec.msgpack.Decoder[ToFrontEnd] = msgspec.msgpack.Decoder(ToFrontEnd)
+_from_front_end: msgspec.msgpack.Decoder[FromFrontEnd] = msgspec.msgpack.Decoder(FromFrontEnd)
+encode = msgspec.msgpack.Encoder().encode
+decode_to_front_end = _to_front_end.decode
+decode_from_front_end = _from_front_end.decode
 
 
 def call_result(call: int, result: Any) -> CallResult:
     """A `CallResult` that carries `result`."""
-    return CallResult(call, Raw(_encoder.encode(result)))
+    return CallResult(call, Raw(encode(result)))
 
 
 def decode_result(result: Raw, result_type: type[T]) -> T:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from msgspec import Raw
 
 from eventlm.engine.admin import AdminAction, EngineStatus
-from eventlm.engine.explanations import ExplainAnswer
+from eventlm.engine.explanations import ExplainResponse
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     EngineUnavailableError,
@@ -22,21 +22,19 @@ from eventlm.engine.request import (
     Submission,
 )
 from eventlm.engine.request_check import check_request
-from eventlm.engine.response_status import ReplyStatus
+from eventlm.engine.request_registry import ReplyStatus
 from eventlm.frontend.protocol import (
     Abandon,
     Administer,
     Call,
     CallError,
+    CallOnReply,
     CallResult,
-    CancelReply,
     CancelRequest,
     EndText,
     FromFrontEnd,
     FrontEndSetup,
-    GetExplanation,
     GetMetrics,
-    GetStatus,
     LeaveReply,
     Lost,
     Operation,
@@ -76,7 +74,7 @@ class _Call(NamedTuple):
 
 
 class RemoteEngine:
-    """See `eventlm.server.engine_protocol.Engine`. `send` sends to the engine; `take` receives its messages."""
+    """See `eventlm.text.engine.Engine`. `send` sends to the engine; `take` receives its messages."""
 
     def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None], clock: Clock) -> None:
         self._clock = clock
@@ -114,8 +112,8 @@ class RemoteEngine:
         for request in group:
             check_request(request, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
         handles = [
-            RequestHandle(-1, request.n, self._end_text, self._cancel, put=on_output and partial(on_output, place))
-            for place, request in enumerate(group)
+            RequestHandle(-1, request.n, self._end_text, self._cancel, put=on_output and partial(on_output, index))
+            for index, request in enumerate(group)
         ]
 
         def take(result: Raw) -> list[RequestHandle]:
@@ -131,7 +129,7 @@ class RemoteEngine:
             for handle in handles:
                 handle.cancel()
 
-        put = on_output or (lambda place, output: handles[place].put(output))
+        put = on_output or (lambda index, output: handles[index].put(output))
         stream = _Stream(put, [request.n for request in group])
         return await self._call(Submit(list(group), submission), take, stream=stream, abandon=abandon)
 
@@ -161,7 +159,7 @@ class RemoteEngine:
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
         """As the method of `InferenceEngine`."""
-        return await self._call(CancelReply(reply_id, owner), partial(decode_result, result_type=bool))
+        return await self._call(CallOnReply("cancel_reply", reply_id, owner), partial(decode_result, result_type=bool))
 
     async def administer(self, action: AdminAction) -> EngineStatus:
         """As the method of `InferenceEngine`."""
@@ -169,13 +167,15 @@ class RemoteEngine:
 
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
         """As the method of `InferenceEngine`."""
-        return await self._call(GetStatus(reply_id, owner), partial(decode_result, result_type=ReplyStatus))
+        return await self._call(CallOnReply("status", reply_id, owner), partial(decode_result, result_type=ReplyStatus))
 
-    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+    async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
         """As the method of `InferenceEngine`."""
         number = self._num_calls + 1
         try:
-            return await self._call(GetExplanation(reply_id, owner), partial(decode_result, result_type=ExplainAnswer))
+            return await self._call(
+                CallOnReply("explain", reply_id, owner), partial(decode_result, result_type=ExplainResponse)
+            )
         except asyncio.CancelledError:
             # An explanation may take long, and other calls wait for theirs.
             if self._calls.pop(number, None) is not None:
@@ -217,27 +217,27 @@ class RemoteEngine:
                 call.result.set_exception(error)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            for place, num_left in enumerate(stream.num_left or [1]):
+            for index, num_left in enumerate(stream.num_left or [1]):
                 if num_left:
-                    stream.on_output(place, error)
+                    stream.on_output(index, error)
 
     def _take_outputs(self, outputs: Outputs) -> None:
         streams = self._streams
-        for call, place, output in outputs.items:
+        for call, index, output in outputs.items:
             stream = streams.get(call)
             if stream is None:
                 continue
             if isinstance(output, Lost):
-                self._count_off(call, stream, place, all_at_once=True)
-                stream.on_output(place, EngineUnavailableError(output.message))
+                self._count_off(call, stream, index, all_at_once=True)
+                stream.on_output(index, EngineUnavailableError(output.message))
                 continue
-            stream.on_output(place, output)
+            stream.on_output(index, output)
             if isinstance(output, FinishedOutput):
-                self._count_off(call, stream, place)
+                self._count_off(call, stream, index)
 
-    def _count_off(self, call: int, stream: _Stream, place: int, *, all_at_once: bool = False) -> None:
+    def _count_off(self, call: int, stream: _Stream, index: int, *, all_at_once: bool = False) -> None:
         if stream.num_left:
-            stream.num_left[place] -= stream.num_left[place] if all_at_once else 1
+            stream.num_left[index] -= stream.num_left[index] if all_at_once else 1
             if not any(stream.num_left):
                 del self._streams[call]
 

@@ -1,16 +1,30 @@
-"""What the metrics store adds up: histograms, counters and gauges, one set for each replica. Integers only.
+"""The sums of the metrics store: histograms, counters and gauges, one set for each replica. Integers only.
 
-Times are nanoseconds. `histograms` and `families` declare what /metrics makes of them.
+Times are nanoseconds. `histograms` and `families` declare how /metrics shows them.
 """
 
 from __future__ import annotations
+
+from typing import Any, Self
 
 from msgspec import Struct, field
 
 from eventlm.metrics.histograms import LATENCY, TTFT, Histogram
 
 
-class ReplicaMetrics(Struct, kw_only=True, gc=False):
+class _Sums(Struct, kw_only=True, gc=False):
+    def copy(self) -> Self:
+        """One that later events do not change."""
+        return type(self)(**{name: _copied(getattr(self, name)) for name in self.__struct_fields__})
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return value.copy() if isinstance(value, Histogram) else value
+
+
+class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     """Sums over one replica. Sequences are counted, not requests: each of a request's `n` samples is one.
 
     What no replica has yet (sequences in the shared queue, rejected requests) counts under replica 0, so that a sum
@@ -24,7 +38,7 @@ class ReplicaMetrics(Struct, kw_only=True, gc=False):
     num_waiting_for_grammar: int = 0
     num_held_blocks: int = 0
     is_up: bool = False
-    #: Prompt tokens of sequences whose prefill is done, those of them that were hit, and tokens shown.
+    #: Prompt tokens of sequences whose prefill is done, those of them found in the cache, and tokens shown.
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
@@ -39,22 +53,16 @@ class ReplicaMetrics(Struct, kw_only=True, gc=False):
     finish_reasons: dict[str, int] = field(default_factory=dict)
     preempt_reasons: dict[str, int] = field(default_factory=dict)
     reject_reasons: dict[str, int] = field(default_factory=dict)
-    #: Nanoseconds by operation, where the workers were asked for them.
+    #: Nanoseconds by operation, with --profile-ops.
     op_ns: dict[str, int] = field(default_factory=dict)
 
-    def copy(self) -> ReplicaMetrics:
-        """One that later events do not change."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        values = {name: value.copy() if isinstance(value, dict) else value for name, value in values.items()}
-        values["histograms"] = {name: histogram.copy() for name, histogram in self.histograms.items()}
-        return ReplicaMetrics(**values)
 
-
-class ClassMetrics(Struct, kw_only=True, gc=False):
+class ClassMetrics(_Sums, kw_only=True, gc=False):
     """Sums over one class. It counts sequences, except in `num_requests` and `reject_reasons`.
 
-    Deadlines are those of the requests themselves. One that the engine cut short has missed its objectives; one that
-    was cancelled counts for neither.
+    Deadlines are those of the requests themselves. Rejected sequences have missed them and their objectives. One that
+    was cut short, or cancelled before its first token, has missed its objectives; one that was cancelled later is
+    judged by what it got.
     """
 
     num_requests: int = 0
@@ -71,20 +79,12 @@ class ClassMetrics(Struct, kw_only=True, gc=False):
     queue: Histogram = field(default_factory=lambda: Histogram.over(LATENCY))
     e2e: Histogram = field(default_factory=lambda: Histogram.over(LATENCY))
 
-    def copy(self) -> ClassMetrics:
-        """One that later events do not change."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        values = {
-            name: value.copy() if isinstance(value, Histogram | dict) else value for name, value in values.items()
-        }
-        return ClassMetrics(**values)
-
 
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
-    """All that the store had added up when it was taken.
+    """All sums of the store at one moment.
 
-    duration_ns: what the log covers, which is less than the run where its first segments are not kept. num_unseen:
-    sequences that ended and whose beginning the log does not hold. num_cut: sequences that were live when
+    duration_ns: what the log covers, which is less than the run if its first segments are not kept. num_unseen:
+    sequences that ended and whose beginning is not in the log. num_cut: sequences that were live when
     the log lost events; nothing more is measured of them.
     """
 

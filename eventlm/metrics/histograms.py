@@ -1,4 +1,4 @@
-"""Histograms, and the table that declares each of them once: for the store, which fills them, and for /metrics.
+"""Histograms, and the table that declares each of them once, for the store that fills them and for /metrics.
 
 Integers only; times are nanoseconds. Buckets are those of vLLM's dashboards.
 """
@@ -26,14 +26,9 @@ class Histogram(Struct, gc=False):
         return cls(bounds, [0] * (len(bounds) + 1))
 
     def observe(self, value: int, count: int = 1) -> None:
-        """Take in a value that occurred `count` times."""
+        """Add a value that occurred `count` times."""
         self.counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
-
-    @property
-    def num_values(self) -> int:
-        """How many values there were."""
-        return sum(self.counts)
 
     def copy(self) -> Histogram:
         """One that later values do not change."""

@@ -1,7 +1,7 @@
-"""What the metrics store must know of live sequences and of replicas to measure them: bounded by what lives.
+"""The metrics store's state of live sequences and of replicas. Its size is bounded by what is live.
 
 Token times are kept for a step, not for each of its rows: sequences that were in a replica's latest step share its
-time, and only those that join or leave from one step to the next are touched one by one.
+time, and only those that join or leave between two steps are updated one by one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from enum import IntEnum
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
-from eventlm.events import Arrived, Finished, Launched, StepCompleted
+from msgspec import Struct
+
+from eventlm.events import Launched, StepCompleted
 from eventlm.metrics.aggregates import ReplicaMetrics
 from eventlm.metrics.histograms import fields_of
 from eventlm.metrics.rows import CANCELLED, UNFINISHED, RequestRow, StepRow
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import FinishReason
 
 _identity_of = itemgetter(0, 1)
@@ -24,118 +27,86 @@ Identity = tuple[int, int]
 
 
 class Phase(IntEnum):
-    """Where a sequence is, by the log. Ending: closed, and its edge has not yet reported the end of its text."""
+    """Where a sequence is, by the log. Ending: closed, and the end of its text has not been reported yet."""
 
     WAITING = 0
     RUNNING = 1
     ENDING = 2
 
 
-class LiveRequestMetrics:
+class LiveRequestMetrics(Struct, eq=False):
     """A request between its arrival and its last finish."""
 
-    __slots__ = (
-        "arrived_ns",
-        "deadline_ns",
-        "max_output_tokens",
-        "n",
-        "num_unfinished",
-        "own_deadline_ns",
-        "prompt_tokens",
-        "reads_cache",
-        "received_ns",
-        "seq",
-        "service_class",
-        "slo_tpot_ns",
-        "slo_ttft_ns",
-        "waits_for_grammar",
-    )
+    seq: int
+    arrived_ns: int
+    prompt_tokens: int
+    n: int
+    scheduling: SchedulingParams
+    num_unfinished: int = 0
+    #: Of its samples that ran to their end; None before one has.
+    max_output_tokens: int | None = None
 
-    def __init__(self, arrival: Arrived) -> None:
-        self.seq = arrival.s
-        self.arrived_ns = arrival.ts
-        #: Offline requests have no socket that could have received them.
-        self.received_ns = arrival.scheduling.received_ns or arrival.ts
-        self.own_deadline_ns = arrival.scheduling.deadline_ns
-        self.slo_ttft_ns = arrival.scheduling.slo_ttft_ns
-        self.slo_tpot_ns = arrival.scheduling.slo_tpot_ns
-        self.deadline_ns = arrival.scheduling.deadline_ns or arrival.scheduling.slo_ttft_ns
-        self.service_class = arrival.scheduling.service_class
-        self.prompt_tokens = arrival.prompt_tokens
-        self.n = arrival.n
-        self.reads_cache = not arrival.scheduling.skip_cache_read
-        self.waits_for_grammar = arrival.scheduling.waits_for_grammar
-        self.num_unfinished = 0
-        #: Of its samples that ran to their end; None before one has.
-        self.max_output_tokens: int | None = None
+    @property
+    def received_ns(self) -> int:
+        """Offline requests have no socket that could have received them."""
+        return self.scheduling.received_ns or self.arrived_ns
+
+    @property
+    def deadline_ns(self) -> int:
+        """From its arrival to its first token; 0 if it has none."""
+        return self.scheduling.deadline_ns or self.scheduling.slo_ttft_ns
 
 
-class LiveSequence:
+class LiveSequenceMetrics(Struct, kw_only=True, eq=False):
     """A sequence between its admission and its finish. Times in ns, None before they came.
 
     home: the replica it belongs to, -1 for none yet. replica: where it was launched last, -1 before. next_position:
-    where its next chunk begins unless more of it is hit. held_until_ns: when it gave its blocks back for good.
+    where its next chunk begins unless more of it is hit. held_until_ns: when it gave its blocks back for good. table:
+    its block table, as its replica's worker has it.
     """
 
-    __slots__ = (
-        "cached_tokens",
-        "first_token_ns",
-        "held_until_ns",
-        "home",
-        "identity",
-        "last_token_ns",
-        "launched_ns",
-        "next_position",
-        "num_preemptions",
-        "num_restarts",
-        "phase",
-        "preempted_ns",
-        "preemption_ns",
-        "replica",
-        "request",
-        "table",
-        "waits_for_grammar",
-    )
+    request: LiveRequestMetrics
+    identity: Identity
+    waits_for_grammar: bool
+    phase: Phase = Phase.WAITING
+    home: int = -1
+    replica: int = -1
+    launched_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    held_until_ns: int | None = None
+    preempted_ns: int | None = None
+    preemption_ns: int = 0
+    num_preemptions: int = 0
+    num_restarts: int = 0
+    next_position: int = 0
+    cached_tokens: int = 0
+    table: list[int] = []
 
-    def __init__(self, request: LiveRequestMetrics, index: int) -> None:
-        self.request = request
-        self.identity: Identity = (request.seq, index)
-        self.phase = Phase.WAITING
-        self.waits_for_grammar = request.waits_for_grammar
-        self.home = -1
-        self.replica = -1
-        self.launched_ns: int | None = None
-        self.first_token_ns: int | None = None
-        self.last_token_ns: int | None = None
-        self.held_until_ns: int | None = None
-        self.preempted_ns: int | None = None
-        self.preemption_ns = 0
-        self.num_preemptions = 0
-        self.num_restarts = 0
-        self.next_position = 0
-        self.cached_tokens = 0
-        #: Its block table, as its replica's worker has it.
-        self.table: list[int] = []
+    @property
+    def counted_under(self) -> int:
+        """The replica whose sums it belongs to; the first, if it belongs to none."""
+        return self.replica if self.replica >= 0 else max(self.home, 0)
 
 
 class Tokens(NamedTuple):
-    """What a step's tokens meant: (ns since the one before, rows), and the sequences whose first they were."""
+    """Gaps before a step's tokens, as (ns, rows), and the sequences whose first token it produced."""
 
     gaps: list[tuple[int, int]]
-    first: list[LiveSequence]
+    first: list[LiveSequenceMetrics]
 
 
 class TokenTimes:
     """When each sequence of a replica produced its last token."""
 
     def __init__(self) -> None:
-        #: Rows of the latest step that produced; None where a member has left since.
+        #: Rows of the latest step that produced tokens; None if a member has left since.
         self._rows: list[Identity] | None = None
-        self._members: dict[Identity, LiveSequence] = {}
+        self._members: dict[Identity, LiveSequenceMetrics] = {}
         self._step_ns = 0
 
-    def take(self, rows: list[Identity], sequences: Mapping[Identity, LiveSequence], now_ns: int) -> Tokens:
-        """The rows of a step that produced tokens. Rows of sequences that are not known are passed over."""
+    def take(self, rows: list[Identity], sequences: Mapping[Identity, LiveSequenceMetrics], now_ns: int) -> Tokens:
+        """Add the rows of a step that produced tokens. Rows of unknown sequences are ignored."""
         members, step_ns = self._members, self._step_ns
         self._step_ns = now_ns
         if rows == self._rows:
@@ -175,7 +146,7 @@ class TokenTimes:
 
 
 class LiveReplica:
-    """A replica: what is added up over it, its launches that have not completed, and who holds its blocks."""
+    """A replica: its sums, its launches that have not completed, and the references to its blocks."""
 
     def __init__(self, metrics: ReplicaMetrics) -> None:
         self.metrics = metrics
@@ -190,7 +161,7 @@ class LiveReplica:
         self._references: dict[int, int] = {}
 
     def end_step(self, launched: Launched, fact: StepCompleted) -> int | None:
-        """How long the replica had stood still before the step; None where it had nothing to do meanwhile."""
+        """How long the replica was idle before the step; None if it had nothing to do."""
         delay_ns = None
         if self.last_end_ns is not None and launched.ts <= self.last_completed_ns:
             delay_ns = max(fact.start_ns - self.last_end_ns, 0)
@@ -198,7 +169,7 @@ class LiveReplica:
         return delay_ns
 
     def write_blocks(self, table: list[int], place: int, blocks: list[int]) -> None:
-        """Put blocks at a place of a sequence's table, instead of those that may be there."""
+        """Put blocks at a place of a sequence's table, in place of any that are there."""
         self._release(table[place : place + len(blocks)])
         table[place : place + len(blocks)] = blocks
         references = self._references
@@ -229,7 +200,7 @@ class LiveReplica:
 
 
 def producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
-    """The rows whose tokens count. Where all decodes' do, which is nearly always, none is looked at on its own."""
+    """The rows whose tokens count. If all decodes' do, as nearly always, they are not checked one by one."""
     num_decodes = len(launched.decodes)
     rows: list[Identity] = list(map(_identity_of, launched.decodes))
     gone = dict(dropped)
@@ -242,7 +213,7 @@ def producing_rows(launched: Launched, produced: list[int], dropped: list[tuple[
 
 
 def shown_tokens(launched: Launched, produced: list[int], dropped: list[tuple[int, int]]) -> list[Identity]:
-    """The sequence of each token of a step that counts: as `producing_rows`, a row once for each of its tokens."""
+    """The sequence of each token of a step that counts: like `producing_rows`, with a row once for each token."""
     gone = dict(dropped)
     return [
         (row[0], row[1])
@@ -251,25 +222,15 @@ def shown_tokens(launched: Launched, produced: list[int], dropped: list[tuple[in
     ]
 
 
-def request_row(sequence: LiveSequence, event: Finished, replica: int) -> RequestRow:
-    """The row of a sequence that has just ended on a replica."""
-    return _row(sequence, event.reason, event.ts, replica, event.position, event.cached_tokens)
-
-
-def unfinished_row(sequence: LiveSequence, now_ns: int, output_tokens: int) -> RequestRow:
-    """The row of a sequence that has not ended, as it is now."""
-    replica = sequence.replica if sequence.replica >= 0 else max(sequence.home, 0)
-    return _row(sequence, "unfinished", now_ns, replica, output_tokens, sequence.cached_tokens)
-
-
-def _row(
-    sequence: LiveSequence,
+def request_row(
+    sequence: LiveSequenceMetrics,
     reason: FinishReason | Literal["unfinished"],
     now_ns: int,
-    replica: int,
+    *,
     output_tokens: int,
     cached_tokens: int,
 ) -> RequestRow:
+    """The row of a sequence that has just ended, or of an unfinished one as it is now."""
     request = sequence.request
     launched_ns, first_ns, last_ns = sequence.launched_ns, sequence.first_token_ns, sequence.last_token_ns
     held_until_ns = sequence.held_until_ns or now_ns
@@ -282,7 +243,7 @@ def _row(
     return RequestRow(
         request=request.seq,
         index=sequence.identity[1],
-        replica=replica,
+        replica=sequence.counted_under,
         reason=reason,
         arrived_ns=request.arrived_ns,
         finished_ns=now_ns,
@@ -300,40 +261,41 @@ def _row(
         prefill_e2e_time=_between(request.received_ns, first_ns),
         request_num_preemptions=sequence.num_preemptions,
         request_num_restarts=sequence.num_restarts,
-        service_class=request.service_class,
+        service_class=request.scheduling.service_class,
         met_deadline=_met_deadline(sequence, reason, now_ns),
         met_slo=_met_slo(sequence, reason, now_ns, per_token_ns),
     )
 
 
-def _prefilled_ns(sequence: LiveSequence, reason: str, now_ns: int) -> int | None:
-    """When it had what a deadline is for: a first token, or its end if it was to produce none."""
+def _prefilled_ns(sequence: LiveSequenceMetrics, reason: str, now_ns: int) -> int | None:
+    """When a deadline was met: at its first token, or at its end if it was to produce none."""
     return now_ns if reason == "complete" else sequence.first_token_ns
 
 
-def _met_deadline(sequence: LiveSequence, reason: str, now_ns: int) -> bool | None:
-    """Of the request's own. None also if it was cancelled, or the log ends, before its deadline."""
+def _met_deadline(sequence: LiveSequenceMetrics, reason: str, now_ns: int) -> bool | None:
+    """Whether it met the request's own deadline. None also if it was cancelled, or the log ends, before that."""
     request = sequence.request
-    if not request.own_deadline_ns:
+    if not request.scheduling.deadline_ns:
         return None
-    due_ns = request.arrived_ns + request.own_deadline_ns
+    due_ns = request.arrived_ns + request.scheduling.deadline_ns
     first_ns = _prefilled_ns(sequence, reason, now_ns)
     if first_ns is None:
         return None if reason in (*CANCELLED, UNFINISHED) and now_ns < due_ns else False
     return first_ns <= due_ns
 
 
-def _met_slo(sequence: LiveSequence, reason: str, now_ns: int, per_token_ns: int | None) -> bool | None:
-    """Of those that it brought, as `Objectives.are_met_by`. None also if it is unfinished and may still meet them."""
+def _met_slo(sequence: LiveSequenceMetrics, reason: str, now_ns: int, per_token_ns: int | None) -> bool | None:
+    """Whether it met its request's objectives. None also if it is unfinished and may still meet them."""
     request, first_ns = sequence.request, _prefilled_ns(sequence, reason, now_ns)
-    if not request.slo_ttft_ns and not request.slo_tpot_ns:
+    slo_ttft_ns, slo_tpot_ns = request.scheduling.slo_ttft_ns, request.scheduling.slo_tpot_ns
+    if not slo_ttft_ns and not slo_tpot_ns:
         return None
     if reason == UNFINISHED:
         ttft_ns = (now_ns if first_ns is None else first_ns) - request.received_ns
-        return False if request.slo_ttft_ns and ttft_ns > request.slo_ttft_ns else None
-    if request.slo_ttft_ns and (first_ns is None or first_ns - request.received_ns > request.slo_ttft_ns):
+        return False if slo_ttft_ns and ttft_ns > slo_ttft_ns else None
+    if slo_ttft_ns and (first_ns is None or first_ns - request.received_ns > slo_ttft_ns):
         return False
-    return not request.slo_tpot_ns or (per_token_ns or 0) <= request.slo_tpot_ns
+    return not slo_tpot_ns or (per_token_ns or 0) <= slo_tpot_ns
 
 
 def _between(start_ns: int | None, end_ns: int | None, *, less: int = 0) -> int | None:
@@ -344,37 +306,15 @@ _REQUEST_FIELDS, _STEP_FIELDS = fields_of("request"), fields_of("step")
 
 
 def observe_request(row: RequestRow, metrics: ReplicaMetrics) -> None:
-    """What a sequence that ran to its end adds to its replica's histograms."""
+    """Add a sequence that ran to its end to its replica's histograms."""
     for name, key in _REQUEST_FIELDS:
         value = getattr(row, name)
         if value is not None:
             metrics.histograms[key].observe(value)
 
 
-def step_row(
-    launched: Launched,
-    fact: StepCompleted,
-    tokens: list[Identity],
-    token_gaps: list[tuple[int, int]],
-    delay_ns: int | None,
-) -> StepRow:
-    """The row of a step whose tokens have just been emitted."""
-    return StepRow(
-        replica=fact.replica,
-        step=fact.step,
-        completed_ns=fact.ts,
-        batch_size=len(launched.decodes) + len(launched.chunks),
-        batch_num_tokens=launched.num_tokens,
-        batch_execution_time=fact.end_ns - fact.start_ns,
-        predicted_ns=launched.predicted_ns,
-        inter_batch_delay=delay_ns,
-        tokens=tokens,
-        token_gaps=token_gaps,
-    )
-
-
 def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
-    """What a step adds to its replica's histograms and sums."""
+    """Add a step to its replica's histograms and sums."""
     metrics.num_steps += 1
     metrics.busy_ns += row.batch_execution_time
     for name, key in _STEP_FIELDS:

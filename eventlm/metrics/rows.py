@@ -1,28 +1,27 @@
-"""Rows of single sequences and steps. The metrics store makes them for a sink and keeps none itself."""
+"""Rows of single sequences and steps, which the metrics store makes for a sink. It keeps none itself."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from eventlm.types import FinishReason
+from eventlm.types import FinishReason, SequenceId
 
-#: Ends of sequences that ran to their end; the others were cut short.
+#: Finish reasons of sequences that ran to their end. The others were cut short.
 COMPLETED: frozenset[str] = frozenset({"eos", "stop_token", "grammar", "stop", "tool_calls", "length", "complete"})
 
-#: Ends that are not of the engine's making.
+#: Finish reasons that the engine did not cause.
 CANCELLED: frozenset[str] = frozenset({"cancelled", "front_end_lost"})
 
-
-#: The reason of a row that was asked for before the sequence ended.
-UNFINISHED = "unfinished"
+#: The reason of a row of a sequence that has not ended.
+UNFINISHED: Final = "unfinished"
 
 
 class RequestRow(Struct, frozen=True, kw_only=True):
     """A sequence that has ended, or an unfinished one as it was at `finished_ns`. Times in ns; None: not reached.
 
-    For their meaning see `eventlm.metrics.aggregates`. met_deadline: of the request's own deadline for the
+    `eventlm.metrics.histograms` describes them. met_deadline: of the request's own deadline for the
     first token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
     """
 
@@ -60,6 +59,11 @@ class RequestRow(Struct, frozen=True, kw_only=True):
         """Whether it ran to its end."""
         return self.reason in COMPLETED
 
+    @property
+    def was_left(self) -> bool:
+        """Whether its client left after the first token."""
+        return self.reason in CANCELLED and self.prefill_e2e_time is not None
+
 
 class StepRow(Struct, frozen=True, kw_only=True):
     """A completed step.
@@ -81,7 +85,7 @@ class StepRow(Struct, frozen=True, kw_only=True):
 
     @property
     def started_ns(self) -> int:
-        """When the worker began it, to within the time that its result took to arrive."""
+        """When the worker began it, later by the time that its result took to arrive."""
         return self.completed_ns - self.batch_execution_time
 
 
@@ -94,7 +98,7 @@ class Gauges(NamedTuple):
 
 
 class MetricsSink(Protocol):
-    """Gets rows as they come about."""
+    """Gets each row as soon as it is made."""
 
     def request_ended(self, row: RequestRow) -> None:
         """A sequence has ended."""
@@ -103,3 +107,25 @@ class MetricsSink(Protocol):
     def step_completed(self, row: StepRow) -> None:
         """A step has completed."""
         ...
+
+
+class EndedRows:
+    """A sink that keeps the rows of the sequences that ended last, for outputs that report the end and for queries."""
+
+    def __init__(self, *, max_rows: int = 16_384) -> None:
+        self._max_rows = max_rows
+        #: The oldest first.
+        self._rows: dict[tuple[int, int], RequestRow] = {}
+
+    def request_ended(self, row: RequestRow) -> None:
+        """Keep it until there are too many."""
+        self._rows[row.request, row.index] = row
+        if len(self._rows) > self._max_rows:
+            del self._rows[next(iter(self._rows))]
+
+    def step_completed(self, row: StepRow) -> None:
+        """Steps are not kept."""
+
+    def find(self, identity: SequenceId) -> RequestRow | None:
+        """The row of a sequence; None if it has not ended, ended long ago, or was not measured."""
+        return self._rows.get(identity)

@@ -1,10 +1,11 @@
-"""What the metrics store adds up by service class. Requests without a class are in none."""
+"""Sums of the metrics store by service class. Requests without a class count nowhere."""
 
 from __future__ import annotations
 
 from eventlm.events import Arrived
 from eventlm.metrics.aggregates import ClassMetrics
-from eventlm.metrics.rows import CANCELLED, RequestRow
+from eventlm.metrics.rows import RequestRow
+from eventlm.scheduling_params import SchedulingParams
 
 #: A trace may name any number of classes.
 MAX_CLASSES = 256
@@ -12,7 +13,7 @@ _OTHERS = "(others)"
 
 
 class ClassSums:
-    """All classes that have been seen."""
+    """The sums of each class."""
 
     def __init__(self) -> None:
         self._classes: dict[str, ClassMetrics] = {}
@@ -22,11 +23,14 @@ class ClassSums:
         if event.scheduling.service_class:
             self._of(event.scheduling.service_class).num_requests += 1
 
-    def rejected(self, service_class: str, reason: str) -> None:
-        """It was turned away."""
-        if service_class:
-            reasons = self._of(service_class).reject_reasons
-            reasons[reason] = reasons.get(reason, 0) + 1
+    def rejected(self, scheduling: SchedulingParams, n: int, reason: str) -> None:
+        """A request for `n` samples was turned away."""
+        if not scheduling.service_class:
+            return
+        found = self._of(scheduling.service_class)
+        found.reject_reasons[reason] = found.reject_reasons.get(reason, 0) + 1
+        found.num_deadlines_missed += n if scheduling.deadline_ns else 0
+        found.num_slo_missed += n if scheduling.slo_ttft_ns or scheduling.slo_tpot_ns else 0
 
     def ended(self, row: RequestRow) -> None:
         """A sequence has ended."""
@@ -37,8 +41,8 @@ class ClassSums:
         found.num_dropped += row.reason == "deadline"
         found.num_deadlines_met += row.met_deadline is True
         found.num_deadlines_missed += row.met_deadline is False
-        if row.met_slo is not None and row.reason not in CANCELLED:
-            is_met = row.met_slo and row.is_complete
+        if row.met_slo is not None:
+            is_met = row.met_slo and (row.is_complete or row.was_left)
             found.num_slo_met += is_met
             found.num_slo_missed += not is_met
         if row.prefill_e2e_time is not None:

@@ -3,10 +3,10 @@
     live      bus.attach(store.apply)
     offline   for line in LogReader(path): store.apply(line.event())
 
-Both give the same store, for every value comes from an event. It keeps sums and what lives, so its size does not grow
-with the run; rows of single sequences and steps go to a sink, if there is one. A log may begin in the middle (a later
-segment) and may lack events: what was live there is measured no further, and ends of sequences whose beginning is not
-in the log are only counted.
+Both give the same store, because every value comes from an event. It keeps sums and live sequences, so its size does
+not grow with the run. Rows of single sequences and steps go to a sink, if there is one. A log may begin with a later
+segment and may lack events: sequences that were live there are measured no further, and ends of sequences whose
+beginning is not in the log are only counted.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ from eventlm.metrics.live import (
     Identity,
     LiveReplica,
     LiveRequestMetrics,
-    LiveSequence,
+    LiveSequenceMetrics,
     Phase,
     observe_request,
     observe_step,
     producing_rows,
     request_row,
     shown_tokens,
-    step_row,
-    unfinished_row,
 )
-from eventlm.metrics.rows import COMPLETED, Gauges, MetricsSink, RequestRow
+from eventlm.metrics.rows import COMPLETED, UNFINISHED, Gauges, MetricsSink, RequestRow, StepRow
 from eventlm.metrics.service_classes import ClassSums
 
 
@@ -70,7 +68,7 @@ class MetricsStore:
         #: Requests whose group is not complete, and those admitted.
         self._arriving: dict[int, LiveRequestMetrics] = {}
         self._requests: dict[int, LiveRequestMetrics] = {}
-        self._sequences: dict[Identity, LiveSequence] = {}
+        self._sequences: dict[Identity, LiveSequenceMetrics] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Header: self._begin,
             Arrived: self._arrived,
@@ -105,7 +103,13 @@ class MetricsStore:
         for replica in self._replicas:
             replica.token_times.update_members()
         return [
-            unfinished_row(sequence, self._now_ns, known.get(identity, 0))
+            request_row(
+                sequence,
+                UNFINISHED,
+                self._now_ns,
+                output_tokens=known.get(identity, 0),
+                cached_tokens=sequence.cached_tokens,
+            )
             for identity, sequence in sorted(self._sequences.items())
         ]
 
@@ -123,16 +127,16 @@ class MetricsStore:
         ]
 
     def apply(self, event: Event) -> None:
-        """Take in the next event. Raises ValueError if the first is no header."""
+        """Add the next event. Raises ValueError if the first is not a header."""
         if event.s != self._next_s:
-            self._lose_sight()
+            self._skip_gap()
         self._next_s = event.s + 1
         self._num_events += 1
         self._now_ns = event.ts
         handler = self._handlers.get(type(event))
         if handler is not None:
             if self._header is None and not isinstance(event, Header):
-                raise ValueError(f"the log begins with event {event.s}, which is no header")
+                raise ValueError(f"the log begins with event {event.s}, which is not a header")
             handler(event)
 
     def snapshot(self) -> MetricsSnapshot:
@@ -161,8 +165,8 @@ class MetricsStore:
             for _ in range(core.num_replicas)
         ]
 
-    def _lose_sight(self) -> None:
-        """Events are missing: what lived before them may have ended in them."""
+    def _skip_gap(self) -> None:
+        """Events are missing. Sequences that were live before them may have ended since, so drop them all."""
         self._num_cut += len(self._sequences)
         for sequence in list(self._sequences.values()):
             self._leave_phase(sequence)
@@ -173,18 +177,18 @@ class MetricsStore:
             replica.lose_worker()
 
     def _of(self, index: int) -> ReplicaMetrics:
-        """Sums of a replica; what belongs to none counts under the first."""
+        """Sums of a replica; the first one for what belongs to none."""
         return self._replicas[max(index, 0)].metrics
 
     def _arrived(self, event: Arrived) -> None:
         self._num_requests += 1
         self._classes.arrived(event)
-        self._arriving[event.s] = LiveRequestMetrics(event)
+        self._arriving[event.s] = LiveRequestMetrics(event.s, event.ts, event.prompt_tokens, event.n, event.scheduling)
 
     def _rejected(self, event: Rejected) -> None:
         if (request := self._arriving.pop(event.request, None)) is not None:
             _count(self._of(0).reject_reasons, event.reason)
-            self._classes.rejected(request.service_class, event.reason)
+            self._classes.rejected(request.scheduling, request.n, event.reason)
 
     def _admitted(self, event: Admitted) -> None:
         request = self._arriving.pop(event.request, None)
@@ -193,11 +197,15 @@ class MetricsStore:
         self._requests[request.seq] = request
         request.num_unfinished = request.n
         for index in range(request.n):
-            sequence = LiveSequence(request, index)
+            sequence = LiveSequenceMetrics(
+                request=request,
+                identity=(request.seq, index),
+                waits_for_grammar=request.scheduling.waits_for_grammar,
+            )
             self._sequences[sequence.identity] = sequence
             self._count_waiting(sequence, 1)
 
-    def _count_waiting(self, sequence: LiveSequence, change: int) -> None:
+    def _count_waiting(self, sequence: LiveSequenceMetrics, change: int) -> None:
         metrics = self._of(sequence.home)
         metrics.num_waiting += change
         if sequence.waits_for_grammar:
@@ -210,7 +218,7 @@ class MetricsStore:
                 sequence.waits_for_grammar = False
                 self._count_waiting(sequence, 1)
 
-    def _samples_of(self, request: int) -> list[LiveSequence]:
+    def _samples_of(self, request: int) -> list[LiveSequenceMetrics]:
         live = self._requests.get(request)
         indices = range(live.n) if live is not None else range(0)
         return [self._sequences[request, index] for index in indices if (request, index) in self._sequences]
@@ -220,7 +228,7 @@ class MetricsStore:
             if event.index in (-1, sequence.identity[1]):
                 self._set_home(sequence, event.replica)
 
-    def _set_home(self, sequence: LiveSequence, home: int) -> None:
+    def _set_home(self, sequence: LiveSequenceMetrics, home: int) -> None:
         waits = sequence.phase is Phase.WAITING
         if waits:
             self._count_waiting(sequence, -1)
@@ -232,7 +240,7 @@ class MetricsStore:
         replica = self._replicas[event.replica]
         replica.launches[event.s] = event
         if not replica.metrics.is_up:
-            # It came up before the log begins.
+            # It came up before the beginning of the log.
             replica.metrics.is_up = True
             replica.epoch = event.epoch
         for request, index, position, num_tokens, _ in event.chunks:
@@ -248,7 +256,7 @@ class MetricsStore:
             if sequence is not None:
                 replica.write_blocks(sequence.table, place, blocks)
 
-    def _start_running(self, sequence: LiveSequence, event: Launched) -> None:
+    def _start_running(self, sequence: LiveSequenceMetrics, event: Launched) -> None:
         """Its first chunk since it waited."""
         self._count_waiting(sequence, -1)
         if sequence.replica >= 0:
@@ -260,15 +268,17 @@ class MetricsStore:
         metrics.num_running += 1
         if sequence.launched_ns is None:
             sequence.launched_ns = event.ts
-            if sequence.request.reads_cache and not sequence.num_preemptions:
+            if not sequence.request.scheduling.skip_cache_read and not sequence.num_preemptions:
                 metrics.queried_tokens += sequence.request.prompt_tokens
         if sequence.preempted_ns is not None:
             sequence.preemption_ns += event.ts - sequence.preempted_ns
             sequence.preempted_ns = None
             sequence.num_restarts += 1
 
-    def _note_chunk(self, sequence: LiveSequence, metrics: ReplicaMetrics, position: int, num_tokens: int) -> None:
-        """What a chunk leaves out in front of it was hit; only a first residency counts, as in `Finished`."""
+    def _note_chunk(
+        self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, position: int, num_tokens: int
+    ) -> None:
+        """Tokens that a chunk skips were found in the cache; only a first residency counts, as in `Finished`."""
         if not sequence.num_preemptions:
             num_hit = position - sequence.next_position
             sequence.cached_tokens += num_hit
@@ -291,19 +301,30 @@ class MetricsStore:
         for sequence in first:
             self._first_token(sequence, metrics, event.ts)
         tokens = rows if len(rows) == event.num_tokens else shown_tokens(launched, fact.produced, event.dropped)
-        row = step_row(launched, fact, tokens, gaps, replica.end_step(launched, fact))
+        row = StepRow(
+            replica=fact.replica,
+            step=fact.step,
+            completed_ns=fact.ts,
+            batch_size=len(launched.decodes) + len(launched.chunks),
+            batch_num_tokens=launched.num_tokens,
+            batch_execution_time=fact.end_ns - fact.start_ns,
+            predicted_ns=launched.predicted_ns,
+            inter_batch_delay=replica.end_step(launched, fact),
+            tokens=tokens,
+            token_gaps=gaps,
+        )
         observe_step(row, metrics)
         metrics.generation_tokens += event.num_tokens
         if self._sink is not None:
             self._sink.step_completed(row)
 
-    def _first_token(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
+    def _first_token(self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, now_ns: int) -> None:
         sequence.first_token_ns = now_ns
         metrics.histograms["prefill_e2e_time"].observe(now_ns - sequence.request.received_ns)
         self._prefill_done(sequence, metrics, now_ns)
 
-    def _prefill_done(self, sequence: LiveSequence, metrics: ReplicaMetrics, now_ns: int) -> None:
-        """Its prompt is computed, which is what a deadline is for."""
+    def _prefill_done(self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, now_ns: int) -> None:
+        """Its prompt is computed, and its deadline is met or missed."""
         request = sequence.request
         metrics.prompt_tokens += request.prompt_tokens
         metrics.cached_tokens += sequence.cached_tokens
@@ -328,8 +349,8 @@ class MetricsStore:
             sequence.preempted_ns = event.ts
             self._count_waiting(sequence, 1)
 
-    def _leave_phase(self, sequence: LiveSequence) -> None:
-        """It is no longer counted where it is, and holds no blocks."""
+    def _leave_phase(self, sequence: LiveSequenceMetrics) -> None:
+        """Take it out of the gauges, and release its blocks."""
         if sequence.phase is Phase.WAITING:
             self._count_waiting(sequence, -1)
         elif sequence.phase is Phase.RUNNING:
@@ -342,7 +363,7 @@ class MetricsStore:
         if sequence is not None:
             self._end_phase(sequence, event.ts)
 
-    def _end_phase(self, sequence: LiveSequence, now_ns: int) -> None:
+    def _end_phase(self, sequence: LiveSequenceMetrics, now_ns: int) -> None:
         self._leave_phase(sequence)
         if sequence.preempted_ns is not None:
             sequence.preemption_ns += now_ns - sequence.preempted_ns
@@ -361,10 +382,12 @@ class MetricsStore:
         request.num_unfinished -= 1
         if not request.num_unfinished:
             del self._requests[request.seq]
-        index = sequence.replica if sequence.replica >= 0 else max(sequence.home, 0)
-        self._replicas[index].token_times.leave(sequence.identity)
-        metrics = self._of(index)
-        row = request_row(sequence, event, index)
+        replica = self._replicas[sequence.counted_under]
+        replica.token_times.leave(sequence.identity)
+        metrics = replica.metrics
+        row = request_row(
+            sequence, event.reason, event.ts, output_tokens=event.position, cached_tokens=event.cached_tokens
+        )
         self._classes.ended(row)
         _count(metrics.finish_reasons, event.reason)
         if event.reason == "complete":
@@ -398,7 +421,7 @@ class MetricsStore:
             self._lose(event.replica)
 
     def _lose(self, index: int) -> None:
-        """What waited for the replica waits for any now, and so will what ran on it."""
+        """Sequences that waited for the replica, or ran on it, now wait for any."""
         replica = self._replicas[index]
         replica.metrics.is_up = False
         replica.metrics.num_workers_lost += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter
 
 import structlog
 
@@ -14,19 +14,13 @@ from eventlm.types import NANOSECONDS_PER_SECOND
 log = structlog.get_logger("eventlm.engine")
 
 
-class _Tokens(NamedTuple):
-    """Sums over all replicas since the start of the log."""
-
-    prompt: int = 0
-    generated: int = 0
-    queried: int = 0
-    hit: int = 0
+_COUNTERS = ("prompt_tokens", "generation_tokens", "queried_tokens", "hit_tokens")
 
 
 class ThroughputLog:
     """A bus handler. Attach it after the store's, whose sums it reads.
 
-    It reads no clock: time is that of the events, and only time with live sequences counts.
+    It reads no clock: time is that of the events. Only time with live sequences counts.
     """
 
     def __init__(self, store: MetricsStore, *, interval_s: int) -> None:
@@ -34,10 +28,11 @@ class ThroughputLog:
         self._interval_ns = interval_s * NANOSECONDS_PER_SECOND
         self._is_busy = False
         self._last_ns = self._busy_ns = 0
-        self._logged = _Tokens()
+        #: Sums of _COUNTERS over all replicas at the last line.
+        self._logged: Counter[str] = Counter()
 
     def observe(self, event: Event) -> None:
-        """Take in the next event, and log if there has been work for an interval since the last line."""
+        """Add the next event, and log if there has been work for an interval since the last line."""
         if self._is_busy:
             self._busy_ns += event.ts - self._last_ns
             if self._busy_ns >= self._interval_ns:
@@ -47,22 +42,19 @@ class ThroughputLog:
 
     def _log(self, snapshot: MetricsSnapshot) -> None:
         replicas = snapshot.replicas
-        tokens = _Tokens(
-            prompt=sum(replica.prompt_tokens for replica in replicas),
-            generated=sum(replica.generation_tokens for replica in replicas),
-            queried=sum(replica.queried_tokens for replica in replicas),
-            hit=sum(replica.hit_tokens for replica in replicas),
-        )
-        new = _Tokens(*(now - before for now, before in zip(tokens, self._logged, strict=True)))
+        sums = Counter({name: sum(getattr(replica, name) for replica in replicas) for name in _COUNTERS})
+        new = sums - self._logged
         seconds = self._busy_ns / NANOSECONDS_PER_SECOND
         used = sum(replica.num_held_blocks for replica in replicas) / (snapshot.num_blocks * len(replicas))
         log.info(
             "throughput",
             running=sum(replica.num_running for replica in replicas),
             waiting=sum(replica.num_waiting for replica in replicas),
-            prompt_tokens_per_s=round(new.prompt / seconds, 1),
-            generation_tokens_per_s=round(new.generated / seconds, 1),
+            prompt_tokens_per_s=round(new["prompt_tokens"] / seconds, 1),
+            generation_tokens_per_s=round(new["generation_tokens"] / seconds, 1),
             kv_cache_usage_percent=round(100 * used, 1),
-            prefix_cache_hit_percent=round(100 * new.hit / new.queried, 1) if new.queried else 0.0,
+            prefix_cache_hit_percent=round(100 * new["hit_tokens"] / new["queried_tokens"], 1)
+            if new["queried_tokens"]
+            else 0.0,
         )
-        self._logged, self._busy_ns = tokens, 0
+        self._logged, self._busy_ns = sums, 0

@@ -13,7 +13,7 @@ from eventlm.metrics.live import observe_request, observe_step
 from eventlm.metrics.rows import COMPLETED, RequestRow, StepRow
 from eventlm.metrics.service_classes import ClassSums
 
-#: Counters of a replica that a window takes as they happen, and what it takes as it is at its end.
+#: Counters of a replica that grow in the window as they happen, and gauges as they are at its end.
 _COUNTED_AS_IT_HAPPENS = (
     "prompt_tokens", "cached_tokens", "queried_tokens", "hit_tokens", "num_deadlines_met", "num_deadlines_missed",
     "num_workers_lost",
@@ -35,26 +35,26 @@ class WindowSums:
         self._classes = ClassSums()
         self._num_requests = 0
         self._num_events = 0
-        #: The class of each request that is neither admitted nor rejected.
-        self._arriving: dict[int, str] = {}
+        #: Requests that are neither admitted nor rejected.
+        self._arriving: dict[int, Arrived] = {}
 
     def see(self, event: Event) -> None:
-        """Take in an event of the window."""
+        """Add an event of the window."""
         self._num_events += 1
         match event:
             case Arrived():
                 self._num_requests += 1
                 self._classes.arrived(event)
-                self._arriving[event.s] = event.scheduling.service_class
+                self._arriving[event.s] = event
             case Admitted():
                 self._arriving.pop(event.request, None)
-            case Rejected() if event.request in self._arriving:
+            case Rejected() if (request := self._arriving.pop(event.request, None)) is not None:
                 reasons = self._replicas[0].reject_reasons
                 reasons[event.reason] = reasons.get(event.reason, 0) + 1
-                self._classes.rejected(self._arriving.pop(event.request), event.reason)
+                self._classes.rejected(request.scheduling, request.n, event.reason)
 
     def request_ended(self, row: RequestRow) -> None:
-        """Take in a sequence whose request arrived in the window."""
+        """Add a sequence whose request arrived in the window."""
         metrics = self._replicas[row.replica]
         metrics.finish_reasons[row.reason] = metrics.finish_reasons.get(row.reason, 0) + 1
         self._classes.ended(row)
@@ -64,7 +64,7 @@ class WindowSums:
             metrics.histograms["prefill_e2e_time"].observe(row.prefill_e2e_time)
 
     def step_completed(self, row: StepRow) -> None:
-        """Take in a step that overlaps the window."""
+        """Add a step that overlaps the window."""
         metrics = self._replicas[row.replica]
         observe_step(row, metrics)
         metrics.generation_tokens += len(row.tokens)

@@ -1,6 +1,6 @@
-"""Where the weights of a decoder lie in a checkpoint's files: found by their headers, and checked, before any is read.
+"""The weights of a decoder in a checkpoint's files, found and checked by the headers before any is read.
 
-Loads no torch, so that what is wrong with a folder is known before a worker is there.
+Loads no torch, so that a folder is checked before a worker starts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 #: Inputs of an int8 matrix are padded to a multiple of this; each of its outputs has a scale, a float32.
 INT8_BLOCK = 64
 INT8_SCALE_BYTES = 4
-#: Where config.json ties them, they are one matrix: a checkpoint has it by either name, or twice.
+#: With `tie_word_embeddings` they are one matrix, which a checkpoint has under either name or under both.
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-#: How the names of buffers end that old checkpoints carry.
+#: End of the names of buffers in old checkpoints. They are not weights.
 _OLD_BUFFER = "rotary_emb.inv_freq"
-#: So many pieces of so many bytes of two matrices are compared.
+#: Samples of two matrices that are compared, and bytes of each.
 _NUM_SAMPLES = 16
 _SAMPLE_BYTES = 4096
 _UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
-#: How the names of tensors end that only quantized checkpoints have.
+#: Ends of the names of tensors that only quantized checkpoints have.
 _QUANTIZED_PARTS = (
     *("qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "input_scale", "weight_packed"),
     *("absmax", "quant_map", "SCB", "quant_state.bitsandbytes__nf4", "biases"),
@@ -91,7 +91,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def weight_bytes(config: DecoderConfig, dtype_name: str, quantization: str = "none") -> int:
-    """What the decoder's weights take in memory. `dtype_name` is a resolved dtype, that of what is not quantized."""
+    """Bytes of the decoder's weights in memory. `dtype_name` is the resolved dtype of what is not quantized."""
     num_bytes = 0
     for name, shape in weight_shapes(config).items():
         if quantization == "int8" and _is_multiplied(name, shape, config):
@@ -103,14 +103,14 @@ def weight_bytes(config: DecoderConfig, dtype_name: str, quantization: str = "no
 
 
 def _is_multiplied(name: str, shape: tuple[int, ...], config: DecoderConfig) -> bool:
-    """A matrix, and no embedding that is only looked up."""
+    """Whether it is a matrix to multiply by, not an embedding that is only looked up."""
     return len(shape) == 2 and (config.tie_word_embeddings or name != _EMBEDDING)
 
 
 def find_weights(folder: Path, config: DecoderConfig) -> list[WeightFile]:
-    """The files of a checkpoint with the decoder's tensors, each of which is there once, whole and as it must be.
+    """The files of a checkpoint with the decoder's tensors.
 
-    Raises CheckpointError naming the file and the tensor.
+    Raises CheckpointError, naming the file and the tensor, unless each is there once with a dtype and shape that fit.
     """
     missing = weight_shapes(config)
     files = []
@@ -149,13 +149,13 @@ def _role(name: str, config: DecoderConfig) -> str:
 
 
 def _check_tied(headers: dict[str, tuple[Path, SafetensorsHeader]]) -> None:
-    """Whether a head that is left aside is the embedding once more. In another dtype it is taken to be."""
+    """Raise CheckpointError if a head that is not loaded differs from the embedding, unless their dtypes do."""
     embedding, head = (headers[name][1].tensors[name] for name in (_EMBEDDING, _HEAD))
     is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
     if is_alike and _samples(*headers[_EMBEDDING], embedding) != _samples(*headers[_HEAD], head):
         raise CheckpointError(
-            f"{headers[_HEAD][0]}: tensor {_HEAD} is not {_EMBEDDING} once more, but by config.json the two are one; "
-            "set tie_word_embeddings to false there to compute with both, or leave the tensor out of the file"
+            f"{headers[_HEAD][0]}: tensor {_HEAD} differs from {_EMBEDDING}, but config.json ties them; set "
+            "tie_word_embeddings to false there to use both, or remove the tensor from the file"
         )
 
 
@@ -177,7 +177,7 @@ def _samples(path: Path, header: SafetensorsHeader, tensor: TensorInfo) -> list[
 def _check(
     path: Path, tensors: dict[str, TensorInfo], missing: dict[str, tuple[int, ...]], config: DecoderConfig
 ) -> None:
-    """Strike the file's tensors off those that are missing."""
+    """Check the file's tensors, and take them out of `missing`."""
     for name, info in tensors.items():
         role = _role(name, config)
         if role not in missing:
@@ -194,7 +194,7 @@ def _check(
 
 def _why_unknown(name: str, config: DecoderConfig) -> str:
     if name in weight_shapes(config):
-        return "comes twice, in two files"
+        return "is in two files"
     if name.endswith(_QUANTIZED_PARTS):
         return f"belongs to quantized weights, which are not supported; {_UNQUANTIZED}"
     return f"is not one of {config.architecture} as config.json describes it; the two files are not of one model"

@@ -1,6 +1,6 @@
-"""Children that fetch and convert: they die with this process, and Ctrl-C ends the wait for them at once.
+"""Child processes that fetch and convert: they die with this process, and Ctrl-C ends the wait for them at once.
 
-An exec'd launcher asks the kernel for the child's death, because code between fork and exec is unsafe beside threads.
+A launcher in the child asks the kernel for that, because code between fork and exec is unsafe beside threads.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ from typing import NamedTuple
 POLL_SECONDS = 0.1
 
 # PR_SET_PDEATHSIG is 1.
-_DIE_WITH_PARENT = "import ctypes, runpy, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); sys.argv.pop(0); "
-_RUN_MODULE = _DIE_WITH_PARENT + "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-_RUN_PATH = _DIE_WITH_PARENT + "runpy.run_path(sys.argv[0], run_name='__main__')"
+_LAUNCHER = """
+import ctypes, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+program = sys.argv[0] = sys.argv.pop(1)
+if program.endswith(".py"):
+    runpy.run_path(program, run_name="__main__")
+else:
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+"""
 
 
 class Ended(NamedTuple):
@@ -32,28 +38,19 @@ class Ended(NamedTuple):
     errors: str
 
 
-def module_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
-    """The command that runs a module."""
-    return [python, "-P", "-c", _RUN_MODULE, module, *arguments]
-
-
-def script_command(path: Path, *arguments: str) -> list[str]:
-    """The command that runs a file of Python, which needs nothing of this package."""
-    return [sys.executable, "-P", "-c", _RUN_PATH, str(path), *arguments]
-
-
 def run_child(
-    command: list[str],
+    program: str | Path,
+    *arguments: str,
     folder: Path | None = None,
-    *,
     on_poll: Callable[[str], None] | None = None,
     environment: dict[str, str] | None = None,
     shows_errors: bool = False,
 ) -> Ended:
-    """Run a child that keeps its temporary files under `folder`, to its end.
+    """Run a module, or a file `.py`, to its end. It keeps its temporary files under `folder`.
 
     `on_poll` gets what the child has printed so far, several times a second. With `shows_errors` its stderr is ours.
     """
+    command = [sys.executable, "-P", "-c", _LAUNCHER, str(program), *arguments]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         output, errors = Path(scratch, "stdout"), Path(scratch, "stderr")
         with output.open("w") as out, errors.open("w") as err, _interruptible():
@@ -79,7 +76,7 @@ def run_child(
 
 
 def last_line(errors: str, code: int) -> str:
-    """What a child said last; how it ended if it said nothing."""
+    """The last line that a child printed; how it ended if there is none."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     if code < 0:
         return f"killed by signal {-code}" + (" (out of memory?)" if code == -signal.SIGKILL else "")

@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.models.json_files import convert_object, read_json_object
@@ -22,9 +22,9 @@ RopeType = Literal["default", "linear", "llama3"]
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 SUPPORTED_ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3")
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-#: Of what a quantized model does not quantize.
+#: Dtype of what a quantized model does not quantize.
 QUANTIZED_DTYPE = "bfloat16"
-#: Types of keys and values with one byte an element and a scale, a float32, for each token and head.
+#: Dtypes of keys and values with one byte an element, and a float32 scale for each token and head.
 SCALED_KV_DTYPES = ("int8", "fp8")
 KV_SCALE_BYTES = 4
 
@@ -40,7 +40,7 @@ class RopeConfig(Struct, frozen=True, kw_only=True):
     """Rotary position embedding. `factor` and what follows it belong to the scaled types."""
 
     type: RopeType = "default"
-    theta: float = 10000.0
+    theta: float = field(name="rope_theta", default=10000.0)
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -100,18 +100,8 @@ class _RawConfig(Struct, frozen=True, kw_only=True):
     layer_types: list[str] | None = None
 
 
-class _RawRope(Struct, frozen=True, kw_only=True):
-    """The numbers of `rope_parameters` or `rope_scaling`."""
-
-    rope_theta: float | None = None
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
-
-
 class _RawFamily(Struct, frozen=True, kw_only=True):
-    """What config.json says of the family, in whose terms the rest of it is."""
+    """The model's family, which defines the meaning of the other fields."""
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -120,7 +110,7 @@ class _RawFamily(Struct, frozen=True, kw_only=True):
 def read_config(folder: str | Path) -> DecoderConfig:
     """The config of the checkpoint in `folder`.
 
-    Raises CheckpointError, naming the file, what it holds and what is supported, where it cannot be served.
+    Raises CheckpointError, naming the file, what it holds and what is supported, if it cannot be served.
     """
     path = Path(folder) / "config.json"
     values = read_json_object(path)
@@ -154,8 +144,8 @@ def read_config(folder: str | Path) -> DecoderConfig:
 def longest_context(config: DecoderConfig) -> int:
     """Tokens of the longest context that the model was made for.
 
-    By the convention of transformers, linear scaling stretches the positions that config.json names, while a model with
-    that of Llama 3 names those that it has already.
+    By the convention of transformers, linear scaling stretches the positions that config.json names, while those of
+    Llama 3's scaling are stretched already.
     """
     stretch = max(config.rope.factor, 1.0) if config.rope.type == "linear" else 1.0
     return int(config.max_position_embeddings * stretch)
@@ -173,7 +163,7 @@ def kv_bytes_per_token(config: DecoderConfig, kv_dtype: str) -> int:
 def resolve_kv_dtype(config: DecoderConfig, dtype: str, requested: str) -> str:
     """The dtype to keep keys and values in: `requested`, or for `auto` `dtype`, what is computed in.
 
-    Raises UsageError if the model's heads are none for it.
+    Raises UsageError if the size of the model's heads does not allow it.
     """
     if requested in SCALED_KV_DTYPES and config.head_dim % KV_SCALE_BYTES:
         raise UsageError(
@@ -186,7 +176,7 @@ def resolve_kv_dtype(config: DecoderConfig, dtype: str, requested: str) -> str:
 def resolve_dtype(config: DecoderConfig, requested: str, quantization: str = "none") -> str:
     """The dtype to compute in: `requested`, or the checkpoint's own for `auto`.
 
-    With a `quantization` it is that of all that is not quantized. Raises UsageError if it cannot be `requested`.
+    With a `quantization`: of what is not quantized. Raises UsageError if it cannot be combined with `requested`.
     """
     check_quantization(requested, quantization)
     if quantization != "none":
@@ -198,19 +188,19 @@ def resolve_dtype(config: DecoderConfig, requested: str, quantization: str = "no
 
 
 def check_quantization(dtype: str, quantization: str) -> None:
-    """Whether a model, whichever it is, can be had in both. Raises UsageError."""
+    """Raise UsageError if no model can be run with both."""
     if quantization != "none" and dtype not in ("auto", QUANTIZED_DTYPE):
         raise UsageError(
-            f"--quantization {quantization} computes in {QUANTIZED_DTYPE} what it does not quantize, --dtype {dtype} "
-            "cannot be had with it; leave one of them out"
+            f"--quantization {quantization} computes in {QUANTIZED_DTYPE} what it does not quantize; --dtype {dtype} "
+            "cannot be combined with it; leave one of them out"
         )
 
 
 def model_fingerprint(folder: str | Path) -> str:
-    """A hash that stands for the checkpoint in a trace, 32 hex digits.
+    """A hash that identifies the checkpoint in a trace, 32 hex digits.
 
     Over config.json and, for each weight file, its name, size, header (names, shapes, dtypes, offsets) and a
-    few pages at even distances, so that a model and its fine-tune differ although no file is read as a whole.
+    few pages at even distances, so that a model and its fine-tune differ although no file is read entirely.
     """
     folder = Path(folder)
     digest = hashlib.blake2b(digest_size=16)
@@ -274,9 +264,9 @@ def _check_shape(path: Path, raw: _RawConfig) -> None:
 
 
 def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
-    """Rope from `rope_scaling`, else from `rope_parameters` (transformers 5), and from what stands beside them.
+    """Rope from `rope_scaling`, else from `rope_parameters` (transformers 5), and from the top level of config.json.
 
-    Which goes before which is as in transformers, where the one that is used hides all of the other.
+    The precedence is that of transformers, where the one that is used hides all of the other.
     """
     scaling = raw.rope_scaling or raw.rope_parameters or {}
     kind = scaling.get("rope_type", scaling.get("type")) or "default"
@@ -294,22 +284,15 @@ def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
     for name in required[kind]:
         if name not in scaling:
             raise CheckpointError(f"{path}: rope type {kind} needs {name}")
-    names = (*required[kind], "rope_theta", "original_max_position_embeddings")
-    used = {name: scaling[name] for name in names if name in scaling}
-    inside = "rope_scaling" if raw.rope_scaling else "rope_parameters"
-    numbers = convert_object(used, _RawRope, path, inside=inside)
-    return RopeConfig(
-        type=kind,
-        theta=numbers.rope_theta or raw.rope_theta or 10000.0,
-        factor=numbers.factor,
-        low_freq_factor=numbers.low_freq_factor,
-        high_freq_factor=numbers.high_freq_factor,
-        original_max_position_embeddings=(
-            raw.original_max_position_embeddings
-            or numbers.original_max_position_embeddings
-            or raw.max_position_embeddings
-        ),
+    values = {"type": kind} | {name: scaling[name] for name in required[kind]}
+    if theta := scaling.get("rope_theta") or raw.rope_theta:
+        values["rope_theta"] = theta
+    values["original_max_position_embeddings"] = (
+        raw.original_max_position_embeddings
+        or scaling.get("original_max_position_embeddings")
+        or raw.max_position_embeddings
     )
+    return convert_object(values, RopeConfig, path, inside="rope_scaling" if raw.rope_scaling else "rope_parameters")
 
 
 def _stored_dtype(folder: str | Path) -> str:

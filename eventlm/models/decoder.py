@@ -1,14 +1,15 @@
 """The decoder of the Llama and Qwen3 families: pre-norm attention and SwiGLU over a residual stream.
 
-Query, key and value are one matrix, so are gate and up. The model knows nothing of caches, batches or ranks:
-it runs over the tokens of a step in one flat dimension and hands each layer's query, key and value to the
-attention that it was called with. Whoever wants to know where the time goes passes a stopwatch's `lap`.
+Query, key and value are one matrix, so are gate and up. The model has no notion of caches, batches or ranks: it runs
+over the tokens of a step in one flat dimension and passes each layer's query, key and value to the attention that it
+was called with. To time the operations, pass a stopwatch's `lap`.
 
 Shapes: T tokens, S of them whose logits are wanted, H query heads, K key-value heads, D head_dim, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,14 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from eventlm.kernels.int8_linear import BLOCK, dequantize_rows, int8_linear
-from eventlm.kernels.rms_norm import rms_norm
-from eventlm.kernels.rotary_embedding import rotary_embedding
-from eventlm.kernels.silu_mul import silu_mul
+from eventlm.kernels.pointwise import rms_norm, rotary_embedding, silu_mul
 from eventlm.models.config import DecoderConfig
 from eventlm.models.rope import RopeTable
 
 Rotation = tuple[Tensor, Tensor]
-#: Told the name of each operation at its end.
+#: Called with the name of each operation at its end.
 Lap = Callable[[str], None]
 
 
@@ -36,11 +35,11 @@ class Attention(Protocol):
 
 
 def no_lap(name: str) -> None:
-    """Nobody wants to know."""
+    """Time nothing."""
 
 
 class Linear(nn.Module):
-    """A matrix [out, in] without values; a loader fills it."""
+    """A matrix [out, in], uninitialized until a loader fills it."""
 
     def __init__(self, num_in: int, num_out: int, *, bias: bool) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class Linear(nn.Module):
         return linear(x, self.weight, self.bias)
 
     def to_int8(self) -> None:
-        """Have room for int8 in place of floats."""
+        """Allocate int8 in place of floats."""
         self.weight, self.scales = _empty_int8(self.weight)
 
 
@@ -73,7 +72,7 @@ class RMSNorm(nn.Module):
 
 
 class AttentionLayer(nn.Module):
-    """Projections, the norms of Qwen3's heads, and rotation around an attention that is passed in."""
+    """Projections, the norms of Qwen3's heads, and rotation, around an attention that is passed in."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -154,9 +153,9 @@ class Decoder(nn.Module):
         self.lm_head_scales: nn.Parameter | None = None
 
     def to_int8(self) -> None:
-        """Have room for int8 matrices with their scales in place of floats, before any are loaded.
+        """Allocate int8 matrices with their scales in place of floats, before any are loaded.
 
-        An embedding that is not `lm_head` too is only looked up, and stays.
+        An embedding that is not also `lm_head` is only looked up, and stays as it is.
         """
         tied = self.lm_head is self.embed_tokens
         self.lm_head, self.lm_head_scales = _empty_int8(self.lm_head)
@@ -174,7 +173,7 @@ class Decoder(nn.Module):
         attention: Attention,
         lap: Lap = no_lap,
     ) -> Tensor:
-        """The residual stream behind the last layer, [T, hidden_size]; `positions_T` are in the sequences."""
+        """The residual stream after the last layer, [T, hidden_size]; `positions_T` are in the sequences."""
         rotation = rope.at(positions_T)
         x = self._embed(token_ids_T)
         lap("embed")
@@ -183,20 +182,12 @@ class Decoder(nn.Module):
         return x
 
     def weight_bytes(self) -> dict[str, int]:
-        """Of the matrices by the operation that multiplies by them, all layers together."""
-        found = {"lm_head": self.lm_head.nbytes}
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            attention, mlp = layer.self_attn, layer.mlp
-            linears = {
-                "qkv_proj": attention.qkv_proj,
-                "o_proj": attention.o_proj,
-                "gate_up_proj": mlp.gate_up_proj,
-                "down_proj": mlp.down_proj,
-            }
-            for name, matrix in linears.items():
-                found[name] = found.get(name, 0) + matrix.weight.nbytes
-        return found
+        """Bytes of the matrices by the operation that multiplies by them, over all layers."""
+        found = Counter({"lm_head": self.lm_head.nbytes})
+        for name, module in self.layers.named_modules():
+            if isinstance(module, Linear):
+                found[name.rpartition(".")[2]] += module.weight.nbytes
+        return dict(found)
 
     def _embed(self, token_ids_T: Tensor) -> Tensor:
         if self.lm_head_scales is None or self.embed_tokens is not self.lm_head:
@@ -205,7 +196,7 @@ class Decoder(nn.Module):
         return dequantize_rows(values, scales, self.config.hidden_size).to(self.norm.weight.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits [S, V] of what the forward pass gave for S tokens."""
+        """Logits [S, V] of the residual stream of S tokens."""
         if self.lm_head_scales is not None:
             return int8_linear(self.norm(x), self.lm_head, self.lm_head_scales, None)
         return linear(self.norm(x), self.lm_head)

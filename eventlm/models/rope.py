@@ -32,11 +32,11 @@ def angles(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every position below `max_positions`, each [max_positions, head_dim / 2].
 
-    Computed in float32 on the CPU, whatever `dtype` and `device` they end up in, so that they are the same everywhere.
+    Always computed in float32 on the CPU, so that they are the same for every `device`.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    turned = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
-    return turned.cos().to(device, dtype), turned.sin().to(device, dtype)
+    angles_PD = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
+    return angles_PD.cos().to(device, dtype), angles_PD.sin().to(device, dtype)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""What a checkpoint's tokenizer files say: the tokenizer itself, its special tokens, the bytes of each token.
+"""A checkpoint's tokenizer: the tokenizer itself, its special tokens, and the bytes of each token.
 
-The server makes text of tokens by these bytes, and the worker masks tokens by them; both must mean the same.
+The server turns tokens into text by these bytes, and the worker masks tokens by them, so both use this module.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import tokenizers
 
 from eventlm.errors import CheckpointError
+from eventlm.models.json_files import read_json_object
 from eventlm.models.safetensors_header import not_downloaded
 
-#: An id as the key of a JSON object. No vocabulary comes near its end.
+#: An id as the key of a JSON object. No vocabulary is larger.
 _ID = re.compile("[0-9]{1,9}")
 _ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -29,20 +29,27 @@ class TokenizerFiles(NamedTuple):
     special_tokens: dict[str, Any]
 
     def special_bytes(self) -> dict[int, bytes]:
-        """What each special token stands for, by its id."""
+        """The text of each special token, by its id."""
         added = self.backend.get_added_tokens_decoder()
         return {token_id: token.content.encode() for token_id, token in added.items() if token.special}
 
     def token_bytes(self) -> list[bytes]:
         """The bytes that each token adds to a text; none for special tokens and for ids without a token."""
-        return _token_bytes_table(self.backend)
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        special = self.special_bytes()
+        to_bytes = _TokenBytes(json.loads(self.backend.to_str()).get("decoder"))
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, token_id in vocabulary.items():
+            if token_id not in special:
+                table[token_id] = to_bytes(token)
+        return table
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
     """The tokenizer of a checkpoint folder. Raises CheckpointError."""
     backend = _read_backend(folder)
-    config = read_json(folder / "tokenizer_config.json")
-    special_tokens = _special_tokens(config, read_json(folder / "special_tokens_map.json"))
+    config = read_json_object(folder / "tokenizer_config.json", required=False)
+    special_tokens = _special_tokens(config, read_json_object(folder / "special_tokens_map.json", required=False))
     _add_tokens(backend, _added_tokens(folder, config))
     _mark_special(backend, special_tokens)
     return TokenizerFiles(backend, config, special_tokens)
@@ -62,27 +69,11 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain Exception
         problem = not_downloaded(content)
-        raise CheckpointError(
-            f"{path}: {problem}" if problem else f"{path} cannot be read as a tokenizer: {error}"
-        ) from error
-    # Prompts are never cut or padded behind the client's back.
+        raise CheckpointError(f"{path}: {problem or f'not a tokenizer: {error}'}") from error
+    # Prompts are never cut or padded silently.
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty if there is no such file. Raises CheckpointError."""
-    if not path.is_file():
-        return {}
-    try:
-        content = path.read_bytes()
-        return msgspec.json.decode(content, type=dict[str, Any])
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        problem = not_downloaded(content)
-        raise CheckpointError(f"{path}: {problem}" if problem else f"{path} is not a JSON object: {error}") from error
 
 
 def _token_text(value: Any) -> str | None:
@@ -93,7 +84,7 @@ def _token_text(value: Any) -> str | None:
 
 
 def _special_tokens(config: dict[str, Any], special_tokens_map: dict[str, Any]) -> dict[str, Any]:
-    """Names and texts of the special tokens; tokenizer_config.json goes before special_tokens_map.json."""
+    """Names and texts of the special tokens; tokenizer_config.json overrides special_tokens_map.json."""
     tokens: dict[str, Any] = {}
     for name, value in {**special_tokens_map, **config}.items():
         if name.endswith("_token") and (text := _token_text(value)) is not None:
@@ -104,10 +95,10 @@ def _special_tokens(config: dict[str, Any], special_tokens_map: dict[str, Any]) 
 
 
 def _added_tokens(folder: Path, config: dict[str, Any]) -> list[tuple[int, tokenizers.AddedToken]]:
-    """Tokens with their ids, of tokenizer_config.json, else of the older added_tokens.json."""
+    """Tokens with their ids, from tokenizer_config.json, else from the older added_tokens.json."""
     declared = config.get("added_tokens_decoder")
     if declared is None:
-        found = read_json(folder / "added_tokens.json").items()
+        found = read_json_object(folder / "added_tokens.json", required=False).items()
         return [(token_id, tokenizers.AddedToken(text)) for text, token_id in found if isinstance(token_id, int)]
     if not isinstance(declared, dict):
         return []
@@ -119,7 +110,7 @@ def _added_tokens(folder: Path, config: dict[str, Any]) -> list[tuple[int, token
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[tuple[int, tokenizers.AddedToken]]) -> None:
-    """Those that tokenizer.json forgot, as far as they can have their ids: the one in the vocabulary, or the next."""
+    """Add those that tokenizer.json lacks and that can keep their ids: that of the vocabulary, or the next one."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token_id, token in sorted(tokens, key=lambda each: each[0]):
         there = backend.token_to_id(token.content)
@@ -129,23 +120,12 @@ def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[tuple[int, tokenizer
 
 
 def _mark_special(backend: tokenizers.Tokenizer, special_tokens: dict[str, Any]) -> None:
-    """Tokens that the configuration names (end of sequence and so on) are special even if tokenizer.json forgot."""
+    """Make tokens special that the configuration names (end of sequence and so on), if tokenizer.json does not."""
     names: list[str] = []
     for value in special_tokens.values():
         names += value if isinstance(value, list) else [value]
     known = [name for name in names if backend.token_to_id(name) is not None]
     backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in known])
-
-
-def _token_bytes_table(backend: tokenizers.Tokenizer) -> list[bytes]:
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    special = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
-    to_bytes = _TokenBytes(json.loads(backend.to_str()).get("decoder"))
-    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-    for token, token_id in vocabulary.items():
-        if token_id not in special:
-            table[token_id] = to_bytes(token)
-    return table
 
 
 class _TokenBytes:

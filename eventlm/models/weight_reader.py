@@ -1,7 +1,7 @@
 """Reads a checkpoint's weights piece by piece, the next piece while one is being used.
 
-Copied out of the file rather than mapped: a file that is cut short under a mapping ends the process, and its pages
-count to it. A piece is small enough to lie in a cache between the copy and its use.
+The file is read, not mapped as by safetensors: if a mapped file is cut short, the process dies, and its pages count as
+memory of the process. A piece is small enough to stay in a cache between the copy and its use.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +24,14 @@ from eventlm.models.safetensors_header import FileStamp
 from eventlm.types import OnProgress
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-#: A piece has as many rows as fit into so much, a multiple of those that are packed together.
+#: Most bytes of a piece, and the multiple of rows that it has: as many are packed together.
 _PIECE_BYTES = 4 << 20
 _ROW_MULTIPLE = 32
-_CHANGED = "the file was changed while it was read; start again when nobody writes to it"
+_CHANGED = "the file was changed while it was read; start again when nothing writes to it"
 
 
 class Piece(NamedTuple):
-    """Rows of a matrix [rows, in] from `first_row` on, or a whole vector; `values` until the next piece is taken."""
+    """Rows of a matrix [rows, in] from `first_row` on, or a whole vector; `values` is valid until the next piece."""
 
     name: str
     first_row: int
@@ -52,8 +53,7 @@ class _Part(NamedTuple):
 
 
 def read_pieces(files: Sequence[WeightFile], on_progress: OnProgress | None = None) -> Iterator[Piece]:
-    """All tensors of the files, in the order in which they lie there. `on_progress` is told the bytes of those that
-    were used.
+    """All tensors of the files, in the order of their data. `on_progress` gets the bytes of those that were used.
 
     Raises CheckpointError if a file cannot be read, or is no longer the one that was checked.
     """
@@ -63,14 +63,14 @@ def read_pieces(files: Sequence[WeightFile], on_progress: OnProgress | None = No
         for file, parts in zip(files, parts_of_files, strict=True):
             if not parts:
                 continue
-            with _opened(file) as descriptor:
+            with _opened(file) as opened:
                 buffers = [torch.empty(max(part.num_bytes for part in parts), dtype=torch.uint8) for _ in range(2)]
-                reading = reader.submit(_read, file.path, descriptor, parts[0], buffers[0])
+                reading = reader.submit(_read, file.path, opened, parts[0], buffers[0])
                 for number, part in enumerate(parts):
                     reading.result()
                     if number + 1 < len(parts):
                         after = buffers[(number + 1) % 2]
-                        reading = reader.submit(_read, file.path, descriptor, parts[number + 1], after)
+                        reading = reader.submit(_read, file.path, opened, parts[number + 1], after)
                     values = buffers[number % 2][: part.num_bytes].view(part.dtype).view(part.shape)
                     yield Piece(part.name, part.first_row, values)
                     num_bytes += part.num_bytes
@@ -79,23 +79,21 @@ def read_pieces(files: Sequence[WeightFile], on_progress: OnProgress | None = No
 
 
 @contextlib.contextmanager
-def _opened(file: WeightFile) -> Iterator[int]:
-    """The file's descriptor, while it is the one that was checked."""
+def _opened(file: WeightFile) -> Iterator[BufferedReader]:
+    """The open file. CheckpointError if it is not, or no longer, the one that was checked."""
     try:
-        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = file.path.open("rb")
     except OSError as error:
         raise CheckpointError(f"{file.path}: {error.strerror or error}") from error
-    try:
-        _check_same(file, descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        yield descriptor
-        _check_same(file, descriptor)
-    finally:
-        os.close(descriptor)
+    with opened:
+        _check_same(file, opened)
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        yield opened
+        _check_same(file, opened)
 
 
-def _check_same(file: WeightFile, descriptor: int) -> None:
-    if FileStamp.of(descriptor) != file.stamp:
+def _check_same(file: WeightFile, opened: BufferedReader) -> None:
+    if FileStamp.of(opened.fileno()) != file.stamp:
         raise CheckpointError(f"{file.path}: {_CHANGED}")
 
 
@@ -106,26 +104,21 @@ def _parts(file: WeightFile) -> list[_Part]:
         dtype = _DTYPES[tensor.dtype]
         num_rows = tensor.shape[0]
         row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
-        step = num_rows if len(tensor.shape) == 1 else _rows_of(_PIECE_BYTES, row_bytes)
+        step = (
+            num_rows if len(tensor.shape) == 1 else max(_PIECE_BYTES // row_bytes // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
+        )
         for first in range(0, num_rows, step):
             shape = (min(step, num_rows - first), *tensor.shape[1:])
             parts.append(_Part(tensor.name, dtype, shape, first, tensor.offset + first * row_bytes))
     return parts
 
 
-def _rows_of(num_bytes: int, row_bytes: int) -> int:
-    return max(num_bytes // row_bytes // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
-
-
-def _read(path: Path, descriptor: int, part: _Part, buffer: Tensor) -> None:
+def _read(path: Path, opened: BufferedReader, part: _Part, buffer: Tensor) -> None:
     """Fill the buffer with the part's bytes."""
-    wanted = buffer.numpy().data[: part.num_bytes]
-    position = 0
-    while position < part.num_bytes:
-        try:
-            num_read = os.preadv(descriptor, [wanted[position:]], part.offset + position)
-        except OSError as error:
-            raise CheckpointError(f"{path}: tensor {part.name}: {error.strerror or error}") from error
-        if not num_read:
-            raise CheckpointError(f"{path}: tensor {part.name}: {_CHANGED}")
-        position += num_read
+    try:
+        opened.seek(part.offset)
+        num_read = opened.readinto(buffer.numpy().data[: part.num_bytes])
+    except OSError as error:
+        raise CheckpointError(f"{path}: tensor {part.name}: {error.strerror or error}") from error
+    if num_read != part.num_bytes:
+        raise CheckpointError(f"{path}: tensor {part.name}: {_CHANGED}")

@@ -1,4 +1,4 @@
-"""Puts together what comes of each prompt: pieces of text, tokens and log-probabilities become whole outputs."""
+"""Assembles the outputs of each prompt from pieces of text, tokens and log-probabilities."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AnyRequestOutput = RequestOutput | EmbeddingRequestOutput
 
 
 class _Choice:
-    """One completion that is still growing: what its outputs leave, for they are many and each costs more than this."""
+    """A completion in progress. It keeps the contents of outputs only, since there is one for each token."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -53,7 +53,7 @@ class _Choice:
 
 
 class Collector:
-    """The outputs of one call: `add` takes a piece and gives a prompt's output when it is whole."""
+    """The outputs of one call. `add` takes a piece and returns the prompt's output once it is complete."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Collector:
         self._request_ids = request_ids
         self._tokenizer = tokenizer
         #: The request of each choice, and its index in it.
-        self._owners = [(place, index) for place, request in enumerate(group) for index in range(request.n)]
+        self._owners = [(number, index) for number, request in enumerate(group) for index in range(request.n)]
         self._choices = [[_Choice() for _ in range(request.n)] for request in group]
         self._unfinished = [request.n for request in group]
         self._arrival_time = time.time()
@@ -75,53 +75,53 @@ class Collector:
         self._token_texts: dict[int, str] = {}
 
     def add(self, output: ChoiceOutput) -> tuple[int, AnyRequestOutput] | None:
-        """Take a piece; the place and the output of the request that it completes. Raises what ended it instead."""
-        place, index = self._owners[output.choice]
-        self._choices[place][index].add(output)
-        if output.token_ids and self._first_token_times[place] is None:
-            self._first_token_times[place] = time.time()
+        """Take a piece; the number and the output of the request that it completes. Raises what ended it instead."""
+        number, index = self._owners[output.choice]
+        self._choices[number][index].add(output)
+        if output.token_ids and self._first_token_times[number] is None:
+            self._first_token_times[number] = time.time()
         if output.finished is None:
             return None
-        _check_end(self._prompts[place], output.finished)
-        self._unfinished[place] -= 1
-        if self._unfinished[place]:
+        _check_end(self._prompts[number], output.finished)
+        self._unfinished[number] -= 1
+        if self._unfinished[number]:
             return None
-        choices, self._choices[place] = self._choices[place], []
-        if self._group[place].scheduling.kind == "pool":
-            return place, self._embedding(place, choices[0])
-        return place, self._completions(place, choices)
+        choices, self._choices[number] = self._choices[number], []
+        if self._group[number].scheduling.kind == "pool":
+            return number, self._embedding(number, choices[0])
+        return number, self._completions(number, choices)
 
-    def _embedding(self, place: int, choice: _Choice) -> EmbeddingRequestOutput:
+    def _embedding(self, number: int, choice: _Choice) -> EmbeddingRequestOutput:
         if not choice.embedding:
             raise EngineUnavailableError("the worker gave no embedding: this model cannot embed")
         return EmbeddingRequestOutput(
-            request_id=self._request_ids[place],
+            request_id=self._request_ids[number],
             outputs=EmbeddingOutput(_normalized(choice.embedding)),
-            prompt_token_ids=self._prompts[place].token_ids,
+            prompt_token_ids=self._prompts[number].token_ids,
             num_cached_tokens=choice.finished.cached_tokens if choice.finished else 0,
         )
 
-    def _completions(self, place: int, choices: list[_Choice]) -> RequestOutput:
-        prompt, first = self._prompts[place], choices[0]
+    def _completions(self, number: int, choices: list[_Choice]) -> RequestOutput:
+        prompt, first = self._prompts[number], choices[0]
         prompt_logprobs: list[TokenLogprobDict | None] | None = None
-        if self._group[place].sampling.prompt_logprobs is not None:
+        if self._group[number].sampling.prompt_logprobs is not None:
             prompt_logprobs = [None, *self._logprob_dicts(prompt.token_ids[1:], first.prompt_logprobs)]
         return RequestOutput(
-            request_id=self._request_ids[place],
+            request_id=self._request_ids[number],
             prompt=prompt.text,
             prompt_token_ids=prompt.token_ids,
             prompt_logprobs=prompt_logprobs,
-            outputs=[self._completion(place, index, choice) for index, choice in enumerate(choices)],
+            outputs=[self._completion(number, index, choice) for index, choice in enumerate(choices)],
             num_cached_tokens=first.finished.cached_tokens if first.finished else 0,
-            metrics=RequestMetrics(self._arrival_time, self._first_token_times[place], time.time()),
+            metrics=RequestMetrics(self._arrival_time, self._first_token_times[number], time.time()),
         )
 
-    def _completion(self, place: int, index: int, choice: _Choice) -> CompletionOutput:
+    def _completion(self, number: int, index: int, choice: _Choice) -> CompletionOutput:
         assert choice.finished is not None
         completion = CompletionOutput(index, "".join(choice.texts), choice.token_ids)
         completion.finish_reason = "length" if api_finish_reason(choice.finished.reason) == "length" else "stop"
         completion.stop_reason = choice.stop_reason
-        if self._group[place].sampling.logprobs is not None:
+        if self._group[number].sampling.logprobs is not None:
             completion.logprobs = self._logprob_dicts(choice.token_ids, choice.logprobs)
             completion.cumulative_logprob = sum(sum(each.logprobs) for each in choice.logprobs)
         return completion
@@ -130,14 +130,11 @@ class Collector:
         """One dict for each token: itself first, then the most likely ones, best first."""
         dicts: list[TokenLogprobDict] = []
         for piece in pieces:
-            for own, rank, top_ids, top in zip(
-                piece.logprobs, piece.ranks, piece.top_ids, piece.top_logprobs, strict=True
-            ):
-                token_id = token_ids[len(dicts)]
-                found = {token_id: Logprob(own, rank, self._token_text(token_id))}
-                for top_rank, (top_id, logprob) in enumerate(zip(top_ids, top, strict=True), start=1):
-                    found.setdefault(top_id, Logprob(logprob, top_rank, self._token_text(top_id)))
-                dicts.append(found)
+            tokens = token_ids[len(dicts) : len(dicts) + len(piece.logprobs)]
+            dicts += [
+                {each: Logprob(logprob, rank, self._token_text(each)) for each, (logprob, rank) in found.items()}
+                for found in piece.by_token(tokens)
+            ]
         return dicts
 
     def _token_text(self, token_id: int) -> str:
@@ -159,13 +156,13 @@ def _check_end(prompt: Prompt, finished: FinishedOutput) -> None:
         case "cancelled" | "front_end_lost":
             raise EngineUnavailableError("this LLM was shut down while it worked")
         case "error" | "deadline":
-            raise EventLMError(f"{prompt.place} could not be completed: {finished.detail or finished.reason}")
+            raise EventLMError(f"{prompt.param} could not be completed: {finished.detail or finished.reason}")
 
 
 async def collect(
     generation: Generation, collector: Collector, put: Callable[[tuple[int, AnyRequestOutput]], None]
 ) -> None:
-    """Read a generation to its end, and `put` each output with its place when it is whole.
+    """Read a generation to its end, and `put` each output with its number when it is whole.
 
     However this ends, nothing of the generation goes on. Raises EngineUnavailableError.
     """

@@ -1,41 +1,39 @@
-"""`LLM`: a model to which lists of prompts are given, from a script, a notebook or a program of any kind."""
+"""`LLM`: runs lists of prompts through a model, from a script, a notebook or any other program."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import multiprocessing.util
 import queue
+import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import structlog
 from msgspec import structs
 
 from eventlm.config import ModelConfig
 from eventlm.engine.request import Request
-from eventlm.errors import UsageError
+from eventlm.errors import InputError, UsageError
 from eventlm.offline.collector import AnyRequestOutput, Collector, collect
 from eventlm.offline.engine_thread import EngineThread, next_item
-from eventlm.offline.errors import InvalidInputError
-from eventlm.offline.logs import log_to_stderr
 from eventlm.offline.options import StrPath, compose_from, in_keywords, keywords_in_errors
 from eventlm.offline.outputs import EmbeddingRequestOutput, RequestOutput
 from eventlm.offline.progress import Progress, UseTqdm
-from eventlm.offline.prompts import (
-    ChatOptions,
-    Message,
-    Prompt,
-    PromptType,
-    parse_prompts,
-    render_conversations,
-)
-from eventlm.offline.requests import RequestMaker
+from eventlm.offline.prompts import Message, Prompt, PromptType, parse_prompts, render_conversations
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.generation import submit
+from eventlm.text.grammar import structured_outputs_grammar
+from eventlm.text.prompt_encoder import bad_words_token_ids
+from eventlm.text.request_builder import RequestBuilder
+from eventlm.tracebacks import describe_exception
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,7 +72,7 @@ class LLM:
         record: StrPath | None = None,
         **options: Any,
     ) -> None:
-        log_to_stderr()
+        _log_to_stderr()
         given = {"model": model, "replicas": data_parallel_size, "record": record} | options
         with keywords_in_errors():
             composition, self._tokenizer_folder = compose_from(given, tokenizer=tokenizer)
@@ -82,13 +80,20 @@ class LLM:
             warnings.warn(in_keywords(warning), stacklevel=2)
         self._composition = composition
         self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._requests = RequestMaker(composition, seed=seed)
+        self._builder = RequestBuilder(
+            composition.engine,
+            composition.tokenizer,
+            defaults=composition.defaults,
+            vocab_size=composition.vocab_size,
+        )
+        self._seed = seed
+        self._seed_numbers = itertools.count()
         self._request_ids = itertools.count()
         self._thread = EngineThread(composition.engine)
-        # Runs at the latest when the program ends, and knows nothing of this object, which may be collected before.
+        # Runs at the end of the program at the latest. It must not refer to this object, which may be collected before.
         self._shutdown = weakref.finalize(self, self._thread.stop)
         if multiprocessing.parent_process() is not None:
-            # Where this is what runs at the end.
+            # Child processes of multiprocessing run these finalizers at their end.
             multiprocessing.util.Finalize(None, self._shutdown, exitpriority=0)
         try:
             with keywords_in_errors():
@@ -99,7 +104,7 @@ class LLM:
 
     @property
     def run_folder(self) -> Path | None:
-        """Where the run is recorded: the folder that has its `trace.jsonl`. None without `record`."""
+        """The folder with the run's `trace.jsonl`. None without `record`."""
         return self._composition.engine.run_folder
 
     def generate(
@@ -115,9 +120,9 @@ class LLM:
 
         A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. `sampling_params` is
         one for all or one for each; None is `get_default_sampling_params()`. `priority` has an integer for each prompt,
-        lower ones go first. `lora_request` is there for programs that give it as None.
+        lower ones go first. `lora_request` must be None.
 
-        Raises InvalidInputError before anything runs if one of the prompts is wrong or too long, and
+        Raises InputError before anything runs if one of the prompts is wrong or too long, and
         EngineUnavailableError if the workers are lost for good. Ctrl-C ends the call and leaves the LLM usable.
         """
         _check_no_lora(lora_request)
@@ -144,9 +149,15 @@ class LLM:
         `generate`.
         """
         _check_no_lora(lora_request)
-        options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs or {})
-        composition = self._composition
-        prompts = render_conversations(messages, composition.tokenizer, composition.vocab_size, options)
+        prompts = render_conversations(
+            messages,
+            self._composition.tokenizer,
+            self._composition.vocab_size,
+            chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return self._generate(prompts, sampling_params, use_tqdm, priority)
 
     def embed(
@@ -157,11 +168,13 @@ class LLM:
         Prompts are as for `generate`, and so are the errors.
         """
         parsed = parse_prompts(prompts, self._composition.tokenizer, self._composition.vocab_size)
-        outputs = self._run(parsed, self._requests.embedding(parsed), use_tqdm)
+        params = self._builder.resolve(SamplingParams(max_tokens=None))
+        group = [self._request(prompt, params, kind="pool") for prompt in parsed]
+        outputs = self._run(parsed, group, use_tqdm)
         return [output for output in outputs if isinstance(output, EmbeddingRequestOutput)]
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer as transformers has it. Raises UsageError for the fake model, which has none."""
+        """transformers' tokenizer of the model. Raises UsageError for the fake model, which has none."""
         if self._tokenizer_folder is None:
             raise UsageError("the fake model has no tokenizer that transformers knows")
         if self._tokenizer is None:
@@ -171,7 +184,7 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend in generation_config.json; vLLM's defaults where they are silent."""
+        """The parameters in the model's generation_config.json, with vLLM's defaults for the rest."""
         return structs.replace(self._composition.defaults, eos_token_ids=())
 
     def shutdown(self) -> None:
@@ -201,9 +214,46 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         params = self._params_for_each(sampling_params, len(prompts))
-        group = self._requests.generation(prompts, params, _priority_for_each(priority, len(prompts)))
+        priorities = _priority_for_each(priority, len(prompts))
+        # Often one object stands for all prompts.
+        resolved: dict[int, SamplingParams] = {}
+        group = []
+        for prompt, each, number in zip(prompts, params, priorities, strict=True):
+            if id(each) not in resolved:
+                resolved[id(each)] = self._resolved(each)
+            ready = resolved[id(each)]
+            if ready.seed is None and self._seed is not None:
+                ready = structs.replace(ready, seed=self._draw_seed())
+            group.append(self._request(prompt, ready, priority=number))
         outputs = self._run(prompts, group, use_tqdm)
         return [output for output in outputs if isinstance(output, RequestOutput)]
+
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """The parameters as workers take them. Raises InputError."""
+        params = self._builder.resolve(params)
+        if params.n > 1 and params.temperature == 0:
+            raise InputError("n", f"n is {params.n} at temperature 0: all completions would be the same")
+        grammar = ""
+        if params.structure is not None:
+            grammar = self._builder.grammars.check_now(structured_outputs_grammar(params.structure))
+        bad_words = bad_words_token_ids(self._composition.tokenizer, params.bad_words or ())
+        return structs.replace(params, bad_words_token_ids=bad_words, grammar=grammar)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, **more: Any) -> Request:
+        return self._builder.request(
+            params,
+            prompt.token_ids,
+            param=prompt.param,
+            cache_salt=prompt.cache_salt,
+            offline=True,
+            received_ns=self._composition.engine.now_ns(),
+            **more,
+        )
+
+    def _draw_seed(self) -> int:
+        """The next seed of this LLM's own stream."""
+        digest = blake2b(f"{self._seed}/{next(self._seed_numbers)}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little")
 
     def _params_for_each(self, given: object, num_prompts: int) -> list[SamplingParams]:
         if given is None:
@@ -211,13 +261,15 @@ class LLM:
         if isinstance(given, SamplingParams):
             return [given] * num_prompts
         if not isinstance(given, Sequence) or not all(isinstance(each, SamplingParams) for each in given):
-            raise InvalidInputError(f"sampling_params must be a SamplingParams or a list of them, got {given!r}")
+            raise InputError(
+                "sampling_params", f"sampling_params must be a SamplingParams or a list of them, got {given!r}"
+            )
         if len(given) != num_prompts:
-            raise InvalidInputError(f"there are {num_prompts} prompts, but {len(given)} sampling_params")
+            raise InputError("sampling_params", f"there are {num_prompts} prompts, but {len(given)} sampling_params")
         return list(given)
 
     def _run(self, prompts: list[Prompt], group: list[Request], use_tqdm: UseTqdm) -> list[AnyRequestOutput]:
-        """Run a group to its end; its outputs in order. Whatever interrupts this cancels the group."""
+        """Run a group and return its outputs in order. An interruption cancels the group."""
         request_ids = [str(next(self._request_ids)) for _ in prompts]
         if not group:
             return []
@@ -241,12 +293,12 @@ class LLM:
                 running.cancel()
                 raise
         self._thread.result(running)
-        return [outputs[place] for place in range(len(group))]
+        return [outputs[index] for index in range(len(group))]
 
 
 def _check_no_lora(given: object) -> None:
     if given is not None:
-        raise InvalidInputError("lora_request must be None: adapters are not supported yet")
+        raise InputError("lora_request", "lora_request must be None: adapters are not supported yet")
 
 
 def _priority_for_each(given: Sequence[int] | None, num_prompts: int) -> list[int]:
@@ -255,7 +307,27 @@ def _priority_for_each(given: Sequence[int] | None, num_prompts: int) -> list[in
     if not isinstance(given, Sequence) or not all(
         isinstance(each, int) and not isinstance(each, bool) and -(2**31) <= each < 2**31 for each in given
     ):
-        raise InvalidInputError(f"priority must be a list of 32-bit integers, one for each prompt, got {given!r}")
+        raise InputError("priority", f"priority must be a list of 32-bit integers, one for each prompt, got {given!r}")
     if len(given) != num_prompts:
-        raise InvalidInputError(f"there are {num_prompts} prompts, but {len(given)} priorities")
+        raise InputError("priority", f"there are {num_prompts} prompts, but {len(given)} priorities")
     return list(given)
+
+
+def _log_to_stderr() -> None:
+    """Send warnings and errors to stderr, unless the program has configured structlog itself."""
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            describe_exception,
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        # Notebooks and tests replace stderr, so look it up for each event.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )

@@ -1,4 +1,4 @@
-"""From the arguments of `LLM` to a composition: its engine, its tokenizer, its defaults."""
+"""Composes an engine from the arguments of `LLM`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventlm.bootstrap.composition import Composition, compose
-from eventlm.bootstrap.tokenizer_source import find_tokenizer_folder
+from eventlm.bootstrap.model_source import find_tokenizer_folder
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError
@@ -22,21 +22,21 @@ _FLAG = re.compile(r"--[a-z][a-z-]*")
 
 
 class Composed(NamedTuple):
-    """A composition, and the folder that its tokenizer comes from: None for the fake one."""
+    """A composition and the folder of its tokenizer, None for the fake one."""
 
     composition: Composition
     tokenizer_folder: Path | None
 
 
 def in_keywords(message: str) -> str:
-    """A message with the options as keywords of `LLM`: `kv_memory` where it says `--kv-memory`."""
+    """A message with keywords of `LLM` in place of flags: `kv_memory` for `--kv-memory`."""
     names = {option.flag: name for name, option in known_options().items()} | {"--tokenizer": "tokenizer"}
     return _FLAG.sub(lambda flag: names.get(flag[0], flag[0]), message)
 
 
 @contextlib.contextmanager
 def keywords_in_errors() -> Iterator[None]:
-    """Let the errors that pass through call options what `LLM` calls them."""
+    """Put keywords of `LLM` in place of flags in errors that pass through."""
     try:
         yield
     except EventLMError as error:
@@ -45,9 +45,9 @@ def keywords_in_errors() -> Iterator[None]:
 
 
 def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None) -> Composed:
-    """What `compose` makes of options by name; those that are None have their defaults.
+    """Compose an engine from options by name; None means the default.
 
-    `tokenizer`, if given, is another model whose tokenizer and end of sequence are used; `model` needs none then.
+    `tokenizer`, if given, is another model whose tokenizer and end of sequence are used.
     Raises UsageError, CheckpointError or PullError.
     """
     given = {
@@ -63,7 +63,7 @@ def compose_from(options: Mapping[str, Any], *, tokenizer: StrPath | None = None
 
 
 def _tokenizer_folder(model: str, name: str) -> str:
-    """Where the tokenizer of another model lies that `model` is to be used with."""
+    """The folder of another model's tokenizer, to be used with `model`."""
     folder = find_tokenizer_folder(name)
     if folder is None or model == FAKE_MODEL:
         raise UsageError(f"tokenizer {name!r}: the fake model's tokenizer goes with the fake model, and with no other")

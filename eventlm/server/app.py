@@ -1,4 +1,4 @@
-"""The application: which path is answered by what."""
+"""The application: all endpoints and their handlers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from eventlm.server.middleware import (
     HEALTH_PATH,
     METRICS_PATH,
     SCOPES,
+    Handler,
     authenticate,
     generating,
     observe,
@@ -55,7 +56,7 @@ from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest
 
 
 def make_app(context: ServerContext) -> web.Application:
-    """The HTTP application over an engine. It is served with `handler_cancellation`: see `HttpServer`."""
+    """The HTTP application. `HttpServer` serves it with `handler_cancellation`."""
     across_origins = bool(context.config.cors_origin)
     app = web.Application(middlewares=[observe, *([answer_preflight] if across_origins else []), authenticate])
     app[CONTEXT] = context
@@ -73,13 +74,13 @@ def make_app(context: ServerContext) -> web.Application:
 
 
 async def _expect(request: web.Request) -> None:
-    """Let a client go on that waits for permission to send its body, unless the body will be refused anyway."""
+    """Let a waiting client send its body, unless the body is too large."""
     limit = request.app[CONTEXT].config.max_body_bytes
     too_large = request.content_length is not None and request.content_length > limit
     wants_permission = request.headers.get("Expect", "").lower() == "100-continue"
     if wants_permission and request.version == HttpVersion11 and not too_large:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # Those bytes are no part of the reply.
+        # These bytes are not part of the reply.
         request.writer.output_size = 0
 
 
@@ -103,7 +104,7 @@ def _model(context: ServerContext, name: str) -> Model:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Whether requests can be taken, and whether they wait meanwhile until an operator resumes."""
+    """Whether requests are accepted, and whether they wait until an operator resumes."""
     context = request.app[CONTEXT]
     context.check_available()
     return json_response(Health("paused" if context.engine.paused else "ready"))
@@ -124,38 +125,17 @@ def _openapi_json() -> bytes:
     return msgspec.json.encode(openapi_document(ENDPOINTS))
 
 
-CLASS_PARAMETER = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
-#: All that the server answers. `/openapi.json` is made of it.
+def _generating(path: str, handler: Handler, body: Any, reply: Any, chunk: Any = None) -> Endpoint:
+    """An endpoint that submits requests."""
+    parameter = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
+    return Endpoint("POST", path, handler, body, reply, chunk=chunk, generates=True, parameters=(parameter,))
+
+
+#: All endpoints. `/openapi.json` is made from this.
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/chat/completions",
-        chat_completions,
-        parameters=(CLASS_PARAMETER,),
-        body=ChatCompletionRequest,
-        reply=ChatCompletion,
-        chunk=ChatCompletionChunk,
-        generates=True,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/completions",
-        completions,
-        parameters=(CLASS_PARAMETER,),
-        body=CompletionRequest,
-        reply=Completion,
-        chunk=Completion,
-        generates=True,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/embeddings",
-        embeddings,
-        parameters=(CLASS_PARAMETER,),
-        body=EmbeddingRequest,
-        reply=EmbeddingList,
-        generates=True,
-    ),
+    _generating("/v1/chat/completions", chat_completions, ChatCompletionRequest, ChatCompletion, ChatCompletionChunk),
+    _generating("/v1/completions", completions, CompletionRequest, Completion, Completion),
+    _generating("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingList),
     Endpoint(
         "GET",
         "/v1/stream/{id:.+}",
@@ -170,19 +150,10 @@ ENDPOINTS = (
     ),
     Endpoint("DELETE", "/v1/stream/{id:.+}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
     *(
-        Endpoint(
-            "POST",
-            f"{prefix}/tokenize",
-            tokenize,
-            body=(TokenizeRequest, TokenizeChatRequest),
-            reply=Tokenization,
-            errors=(503,),
-        )
-        for prefix in ("", "/v1")
-    ),
-    *(
-        Endpoint(
-            "POST", f"{prefix}/detokenize", detokenize, body=DetokenizeRequest, reply=Detokenization, errors=(503,)
+        Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,))
+        for path, handler, body, reply in (
+            ("tokenize", tokenize, (TokenizeRequest, TokenizeChatRequest), Tokenization),
+            ("detokenize", detokenize, DetokenizeRequest, Detokenization),
         )
         for prefix in ("", "/v1")
     ),

@@ -1,11 +1,9 @@
-"""What every handler needs: the engine, the tokenizer, the configuration and the requests under way."""
+"""The state that handlers share: the engine, the tokenizer, the configuration and the running requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
@@ -15,41 +13,42 @@ import structlog
 from aiohttp import web
 
 from eventlm.config import ServerConfig, ServiceClass
-from eventlm.config.sizes import memory_bytes
+from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import HttpRequests
 from eventlm.sampling_params import SamplingParams
 from eventlm.server.auth.api_keys import ApiKeys
-from eventlm.server.engine_protocol import Engine
-from eventlm.server.errors import ApiError, body_too_large, from_engine_error, timed_out, unavailable
+from eventlm.server.errors import ApiError, api_error, body_too_large, timed_out, unavailable
 from eventlm.server.http.content_encoding import body_decoder
 from eventlm.server.http.tls import Tls
+from eventlm.system.system import System
 from eventlm.text import generation as generations
+from eventlm.text.engine import Engine
 from eventlm.text.generation import Generation
 from eventlm.text.output_queue import TakenOverError
-from eventlm.text.requests.maker import RequestMaker
+from eventlm.text.request_builder import RequestBuilder
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import find_formats
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 
 _log = structlog.get_logger("eventlm.server")
 
-#: How long handlers may take for their final writes after their requests were cancelled.
+#: Time for the final writes of handlers whose requests were cancelled.
 FINAL_WRITES_SECONDS = 5.0
 
 
 class ServerContext:
     """One server's state.
 
-    `vocab_size` and `embedding_size` are the model's: prompts of token ids lie below the one, and no embedding is
-    longer than the other. `classes` are the service classes by name. keys: those of the configuration if not given.
-    engine_pid: the engine's process, by default this one. created: unix time of the models, by default now. Raises
-    UsageError if the keys or the files of TLS cannot be used, or if the configuration names a parser that is not there.
+    vocab_size, embedding_size: the model's. keys: those of the configuration if not given. classes: service classes by
+    name. engine_pid: the engine's process, by default this one. created: unix time of the models, by default now.
+    Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
     """
 
     def __init__(
         self,
+        system: System,
         engine: Engine,
         tokenizer: Tokenizer,
         config: ServerConfig,
@@ -62,57 +61,58 @@ class ServerContext:
         engine_pid: int | None = None,
         created: int | None = None,
     ) -> None:
+        self.system = system
         self.engine = engine
         self.tokenizer = tokenizer
         self.config = config
-        self.keys = ApiKeys(config) if keys is None else keys
+        self.keys = ApiKeys(system, config) if keys is None else keys
         self.tls = Tls.of(config)
         self.classes = classes or {}
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.embedding_size = embedding_size
         self.formats = find_formats(config, tokenizer.chat_template)
-        self.requests = RequestMaker(
+        self.requests = RequestBuilder(
             engine,
             tokenizer,
             defaults=defaults or SamplingParams(),
             vocab_size=self.vocab_size,
             formats=self.formats,
         )
-        self.engine_pid = engine_pid or os.getpid()
-        self.created = created or int(time.time())
+        self.engine_pid = engine_pid or system.processes.pid
+        self.created = created or system.clock.unix_s()
         self.draining = False
         self._http_requests: Counter[tuple[str, str, str]] = Counter()
         self._cut = False
         self._num_running = 0
-        #: The time that is left for each body that is on its way.
+        #: The timeouts of the bodies that are being received.
         self._awaited_bodies: set[asyncio.Timeout] = set()
-        #: Of the bodies of all requests that are not over.
+        #: Of the bodies of all running requests.
         self.num_body_bytes = 0
         self.max_bodies_bytes = memory_bytes(config.body_memory)
         self._idle = asyncio.Event()
         self._idle.set()
         self._live: dict[int, Generation] = {}
-        #: Those whose clients are gone and may come back.
+        #: Readers of generations whose clients are gone and may resume.
         self._read_on: set[asyncio.Task[None]] = set()
 
     def reload(self) -> None:
-        """Read again what may have changed on the disk."""
+        """Reload files that may have changed."""
         self.keys.reload()
         if self.tls is not None:
             self.tls.reload()
 
     @property
     def num_running(self) -> int:
-        """Requests that generate at the moment."""
+        """Requests that are generating."""
         return self._num_running
 
     @property
     def http_requests(self) -> HttpRequests:
-        """HTTP requests that have ended."""
+        """Counts of ended HTTP requests."""
         return [(*labels, count) for labels, count in self._http_requests.items()]
 
     def count_http_request(self, route: str, method: str, status: int) -> None:
-        """One has ended."""
+        """Count an ended HTTP request."""
         self._http_requests[route, method, f"{status // 100}xx"] += 1
 
     def check_available(self) -> None:
@@ -131,7 +131,7 @@ class ServerContext:
 
     @contextlib.asynccontextmanager
     async def time_for_a_body(self) -> AsyncIterator[None]:
-        """A client's body is awaited. Raises ApiError: behind the time that it may take, or at the end of a drain."""
+        """While a body is received. Raises ApiError when it takes too long, and at the end of a drain."""
         seconds = self.config.body_timeout_seconds
         try:
             async with asyncio.timeout(seconds) as awaited:
@@ -146,12 +146,12 @@ class ServerContext:
             raise timed_out(f"The request's body did not come within {seconds} s.") from error
 
     async def submit(self, group: list[Request], submission: Submission, *, prompt_param: str) -> Generation:
-        """Hand a group to the engine. Raises ApiError. `release` the generation in the end."""
+        """Submit a group. Raises ApiError. The generation must be released."""
         try:
             generation = await generations.submit(self.engine, self.tokenizer, group, submission, self.formats)
         except EventLMError as error:
-            raise from_engine_error(error, prompt_param=prompt_param) from error
-        # The seq of a request's arrival in the trace; a body of several prompts has consecutive ones.
+            raise api_error(error, prompt_param=prompt_param) from error
+        # The seq of the first arrival in the trace; further prompts of the body have the next ones.
         structlog.contextvars.bind_contextvars(seq=generation.handles[0].request)
         self._live[id(generation)] = generation
         if self._cut:
@@ -159,12 +159,12 @@ class ServerContext:
         return generation
 
     def release(self, generation: Generation) -> None:
-        """A handler is done with its generation, for whatever reason."""
+        """End a generation whose handler is done."""
         del self._live[id(generation)]
         generation.cancel()
 
-    def let_go(self, generation: Generation) -> None:
-        """A handler no longer reads a generation that can be resumed: it goes on, since the engine counts on it."""
+    def detach(self, generation: Generation) -> None:
+        """Let a resumable generation run on without its handler. Somebody must find the ends of its texts."""
         if generation.is_over:
             self.release(generation)
         else:
@@ -172,7 +172,7 @@ class ServerContext:
             self._read_on.add(asyncio.create_task(self._discard(generation)))
 
     async def _discard(self, generation: Generation) -> None:
-        """Read a generation to its end, for the sake of what it tells the engine of the texts."""
+        """Read a generation to its end, so that the engine is informed of the ends of its texts."""
         try:
             while not generation.is_over:
                 with contextlib.suppress(TakenOverError):
@@ -187,25 +187,25 @@ class ServerContext:
             self.release(generation)
 
     async def close(self) -> None:
-        """End what still goes on without a reader, and give the threads back."""
+        """End generations without a reader, and release the threads."""
         for task in self._read_on:
             task.cancel()
         await asyncio.gather(*self._read_on, return_exceptions=True)
         self.requests.close()
 
     def enter(self) -> None:
-        """A request that generates has begun."""
+        """A generating request begins."""
         self._num_running += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """And is over."""
+        """It is over."""
         self._num_running -= 1
         if not self._num_running:
             self._idle.set()
 
     async def drain(self, cut: asyncio.Event) -> None:
-        """Refuse new requests; wait for those that run until drain_seconds are over or `cut` is set, end the rest."""
+        """Refuse new requests, wait for running ones until drain_seconds are over or `cut` is set, and end the rest."""
         self.draining = True
         waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, cut)]
         try:
@@ -218,25 +218,25 @@ class ServerContext:
             generation.cancel(AT_SHUTDOWN)
         for awaited in self._awaited_bodies:
             if not awaited.expired():
-                awaited.reschedule(asyncio.get_running_loop().time())
+                # In the past, so at once.
+                awaited.reschedule(0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), FINAL_WRITES_SECONDS)
 
 
 CONTEXT = web.AppKey("context", ServerContext)
-#: What `read_body` has read.
+#: The body that `read_body` has read.
 BODY = web.RequestKey("body", bytes)
-#: How much of it has come.
+#: How many bytes of it were received.
 BODY_BYTES = web.RequestKey("body_bytes", int)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The JSON body's bytes, decoded. Raises ApiError for another content type or encoding, a body over the limit, and
-    one that is slow.
+    """The decoded bytes of a JSON body. Raises ApiError for another content type or encoding, and for a body that is
+    too large or too slow.
 
-    A body that is too large is refused by its announced length, else as soon as the limit is passed, which holds for
-    what a compressed one becomes. What is read of all bodies together has a limit too; each counts until
-    `release_body`.
+    The limit holds for the announced length and for decompressed bytes. All bodies together have a limit too; each
+    counts until `release_body`.
     """
     context = request.app[CONTEXT]
     limit = context.config.max_body_bytes
@@ -264,7 +264,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 async def _decoded_body(request: web.Request) -> AsyncIterator[bytes]:
-    """The body as it comes, without its Content-Encoding. Raises ApiError for one that is unknown or broken."""
+    """The body as it comes, decompressed. Raises ApiError for an unknown or broken Content-Encoding."""
     decoder = body_decoder(request.headers.getall("Content-Encoding", []))
     async for chunk in request.content.iter_any():
         if decoder is None:
@@ -272,17 +272,17 @@ async def _decoded_body(request: web.Request) -> AsyncIterator[bytes]:
             continue
         for piece in decoder.feed(chunk):
             yield piece
-            # A few bytes can make many pieces, and others wait meanwhile.
+            # A few bytes can become many pieces.
             await asyncio.sleep(0)
     if decoder is not None:
         decoder.end()
 
 
 def release_body(request: web.Request) -> None:
-    """A request is over, and what it keeps of its body."""
+    """The body of a request that is over no longer counts."""
     request.app[CONTEXT].num_body_bytes -= request.get(BODY_BYTES, 0)
 
 
 def json_response(reply: Any) -> web.Response:
-    """A struct as a 200 reply."""
+    """A 200 reply."""
     return web.Response(body=msgspec.json.encode(reply), content_type="application/json")

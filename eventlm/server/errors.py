@@ -1,4 +1,4 @@
-"""What a client is told when something goes wrong: OpenAI's error envelope, on every error without exception."""
+"""Errors as clients get them: every one in OpenAI's envelope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from eventlm.engine.admin import AmbiguousRequestError
-from eventlm.engine.rate_limits import RateLimitError
+from eventlm.engine.rate_limits import RateLimitError, RateLimitState
 from eventlm.engine.request import (
     BY_OPERATOR,
     BY_OWNER,
@@ -21,14 +21,14 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
 from eventlm.formatting import sentence
-from eventlm.server.auth.rate_limit_headers import rate_limit_headers
-from eventlm.text.generation_error import GenerationError
-from eventlm.types import ceil_div
+from eventlm.text.choice_output import GenerationError
+from eventlm.text.output_queue import TakenOverError
+from eventlm.types import NANOSECONDS_PER_MILLISECOND, ceil_div
 
-#: Seconds after which a client should try again: a full queue empties in steps, a start or a restart takes longer.
+#: Seconds after which a client should try again. A full queue empties in steps; a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1
 UNAVAILABLE_RETRY_SECONDS = 5
-#: The status of a request that its client has ended, which nobody failed; servers log it, and Google's APIs send it.
+#: The status of a request that its client has ended, as in nginx's logs and Google's APIs.
 CANCELLED = 499
 
 
@@ -48,9 +48,9 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 class ApiError(EventLMError):
-    """An error with its place in the table of HTTP errors.
+    """An error with its HTTP status.
 
-    `retry_after` is in seconds; `should_retry` False tells clients that would retry this status not to.
+    `retry_after` is in seconds; `should_retry` False is for statuses that clients would retry otherwise.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class ApiError(EventLMError):
             self.headers["x-should-retry"] = "false"
 
     def to_json(self) -> bytes:
-        """The envelope as the body of a reply or of a stream's `data:` line."""
+        """The envelope as a body or as a `data:` line."""
         return msgspec.json.encode(self.envelope)
 
     def to_response(self) -> web.Response:
-        """The reply of a request that has not been answered yet."""
+        """The error as a whole reply."""
         return web.Response(
             status=self.status, body=self.to_json(), content_type="application/json", headers=self.headers
         )
@@ -94,16 +94,6 @@ def from_input_error(error: InputError) -> ApiError:
 def reply_not_found(reply_id: str) -> ApiError:
     """404: no such reply, not any more, or somebody else's."""
     return ApiError(404, f"There is no reply with the id '{reply_id}', or it cannot be resumed, or not any more.")
-
-
-def ambiguous_request(error: AmbiguousRequestError) -> ApiError:
-    """409: several replies go by the id; the message names them."""
-    return ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False)
-
-
-def taken_over() -> ApiError:
-    """409: the stream goes on elsewhere."""
-    return ApiError(409, "This stream is continued on another connection.", code="taken_over", should_retry=False)
 
 
 def body_too_large(limit_bytes: int) -> ApiError:
@@ -129,7 +119,7 @@ def unavailable(message: str, *, code: str | None = None, should_retry: bool = T
 
 
 def internal_error() -> ApiError:
-    """500 without details; those are in the server's log under the request's id."""
+    """500 without details, which the log has under the request's id."""
     return ApiError(500, "The server failed while it handled this request.", type="server_error", should_retry=False)
 
 
@@ -158,8 +148,11 @@ def from_http_exception(error: web.HTTPException, *, method: str, path: str) -> 
     )
 
 
-def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
-    """The envelope for what `InferenceEngine.submit` or a request's handle raised."""
+def api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
+    """The envelope for an error of a request or of the engine; a 500 for anything else.
+
+    prompt_param: the field that has the prompt.
+    """
     match error:
         case ApiError():
             return error
@@ -179,13 +172,18 @@ def from_engine_error(error: EventLMError, *, prompt_param: str) -> ApiError:
                 str(error),
                 type=error.kind,
                 code="rate_limit_exceeded",
-                # To wait is no use for what the limit never allows.
+                # Waiting does not help if the limit never allows it.
                 retry_after=ceil_div(error.retry_ns, 1_000_000_000) or None,
                 should_retry=error.retry_ns > 0,
                 headers=rate_limit_headers(error.state),
             )
         case ContextLengthError():
             return from_input_error(PromptTooLongError(prompt_param, str(error)))
+        case AmbiguousRequestError():
+            return ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False)
+        case TakenOverError():
+            message = "This stream is continued on another connection."
+            return ApiError(409, message, code="taken_over", should_retry=False)
         case EngineUnavailableError():
             return unavailable(sentence(str(error) or "the engine cannot take requests at the moment"))
         case _:
@@ -211,3 +209,24 @@ def from_generation_error(error: GenerationError) -> ApiError:
             return ApiError(500, message, type="server_error", should_retry=False)
         case _:
             return unavailable(message)
+
+
+def rate_limit_headers(state: RateLimitState) -> dict[str, str]:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, for the limits that are set."""
+    headers = {}
+    for kind, bucket in (("requests", state.requests), ("tokens", state.tokens)):
+        if bucket is not None:
+            headers[f"x-ratelimit-limit-{kind}"] = str(bucket.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(bucket.remaining)
+            headers[f"x-ratelimit-reset-{kind}"] = format_duration(bucket.reset_ns)
+    return headers
+
+
+def format_duration(duration_ns: int) -> str:
+    """As OpenAI writes it: `120ms`, `1s`, `1.5s`, `6m0s`; rounded up to a millisecond, never down to 0."""
+    total_ms = ceil_div(duration_ns, NANOSECONDS_PER_MILLISECOND)
+    if total_ms < 1000:
+        return f"{total_ms}ms" if total_ms else "0s"
+    minutes, rest_ms = divmod(total_ms, 60_000)
+    seconds = f"{rest_ms // 1000}.{rest_ms % 1000:03d}".rstrip("0").rstrip(".") + "s"
+    return f"{minutes}m{seconds}" if minutes else seconds

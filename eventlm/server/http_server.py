@@ -1,4 +1,4 @@
-"""The socket: start, serve, drain, stop."""
+"""The listening server: start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from eventlm.server.app import make_app
 from eventlm.server.context import ServerContext
 from eventlm.server.cors import check_origins
 from eventlm.server.http.connection import Connect, Gate
-from eventlm.server.http.tls import Tls
-from eventlm.server.http.tls_listener import TlsListener
+from eventlm.server.http.tls import Tls, TlsListener
+from eventlm.tasks import completed
 
-#: Connections that wait to be accepted; the system cuts it to its own limit.
+#: Length of the queue of connections to accept. The system may have a lower limit.
 BACKLOG = 4096
 
 MAX_PORT = 65535
@@ -30,7 +30,7 @@ MAX_PORT = 65535
 class HttpServer:
     """A listening server over a context. `start`, then `drain` and `close`.
 
-    `sockets` are bound already (`bind_sockets`); without any it binds the address of the configuration.
+    `sockets` are already bound (`bind_sockets`). Without any it binds the configured address.
     """
 
     def __init__(self, context: ServerContext, sockets: Sequence[socket.socket] = ()) -> None:
@@ -47,15 +47,15 @@ class HttpServer:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open, or to be made secure."""
+        """Open connections and TLS handshakes."""
         return 0 if self._gate is None else self._gate.num_connections
 
     async def start(self) -> tuple[str, int]:
-        """Bind and listen; the address in use. Raises UsageError if it cannot be bound."""
+        """Bind and listen. Returns the address in use. Raises UsageError if it cannot be bound."""
         await self._runner.setup()
         manager = self._runner.server
         assert manager is not None
-        gate = self._gate = Gate(self._context.config, manager)
+        gate = self._gate = Gate(self._context.system, self._context.config, manager)
         try:
             host, port = await self._listen(gate)
         except UsageError:
@@ -65,7 +65,7 @@ class HttpServer:
         return host, port
 
     async def _listen(self, gate: Gate) -> tuple[str, int]:
-        """Accept connections; the address in use."""
+        """Accept connections. Returns the address in use."""
         config, tls = self._context.config, self._context.tls
         if tls is not None:
             sockets = list(self._sockets) or (await bind_sockets(config, 1))[0]
@@ -82,7 +82,7 @@ class HttpServer:
         return host, port
 
     async def drain(self, cut: asyncio.Event) -> None:
-        """Refuse new requests with a 503 and let those that run end; `cut` makes an end of it at once."""
+        """Refuse new requests with a 503 and finish the running ones; `cut` ends them at once."""
         await self._context.drain(cut)
 
     async def close(self) -> None:
@@ -98,9 +98,9 @@ class HttpServer:
 
 
 async def check_config(config: ServerConfig) -> None:
-    """Raise UsageError for what would keep a server from starting: an address that cannot be bound, a certificate.
+    """Raise UsageError if a server could not start: for origins, a certificate, or an address that cannot be bound.
 
-    Costs nothing, unlike what comes before a real start.
+    This is cheap, unlike the steps before a real start.
     """
     check_origins(config)
     Tls.of(config)
@@ -110,11 +110,11 @@ async def check_config(config: ServerConfig) -> None:
 
 
 async def bind_sockets(config: ServerConfig, num_processes: int) -> list[list[socket.socket]]:
-    """For each process sockets that listen, one for each address of the host; the kernel shares connections out.
+    """Listening sockets for each process, one for each address of the host. The kernel distributes connections.
 
-    Whoever connects waits until one of the process accepts. Raises UsageError if the address cannot be bound.
+    Clients that connect wait until a process accepts them. Raises UsageError if the address cannot be bound.
     """
-    # SO_REUSEPORT lets a second server of the same user have the port as well; without it that is an error.
+    # With SO_REUSEPORT a second server of the same user could bind the port, so check without it first.
     await check_config(config)
     server = await _bind(config, asyncio.Protocol, reuse_port=True, start_serving=False)
     first = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
@@ -127,7 +127,7 @@ async def bind_sockets(config: ServerConfig, num_processes: int) -> list[list[so
 
 
 def _twin(bound: socket.socket) -> socket.socket:
-    """Another socket of the same address, with a queue of its own."""
+    """Another socket of the same address, with its own queue."""
     twin = socket.socket(bound.family, bound.type, bound.proto)
     for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)):
         twin.setsockopt(level, option, 1)
@@ -155,7 +155,7 @@ async def _bind(
             start_serving=start_serving,
         )
     except (OSError, OverflowError, UnicodeError) as error:
-        # uvloop wraps the system's words in its own; the errors of name resolution have no number of the system's.
+        # uvloop changes the system's messages. Errors of name resolution have no errno.
         number = error.errno or 0 if isinstance(error, OSError) else 0
         reason = os.strerror(number) if number in errno.errorcode else getattr(error, "strerror", None) or str(error)
         remedy = "choose another address with --host and --port"
@@ -181,9 +181,9 @@ async def run_server(
 ) -> None:
     """Serve until `stop` is set, then drain; `cut` makes that short.
 
-    Listens first and then awaits `load`, during which clients get a 503. `on_listening` and `on_ready` get the
-    server's URL, `on_draining` the number of requests that are waited for. To stop the engine is the caller's. Raises
-    UsageError if the address cannot be bound, and what `load` raises.
+    Listens first and then awaits `load`, during which clients get a 503. `on_listening` and `on_ready` get the server's
+    URL, `on_draining` the number of running requests. The caller stops the engine. Raises UsageError if the address
+    cannot be bound, and what `load` raises.
     """
     server = HttpServer(context, sockets)
     url = url_of(context.config, *await server.start())
@@ -202,22 +202,6 @@ async def run_server(
 
 
 def url_of(config: ServerConfig, host: str, port: int) -> str:
-    """The URL of an address that a server of this configuration listens on."""
+    """The server's URL at an address."""
     scheme = "https" if config.tls_cert else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-async def completed(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Await `work`, or cancel it and return False if `stop` is set first."""
-    task = asyncio.ensure_future(work)
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
-    finally:
-        for each in (task, stopped):
-            each.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the replies."""
+"""Log-probabilities in the formats of the replies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from eventlm.text.detokenizer import Detokenizer
 from eventlm.text.echo import Echo
 from eventlm.text.tokenizer import Tokenizer, token_text
 
-#: Stands for minus infinity, which JSON cannot say. vLLM's value.
+#: vLLM's value for minus infinity, which JSON does not have.
 SMALLEST_LOGPROB = -9999.0
 
 
 def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: bool) -> ChatLogprobs | None:
-    """What a chat says of an output's tokens; None if it was not asked to."""
+    """Those of a chat's output; None if they were not asked for."""
     found = output.logprobs
     if found is None:
         return None
@@ -45,9 +45,9 @@ def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: b
 
 
 class CompletionLogprobsMaker:
-    """What completions say of their tokens, with `num_top` alternatives, choice by choice and output by output.
+    """Makes those of completions, with `num_top` alternatives, for each output of each choice.
 
-    `echoed_characters`: how long the text is that stands before the output of a choice.
+    `echoed_characters`: length of the text before the output of a choice.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CompletionLogprobsMaker:
         self._offsets: dict[int, _Offset] = {}
 
     def output(self, output: ChoiceOutput) -> CompletionLogprobs | None:
-        """Of the next output tokens of a choice; None if there are none."""
+        """Those of the next output of a choice; None if it has none."""
         if output.logprobs is None:
             return None
         if output.choice not in self._offsets:
@@ -76,11 +76,11 @@ class CompletionLogprobsMaker:
         return self._make(output.token_ids, output.logprobs, [offset.advance(token) for token in output.token_ids])
 
     def prompt_start(self, part: Echo) -> CompletionLogprobs:
-        """Of the first token of an echoed prompt."""
+        """The entry of the first token of an echoed prompt."""
         return CompletionLogprobs([self._text(part.token_ids[0])], [None], [None], list(part.text_offset))
 
     def prompt(self, part: Echo, found: TokenLogprobs) -> CompletionLogprobs:
-        """Of further tokens of an echoed prompt."""
+        """Those of further tokens of an echoed prompt."""
         return self._make(part.token_ids, found, part.text_offset)
 
     def _make(self, token_ids: list[int], found: TokenLogprobs, text_offset: list[int]) -> CompletionLogprobs:
@@ -90,7 +90,7 @@ class CompletionLogprobsMaker:
         for token, logprob, ids, values in zip(tokens, logprobs, found.top_ids, found.top_logprobs, strict=True):
             by_text = {token: logprob}
             for token_id, value in zip(ids[: self._num_top], values[: self._num_top], strict=True):
-                # Parts of characters may look alike; the most likely one stands for them.
+                # Parts of characters may have the same text; the most likely one is kept.
                 text = self._text(token_id)
                 by_text[text] = max(value, by_text.get(text, SMALLEST_LOGPROB))
             top.append(by_text)
@@ -101,7 +101,7 @@ class CompletionLogprobsMaker:
 
 
 def join_logprobs(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs | None:
-    """Consecutive parts as one; None if there is nothing in them."""
+    """Consecutive parts as one; None if all are None."""
     found = [part for part in parts if part is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -109,7 +109,7 @@ def join_logprobs(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogpr
         [token for part in found for token in part.tokens],
         [logprob for part in found for logprob in part.token_logprobs],
         [top for part in found for top in part.top_logprobs],
-        [place for part in found for place in part.text_offset],
+        [offset for part in found for offset in part.text_offset],
     )
 
 
@@ -129,28 +129,19 @@ class _Offset:
 def prompt_logprobs(
     tokenizer: Tokenizer, request: Request, output: ChoiceOutput, num_top: int | None
 ) -> PromptLogprobs | UnsetType:
-    """A whole choice's view of its prompt; unset if `num_top` says that none was asked for.
-
-    The first token has no entry.
-    """
+    """Those of the prompt, with `num_top` alternatives; unset if that is None. The first token has no entry."""
     if num_top is None:
         return UNSET
     found = output.prompt_logprobs
     if found is None:  # a prompt of one token
         return [None]
-    top_ids = [row[:num_top] for row in found.top_ids]
-    top_logprobs = [row[:num_top] for row in found.top_logprobs]
-    rows = zip(request.prompt_token_ids[1:], found.logprobs, found.ranks, top_ids, top_logprobs, strict=True)
-    return [None, *(_prompt_token(tokenizer, *row) for row in rows)]
-
-
-def _prompt_token(
-    tokenizer: Tokenizer, token_id: int, logprob: float, rank: int, top_ids: list[int], top_logprobs: list[float]
-) -> dict[int, PromptLogprob]:
-    def entry(token_id: int, logprob: float, rank: int) -> PromptLogprob:
-        return PromptLogprob(max(logprob, SMALLEST_LOGPROB), rank, token_text(tokenizer, token_id))
-
-    found = {token_id: entry(token_id, logprob, rank)}
-    for place, (top_id, value) in enumerate(zip(top_ids, top_logprobs, strict=True), start=1):
-        found.setdefault(top_id, entry(top_id, value, place))
-    return found
+    return [
+        None,
+        *(
+            {
+                token_id: PromptLogprob(max(logprob, SMALLEST_LOGPROB), rank, token_text(tokenizer, token_id))
+                for token_id, (logprob, rank) in row.items()
+            }
+            for row in found.by_token(request.prompt_token_ids[1:], num_top)
+        ),
+    ]

@@ -1,8 +1,7 @@
-"""What happens to every request: an id, a line in the log, the error envelope, the key check."""
+"""For every request: an id, a line in the log, the error envelope, the check of its key."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,38 +9,43 @@ import structlog
 from aiohttp import web
 from aiohttp.hdrs import METH_ALL
 
-from eventlm.errors import InputError
-from eventlm.server.auth.api_keys import ApiKeys
-from eventlm.server.auth.principal import ANYBODY, PRINCIPAL, Principal, Scope
-from eventlm.server.auth.rate_limit_headers import rate_limit_headers
+from eventlm.errors import EventLMError, InputError
+from eventlm.server.auth.api_keys import ANYBODY, PRINCIPAL, ApiKeys, Principal, Scope
 from eventlm.server.context import CONTEXT, release_body
-from eventlm.server.errors import CANCELLED, ApiError, from_http_exception, from_input_error, internal_error
-from eventlm.server.http.headers import REQUEST_ID_HEADER, SANE_REQUEST_ID, SERVER_NAME, request_id
+from eventlm.server.errors import (
+    CANCELLED,
+    ApiError,
+    api_error,
+    from_http_exception,
+    internal_error,
+    rate_limit_headers,
+)
+from eventlm.server.http.connection import REQUEST_ID_HEADER, SANE_REQUEST_ID, SERVER_NAME, request_id
 from eventlm.text.generation import Generation
 
 _log = structlog.get_logger("eventlm.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: Id of a request, also on every line that is logged while it is handled.
+#: The request's id, also in every line that is logged while it is handled.
 REQUEST_ID = web.RequestKey("request_id", str)
-#: What a request generates, once the engine has it.
+#: The generation of a request, once it is submitted.
 GENERATION = web.RequestKey("generation", Generation)
 #: Sent with every 401.
 ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
-#: What monitors poll: no news unless one looks for it.
+#: Paths that monitors poll. They are logged at the level debug.
 _POLLED = (HEALTH_PATH, METRICS_PATH)
 _NOT_COUNTED = (*_POLLED, "/version")
-#: What a key must allow, by the handler; None where none is asked for.
+#: The scope that a key needs, by handler; None: no key is needed.
 SCOPES = web.AppKey("scopes", dict[Handler, Scope | None])
-#: The error with which a stream ended whose status had long been sent.
+#: The error that ended a stream after its status was sent.
 STREAM_ERROR = web.ResponseKey("stream_error", ApiError)
 
 
 def take_request_id(request: web.Request, named: str | None) -> None:
-    """`request_id` of a body: the request's id, unless its header has one. Raises ApiError for one that is not sane."""
+    """Use `request_id` of a body, unless the header has a valid one. Raises InputError for an invalid one."""
     if named is None:
         return
     if not SANE_REQUEST_ID.fullmatch(named):
@@ -55,7 +59,7 @@ def take_request_id(request: web.Request, named: str | None) -> None:
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal `on_response_prepare`: every reply carries the id, streams too, and what is left of its key's limits."""
+    """Signal `on_response_prepare`: add the request's id and the state of its key's limits."""
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
     response.headers["Server"] = SERVER_NAME
     generation = request.get(GENERATION)
@@ -65,14 +69,17 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 @web.middleware
 async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Outermost: give the request its id, turn errors into envelopes, log one line without any content."""
-    request[REQUEST_ID] = request_id(request)
+    """Outermost: give the request its id, turn errors into envelopes, log one line without content."""
+    request[REQUEST_ID] = request_id(request.app[CONTEXT].system.chance, request)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=request[REQUEST_ID])
-    started_ns = time.perf_counter_ns()
+    started_ns = request.app[CONTEXT].engine.now_ns()
     response: web.StreamResponse | None = None
     try:
-        response = await _with_envelope(request, handler)
+        response = await _answered(request, handler)
+        if request.method == "CONNECT":
+            # What follows is meant for the other end of a tunnel and must not be read as a request.
+            response.force_close()
         return response
     finally:
         release_body(request)
@@ -82,7 +89,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _count(request: web.Request, status: int) -> None:
-    """For /metrics, with the labels of prometheus-fastapi-instrumentator and without what monitors poll, as in vLLM."""
+    """Count it for /metrics unless it is polled; with the labels of prometheus-fastapi-instrumentator, as in vLLM."""
     resource = request.match_info.route.resource
     route = "none" if resource is None else resource.canonical
     if route not in _NOT_COUNTED:
@@ -91,19 +98,20 @@ def _count(request: web.Request, status: int) -> None:
 
 
 def _log_end(request: web.Request, response: web.StreamResponse | None, status: int, started_ns: int) -> None:
-    """One line for each request; without a response its client has left."""
+    """Log one line. Without a response the client has left."""
     fields: dict[str, Any] = {
         "method": request.method,
-        "path": _logged_path(request),
+        # In its quoted form: a decoded path may have control characters.
+        "path": request.rel_url.raw_path,
         "status": status,
-        "duration_ms": (time.perf_counter_ns() - started_ns) // 1_000_000,
+        "duration_ms": (request.app[CONTEXT].engine.now_ns() - started_ns) // 1_000_000,
     }
     principal = request.get(PRINCIPAL)
     if principal is not None and principal.name:
         fields["key"] = principal.name
     error = None if response is None else response.get(STREAM_ERROR)
     if error is not None:
-        # An error ended the stream, which its status does not tell.
+        # The status does not show the error that ended the stream.
         body = error.envelope.error
         outcome = "cancelled" if error.status == CANCELLED else "cut"
         fields |= {"outcome": outcome, "error": body.code or body.type, "error_status": error.status}
@@ -118,18 +126,10 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, status: 
         _log.info("request", **fields)
 
 
-def _logged_path(request: web.Request) -> str:
-    """In its quoted form: what it stands for may be anything, also what a terminal obeys."""
-    return request.rel_url.raw_path
-
-
 def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
-    """What an operator wants to know of a request to the engine, in numbers and reasons."""
+    """The fields of a request to the engine."""
     counts = generation.token_counts()
-    fields: dict[str, Any] = {
-        "prompt_tokens": counts.prompt,
-        "output_tokens": generation.num_tokens,
-    }
+    fields: dict[str, Any] = {"prompt_tokens": counts.prompt, "output_tokens": generation.num_tokens}
     if generation.knows_cached_tokens:
         fields["cached_tokens"] = counts.cached
     if generation.first_token_ns:
@@ -141,35 +141,25 @@ def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
     return fields
 
 
-async def _with_envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
-    response = await _answered(request, handler)
-    if request.method == "CONNECT":
-        # What follows would be for the other end of a tunnel, and may not be read as a request.
-        response.force_close()
-    return response
-
-
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except ApiError as error:
-        return error.to_response()
-    except InputError as error:
-        return from_input_error(error).to_response()
     except web.HTTPException as error:
         return from_http_exception(error, method=request.method, path=request.path).to_response()
     except ConnectionError:
         raise
+    except EventLMError as error:
+        return api_error(error).to_response()
     except Exception:
-        _log.exception("a request failed", path=_logged_path(request))
+        _log.exception("a request failed", path=request.rel_url.raw_path)
         return internal_error().to_response()
 
 
 @web.middleware
 async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Say who asks, and refuse those who have no key of the right scope.
+    """Find the holder of the key, and refuse requests without a key of the right scope.
 
-    That a path does not exist, or has no such method, is told to whoever has any key.
+    For unknown paths and methods any key will do.
     """
     keys, scopes, called = request.app[CONTEXT].keys, request.app[SCOPES], request.match_info.handler
     scope = scopes.get(called)
@@ -192,7 +182,7 @@ def _find_principal(request: web.Request, keys: ApiKeys) -> Principal:
 
 
 def _lacks_scope(scope: Scope, keys: ApiKeys, *, sent_one: bool) -> ApiError:
-    """403, or 401 for who sent no key at all; where no key has the scope it says how to set one up."""
+    """403, or 401 without a key. If no key has the scope, the message explains how to set one up."""
     message = f"This needs an API key with the scope '{scope}'."
     if not keys.has_scope(scope):
         message += (
@@ -205,7 +195,7 @@ def _lacks_scope(scope: Scope, keys: ApiKeys, *, sent_one: bool) -> ApiError:
 
 
 def generating(handler: Handler) -> Handler:
-    """A handler that uses the engine: refused with a 503 unless it can take requests, and waited for at the end."""
+    """A handler that uses the engine: a 503 unless it takes requests, and a drain waits for it."""
 
     async def run(request: web.Request) -> web.StreamResponse:
         context = request.app[CONTEXT]
@@ -213,7 +203,7 @@ def generating(handler: Handler) -> Handler:
         context.enter()
         try:
             response = await handler(request)
-            # It is over when the client has its reply, and not when that is made.
+            # It is over once the client has its reply.
             await response.prepare(request)
             await response.write_eof()
             return response

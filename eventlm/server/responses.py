@@ -1,28 +1,27 @@
-"""Replies in OpenAI's shapes. Fields that are `UNSET` do not appear, those that are None appear as null."""
+"""Replies in OpenAI's format. Fields that are `UNSET` are left out, those that are None are null."""
 
 from __future__ import annotations
 
-import secrets
-import time
 from typing import Literal, NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.server.timings import EventlmReply
+from eventlm.system.system import System
 from eventlm.text.choice_output import ApiFinishReason
 from eventlm.text.generation import UsageCounts
 
 
 class ReplyIdentity(NamedTuple):
-    """What all chunks of a reply, and the reply that is not streamed, have in common. `created` in seconds."""
+    """The id and the time, in seconds, of a reply and of all its chunks."""
 
     reply_id: str
     created: int
 
     @classmethod
-    def draw(cls, prefix: str) -> ReplyIdentity:
-        """Of a new reply."""
-        return cls(f"{prefix}-{secrets.token_hex(16)}", int(time.time()))
+    def draw(cls, system: System, prefix: str) -> ReplyIdentity:
+        """The identity of a new reply."""
+        return cls(system.chance.identity(prefix), system.clock.unix_s())
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -32,13 +31,13 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """How many of the output's tokens were reasoning, shown or not; the marks around it are none of it."""
+    """How many of the output's tokens were reasoning, shown or not, without the marks around it."""
 
     reasoning_tokens: int
 
 
 class Usage(Struct, frozen=True):
-    """Token counts of one reply. A prompt counts once, whatever `n` is. Details of the output: where it may reason."""
+    """Token counts of one reply. A prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -59,7 +58,7 @@ class Usage(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token that could have come, and the logarithm of its probability. `bytes` is the token's own, in UTF-8."""
+    """An alternative token and its log-probability. `bytes` are the token's own, in UTF-8."""
 
     token: str
     logprob: float
@@ -67,7 +66,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token that came, with the most likely ones at its place, best first."""
+    """A token of the output, with the most likely ones at its position, best first."""
 
     token: str
     logprob: float
@@ -85,8 +84,8 @@ class ChatLogprobs(Struct, frozen=True):
 class CompletionLogprobs(Struct, frozen=True):
     """`logprobs` of a completion, one entry of each list a token.
 
-    top_logprobs: of the token itself and of the most likely ones, by their text. text_offset: characters before it.
-    The first token of an echoed prompt has neither, since nothing predicts it.
+    top_logprobs: of the token itself and of the most likely ones, by their text. text_offset: characters before it. The
+    first token of an echoed prompt has no log-probabilities.
     """
 
     tokens: list[str]
@@ -96,29 +95,29 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class PromptLogprob(Struct, frozen=True):
-    """A token at a place of a prompt: `rank` 1 is the most likely one there."""
+    """A token at a position of a prompt; the most likely one has `rank` 1."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-#: By place of the prompt, then by token id: the token that is there, and the most likely ones. vLLM's extension.
+#: By position, then by token id: the prompt's token and the most likely ones. vLLM's extension.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 StopReason = str | int | None
-#: vLLM's extension, for those who ask with `return_token_ids`.
+#: vLLM's extension, with `return_token_ids`.
 TokenIds = list[int] | UnsetType
 
 
 class FunctionCall(Struct, frozen=True):
-    """What is called. `arguments` is JSON as the model wrote it."""
+    """A called function. `arguments` is JSON as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A call that the assistant asks for."""
+    """A call by the assistant."""
 
     id: str
     type: str = "function"
@@ -126,7 +125,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class ChatReplyMessage(Struct, frozen=True):
-    """What the assistant said. `content` is null where it only called tools.
+    """The assistant's message. `content` is null if it only called tools.
 
     reasoning_content, reasoning: two names of the same (DeepSeek's and vLLM's, OpenRouter's).
     """
@@ -150,31 +149,37 @@ class ChatChoice(Struct, frozen=True):
     token_ids: TokenIds = UNSET
 
 
-class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """Reply of `/v1/chat/completions`."""
+class _Reply(Struct, frozen=True, kw_only=True):
+    """The fields that all replies and chunks have."""
 
     id: str
-    object: str = "chat.completion"
+    object: str
     created: int
     model: str
-    choices: list[ChatChoice]
-    usage: Usage
     system_fingerprint: None = None
     service_tier: str | UnsetType = UNSET
     eventlm: EventlmReply | UnsetType = UNSET
+
+
+class ChatCompletion(_Reply, frozen=True, kw_only=True):
+    """Reply of `/v1/chat/completions`."""
+
+    object: str = "chat.completion"
+    choices: list[ChatChoice]
+    usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: TokenIds = UNSET
 
 
 class FunctionCallDelta(Struct, frozen=True):
-    """What a chunk adds to a call. `name` comes first and whole."""
+    """A chunk's part of a call. The first has the `name`."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct, frozen=True, kw_only=True):
-    """What a chunk adds to the call at place `index`; its id comes with its name."""
+    """A chunk's part of call number `index`. The first has its id and name."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -183,7 +188,7 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
-    """What a chunk adds to a message."""
+    """A chunk's part of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -204,20 +209,14 @@ class ChatChunkChoice(Struct, frozen=True):
     token_ids: TokenIds = UNSET
 
 
-class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
+class ChatCompletionChunk(_Reply, frozen=True, kw_only=True):
     """One event of a chat stream. `usage` is absent unless the client asked for it, then null except in the last.
 
-    `prompt_token_ids` are in the first one of each choice.
+    `prompt_token_ids` are in the first chunk of each choice.
     """
 
-    id: str
     object: str = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
-    system_fingerprint: None = None
-    service_tier: str | UnsetType = UNSET
-    eventlm: EventlmReply | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: TokenIds = UNSET
 
@@ -236,22 +235,16 @@ class CompletionChoice(Struct, frozen=True):
     prompt_token_ids: TokenIds = UNSET
 
 
-class Completion(Struct, frozen=True, kw_only=True):
+class Completion(_Reply, frozen=True, kw_only=True):
     """Reply of `/v1/completions`, and one event of its stream."""
 
-    id: str
     object: str = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    system_fingerprint: None = None
-    service_tier: str | UnsetType = UNSET
-    eventlm: EventlmReply | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
 
 
 class CancelledReply(Struct, frozen=True, kw_only=True):
-    """A reply of which nothing is kept any more. cancelled: its owner has ended it; else it was over."""
+    """A reply that is no longer kept. cancelled: it was running; else it was over."""
 
     id: str
     object: str = "stream"
@@ -276,7 +269,7 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True):
-    """Reply of `/health`: requests are taken; paused: and wait. A server that takes none answers 503."""
+    """Reply of `/health` while requests are accepted; `paused`: they wait."""
 
     status: Literal["ready", "paused"]
 

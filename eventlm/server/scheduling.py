@@ -1,42 +1,41 @@
-"""How a request is scheduled: by its own words, and by its service class where it says nothing.
+"""The scheduling fields of a request, from its body and its service class.
 
-A class fills in what the request leaves out: priority, deadline, objectives, whether it is dropped when late. The key
-that a request came with names its class; else the header `x-eventlm-class` or OpenAI's `service_tier` does; else it is
-the class `default`, if there is one.
+A class has defaults for the priority, the deadline, the objectives and `drop_if_late`. The class of a request is that
+of its key, else the one named by the header `x-eventlm-class` or OpenAI's `service_tier`, else `default` if configured.
 
-Where any key has a class, classes are a matter of keys: requests can choose none, nor a priority before that of their
-class. Elsewhere anybody may choose any. `requests_choose_class` decides otherwise, `always` or `never`.
+If any key has a class, requests may not choose one, nor a more urgent priority than that of their class. Otherwise they
+may. `requests_choose_class` overrides this with `always` or `never`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
 
-from eventlm.config.classes import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
 from eventlm.config.options import nearest
-from eventlm.engine.request import Request
+from eventlm.config.structs import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
 from eventlm.errors import InputError
-from eventlm.server.auth.principal import PRINCIPAL, Principal
+from eventlm.server.auth.api_keys import PRINCIPAL, Principal
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.errors import ApiError
 from eventlm.text.protocol import LatencyObjective, SchedulingFields
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 CLASS_HEADER = "x-eventlm-class"
-#: OpenAI's own tiers. Where there is no class of that name they ask for nothing.
+#: OpenAI's own tiers. They have no effect unless a class has that name.
 TIERS = (AUTO_CLASS, DEFAULT_CLASS, "flex", "scale", "priority")
 
 
-def schedule(request: web.Request, body: SchedulingFields, group: Sequence[Request]) -> list[Request]:
-    """The group as it is to be scheduled. Raises ApiError.
+def scheduling_fields(request: web.Request, body: SchedulingFields) -> dict[str, Any]:
+    """The fields of `SchedulingParams` from the body, the headers and the key. Raises ApiError.
 
-    In the body `service_tier` says then what was used, if a tier was asked for or the request has a class.
+    Sets `service_tier` of the body to the tier in use, if a tier was asked for or the request has a class.
     """
     name = _apply_class(request, body)
     slo = body.slo or LatencyObjective()
-    changes = {
+    return {
         "service_class": name,
         "priority": body.priority or 0,
         "deadline_ns": (body.deadline_ms or 0) * NANOSECONDS_PER_MILLISECOND,
@@ -44,15 +43,14 @@ def schedule(request: web.Request, body: SchedulingFields, group: Sequence[Reque
         "slo_tpot_ns": (slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         "drop_if_late": body.drop_if_late or False,
     }
-    return [each.with_scheduling(**changes) for each in group]
 
 
 def _apply_class(request: web.Request, body: SchedulingFields) -> str:
-    """Find the request's class and fill in what it gives. Its name; empty for none."""
+    """Find the request's class and apply its defaults. Returns its name, empty for none."""
     context, principal = request.app[CONTEXT], request[PRINCIPAL]
     classes = context.classes
     choice = context.config.requests_choose_class
-    may_choose = choice == "always" or (choice == "auto" and not context.keys.have_classes)
+    may_choose = choice == "always" or (choice == "auto" and not context.keys.service_classes)
     name = _name(request.headers.get(CLASS_HEADER, ""), body.service_tier or "", principal, classes, may_choose)
     found = classes.get(name, ServiceClass())
     if not may_choose and body.priority is not None and body.priority < found.priority:
@@ -68,7 +66,7 @@ def _apply_class(request: web.Request, body: SchedulingFields) -> str:
 
 
 def check_key_classes(context: ServerContext) -> list[str]:
-    """What is wrong with the classes that keys name: a sentence for each."""
+    """Warnings for classes of keys that are not configured."""
     return [
         f"a key has the service class {name!r}, which is not configured"
         + (f" (did you mean {guess}?)" if (guess := nearest(name, context.classes)) else "")
@@ -87,7 +85,7 @@ def _name(header: str, tier: str, principal: Principal, classes: Mapping[str, Se
         raise _forbidden(CLASS_HEADER, f"Requests may not choose the class '{header}' here.")
     if not may_choose:
         return default
-    # OpenAI's tier is a wish, and the reply says what became of it; the header is an order.
+    # OpenAI's tier is a wish, whose outcome is in the reply; the header is binding.
     return header or (tier if tier in classes else "") or default
 
 

@@ -1,4 +1,4 @@
-"""How a generation is answered: as one reply, or as server-sent events."""
+"""Replies to a generation: as one JSON object, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from aiohttp import web
 
 from eventlm.engine.request import Request, Submission
 from eventlm.errors import EventLMError
-from eventlm.server.auth.principal import PRINCIPAL
+from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import BODY, CONTEXT, json_response
-from eventlm.server.errors import ApiError, from_engine_error, internal_error, taken_over
+from eventlm.server.errors import api_error, internal_error
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR
-from eventlm.server.scheduling import schedule
 from eventlm.server.stream_events import ReplyFormat, StreamEvents
 from eventlm.server.timings import with_timings
 from eventlm.text.choice_output import ChoiceOutput, join_outputs
 from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
-from eventlm.text.output_queue import TakenOverError
 from eventlm.text.protocol import GenerationRequest
 
 _log = structlog.get_logger("eventlm.server")
 
 
 class EdgeState(msgspec.Struct, frozen=True, array_like=True):
-    """What is needed to make a reply again: the request's body, and what cannot be read off it."""
+    """The state from which a reply can be made again, with the request's body."""
 
     created: int
     body: bytes
@@ -40,7 +38,6 @@ async def answer(
     request: web.Request, body: GenerationRequest, group: list[Request], replies: ReplyFormat
 ) -> web.StreamResponse:
     """Submit a group and answer with what is generated."""
-    group = schedule(request, body, group)
     context = request.app[CONTEXT]
     submission = _submission(request, body, replies)
     generation = await context.submit(group, submission, prompt_param=replies.prompt_param)
@@ -54,13 +51,13 @@ async def answer(
     stream = EventStream(request, context.config)
     try:
         events = StreamEvents(generation, replies, body, has_ids=submission.is_resumable)
-        return await send_events(stream, events, generation, replies.prompt_param)
+        return await send_events(stream, events, generation)
     finally:
         if submission.is_resumable:
             context.engine.leave(submission.reply_id, 0)
-        # Who has not been told the id cannot come back.
+        # A client that has not received the id cannot resume.
         if submission.is_resumable and stream.is_started:
-            context.let_go(generation)
+            context.detach(generation)
         else:
             context.release(generation)
 
@@ -69,13 +66,11 @@ def _submission(request: web.Request, body: GenerationRequest, replies: ReplyFor
     is_resumable = bool(body.stream) and request.app[CONTEXT].config.resume_seconds > 0
     reply_id, created = replies.identity
     principal, request_id = request[PRINCIPAL], request[REQUEST_ID]
-    if not is_resumable:
-        return Submission(reply_id=reply_id, owner=principal.owner, limits=principal.limits, request_id=request_id)
     state = EdgeState(created, request[BODY], body.service_tier, list(replies.echoes))
     return Submission(
         reply_id=reply_id,
         owner=principal.owner,
-        edge_state=msgspec.msgpack.encode(state),
+        edge_state=msgspec.msgpack.encode(state) if is_resumable else b"",
         is_resumable=is_resumable,
         limits=principal.limits,
         request_id=request_id,
@@ -84,34 +79,22 @@ def _submission(request: web.Request, body: GenerationRequest, replies: ReplyFor
 
 async def _collect(generation: Generation, replies: ReplyFormat) -> Any:
     pieces: list[list[ChoiceOutput]] = [[] for _ in range(generation.num_choices)]
-    try:
-        while not generation.is_over:
-            for output in await generation.take():
-                if (error := output.error) is not None:
-                    raise error
-                pieces[output.choice].append(output)
-    except EventLMError as error:
-        raise from_engine_error(error, prompt_param=replies.prompt_param) from error
+    while not generation.is_over:
+        for output in await generation.take():
+            if (error := output.error) is not None:
+                raise error
+            pieces[output.choice].append(output)
     return await replies.whole([join_outputs(outputs) for outputs in pieces], generation)
 
 
-def stream_error(failure: EventLMError, prompt_param: str) -> ApiError:
-    """What the reader of a stream is told of what taking its outputs has raised."""
-    return (
-        taken_over() if isinstance(failure, TakenOverError) else from_engine_error(failure, prompt_param=prompt_param)
-    )
-
-
-async def send_events(
-    stream: EventStream, events: StreamEvents, generation: Generation, prompt_param: str
-) -> web.StreamResponse:
-    """Send a generation's events to its end, whatever that is."""
+async def send_events(stream: EventStream, events: StreamEvents, generation: Generation) -> web.StreamResponse:
+    """Send a generation's events up to its end or an error."""
     reads_on = True
     try:
         while events.error is None and not generation.is_over:
             data = events.take(await generation.take())
             if data:
-                # Until there is something to say an error is still an ordinary reply with its own status.
+                # Until the first event, an error is still a reply with its own status.
                 if not stream.is_started:
                     await stream.start()
                 stream.send(data)
@@ -120,14 +103,14 @@ async def send_events(
         error = events.error
         tail = events.tail() if error is None else b""
     except EventLMError as failure:
-        error = stream_error(failure, prompt_param)
+        error = api_error(failure)
     except ConnectionError:
         raise
     except Exception:
         if not stream.is_started:
             raise
         _log.exception("a stream failed")
-        # Its text would fail again.
+        # Its text cannot be read any further.
         error, reads_on = internal_error(), False
     if error is not None:
         if not stream.is_started:
@@ -135,6 +118,6 @@ async def send_events(
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
     end = stream.end(tail)
-    # Somebody else may read the text that goes on behind an error.
+    # Another reader may need the text after an error.
     await (generation.read_until(end) if reads_on else end)
     return stream.response

@@ -1,66 +1,78 @@
-"""What a stream consists of: outputs become events, and each event has an id from which a client can go on.
+"""The events of a stream, each with an id from which a client can resume.
 
-The id counts the engine's outputs that are told by the events up to and including this one, so it does not depend on
-how they were joined: `17`. Where outputs make several events, all but the last are named by the place among them:
-`12-17.2` is the second event of those that tell the outputs 13 to 17. An event that tells of an error has no id.
+The id counts the engine's outputs up to and including this event, so it does not depend on how they were joined: `17`.
+If outputs become several events, all but the last have a number too: `12-17.2` is the second event of the outputs 13 to
+17. Events with an error have no id.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from eventlm.server.errors import ApiError, from_generation_error
-from eventlm.server.responses import ReplyIdentity, Usage
+from eventlm.server.responses import ReplyIdentity, TokenIds, Usage
 from eventlm.server.timings import with_timings
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import GenerationRequest, StreamOptions
+from eventlm.text.tokenizer import Tokenizer
 
 DONE = b"[DONE]"
-#: Of the ids, for those who describe the server.
+#: What ids look like.
 EVENT_ID_PATTERN = r"^([0-9]{1,15}|[0-9]{1,15}-[0-9]{1,15}\.[0-9]{1,9})$"
 _ID = re.compile(EVENT_ID_PATTERN)
 _encode = msgspec.json.Encoder().encode
 
 
-class ReplyFormat(Protocol):
-    """The shapes of one endpoint's replies."""
+class ReplyFormat(ABC):
+    """The replies of one endpoint to one request. `echoes` are the prompts to show, if any."""
 
-    #: Field that holds the prompt, for errors.
+    #: The field that has the prompt, for errors.
     prompt_param: str
-    identity: ReplyIdentity
-    #: The prompts to be shown, where there are any to be.
-    echoes: Sequence[Echo]
 
+    def __init__(
+        self, body: GenerationRequest, tokenizer: Tokenizer, identity: ReplyIdentity, echoes: Sequence[Echo] = ()
+    ) -> None:
+        self.identity = identity
+        self.echoes = echoes
+        self._tokenizer = tokenizer
+        #: Chunks of a stream that will report its usage have a null until then.
+        self._no_usage: UnsetType | None = None if body.includes_usage else UNSET
+        self._returns_token_ids = bool(body.return_token_ids)
+
+    def _token_ids(self, output: ChoiceOutput) -> TokenIds:
+        return output.token_ids if self._returns_token_ids else UNSET
+
+    @abstractmethod
     def opening(self, choice: int) -> Any | None:
-        """The chunk that comes before a choice's text, if the endpoint has one."""
-        ...
+        """The chunk before a choice's text, if the endpoint has one."""
 
+    @abstractmethod
     def delta(self, output: ChoiceOutput) -> Any | None:
-        """A chunk with what an output says, if it says anything: text may be held back."""
-        ...
+        """A chunk for an output; None if its text is held back."""
 
+    @abstractmethod
     def finish(self, output: ChoiceOutput) -> Any:
         """A choice's last chunk, without text."""
-        ...
 
+    @abstractmethod
     def usage(self, usage: Usage) -> Any:
         """The stream's last chunk, if the client asked for it."""
-        ...
 
+    @abstractmethod
     async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
-        """The reply that is not streamed, of all choices in their order."""
-        ...
+        """The reply without streaming, of all choices in order."""
 
 
 class StreamPosition(NamedTuple):
-    """A place in a stream: behind all events of the first `base` outputs and `skip` events of the next `size`."""
+    """A position in a stream: after all events of the first `base` outputs and `skip` events of the next `size`."""
 
     base: int = 0
     size: int = 0
@@ -68,7 +80,7 @@ class StreamPosition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> StreamPosition:
-        """The place behind the event with this id. Raises ValueError."""
+        """The position after the event with this id. Raises ValueError."""
         if not _ID.fullmatch(text):
             raise ValueError(text)
         base, *among = (int(number) for number in re.split("[-.]", text))
@@ -81,14 +93,14 @@ class StreamPosition(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Outputs that whoever stands here has heard of."""
+        """How many outputs the client has received, at least in part."""
         return self.base + self.size
 
 
 class StreamEvents:
-    """Makes the events of one stream; `error` is set when an output says that there will be no more.
+    """Makes the events of one stream. `error` is set when an output ends it with an error.
 
-    With `has_ids` every event has its id. `skip` events of the next ones are left out, which the client has had.
+    has_ids: events have ids. skip: how many of the next events to leave out, since the client has received them.
     """
 
     def __init__(self, generation: Generation, replies: ReplyFormat, body: GenerationRequest, *, has_ids: bool) -> None:
@@ -102,12 +114,12 @@ class StreamEvents:
         # As vLLM does: without include_usage there is none in any chunk.
         self._has_usage_so_far = self._includes_usage and bool(options.continuous_usage_stats)
         self._has_ids = has_ids
-        #: Until something is said.
+        #: Until the first other event.
         self._openings = self._make_openings()
         self._base = generation.num_outputs
 
     def take(self, outputs: Sequence[ChoiceOutput]) -> bytes:
-        """The events of what was taken from the generation since the last call; none if that says nothing."""
+        """The events of the outputs taken since the last call; empty if their text is held back."""
         payloads: list[bytes] = []
         for output in outputs:
             chunk = self._replies.delta(output)
@@ -129,14 +141,14 @@ class StreamEvents:
         return 1 + (self._includes_usage or self._includes_timings)
 
     def tail(self) -> bytes:
-        """The events that end a stream whose outputs have all been told."""
+        """The events after all outputs."""
         payloads = [self._summary()] if self._includes_usage or self._includes_timings else []
-        # That all outputs are told is the id of what came before.
+        # The event before these has the id of all outputs.
         return self._framed([*payloads, DONE], is_whole=False)
 
     @staticmethod
     def failure(error: ApiError) -> bytes:
-        """The events that end a stream by an error."""
+        """The events that end a stream with an error."""
         return b"data: " + error.to_json() + b"\n\ndata: " + DONE + b"\n\n"
 
     def _summary(self) -> bytes:
@@ -158,7 +170,7 @@ class StreamEvents:
         return _encode(chunk)
 
     def _framed(self, payloads: list[bytes], *, is_whole: bool) -> bytes:
-        """As events. Without `is_whole` not all that there is to tell of the outputs is in them."""
+        """Payloads as events. Without `is_whole` they do not cover all outputs."""
         base, self._base = self._base, self._generation.num_outputs
         if not self._has_ids:
             return b"".join([b"data: " + payload + b"\n\n" for payload in payloads])

@@ -10,7 +10,11 @@ class Chance(Protocol):
     """A source of random bytes."""
 
     def token_bytes(self, num_bytes: int) -> bytes:
-        """Bytes that nobody can guess."""
+        """Unpredictable bytes, fit for secrets."""
+        ...
+
+    def identity(self, prefix: str) -> str:
+        """A unique id that begins with `prefix-`."""
         ...
 
 
@@ -20,3 +24,7 @@ class SystemChance:
     def token_bytes(self, num_bytes: int) -> bytes:
         """As Chance says."""
         return secrets.token_bytes(num_bytes)
+
+    def identity(self, prefix: str) -> str:
+        """As Chance says."""
+        return f"{prefix}-{secrets.token_hex(16)}"

@@ -17,6 +17,10 @@ class Clock(Protocol):
         """Since 1970. May be set back."""
         ...
 
+    def unix_s(self) -> int:
+        """The same in whole seconds."""
+        ...
+
 
 class SystemClock:
     """The host's own."""
@@ -28,3 +32,7 @@ class SystemClock:
     def unix_ns(self) -> int:
         """As Clock says."""
         return time.time_ns()
+
+    def unix_s(self) -> int:
+        """As Clock says."""
+        return time.time_ns() // 1_000_000_000

@@ -6,15 +6,23 @@ from typing import NamedTuple
 
 from eventlm.system.chance import Chance, SystemChance
 from eventlm.system.clock import Clock, SystemClock
+from eventlm.system.disk import SYSTEM_DISK, Disk
+from eventlm.system.pipes import Pipes, SystemPipes
+from eventlm.system.processes import Processes, SystemProcesses
+from eventlm.system.threads import SystemThreads, Threads
 
 
 class System(NamedTuple):
-    """A host's clock and chance."""
+    """A host."""
 
     clock: Clock
     chance: Chance
+    disk: Disk
+    threads: Threads
+    processes: Processes
+    pipes: Pipes
 
 
 def real_system() -> System:
     """This host."""
-    return System(SystemClock(), SystemChance())
+    return System(SystemClock(), SystemChance(), SYSTEM_DISK, SystemThreads(), SystemProcesses(), SystemPipes())

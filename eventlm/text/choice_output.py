@@ -1,4 +1,4 @@
-"""What is new of the choices of a reply, and how several such pieces become one."""
+"""The outputs of the choices of a reply, how they are joined, and how a choice ended."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from eventlm.engine.request import FinishedOutput
+from eventlm.engine.request import BY_OPERATOR, BY_OWNER, LOGITS_NOT_FINITE, FinishedOutput
+from eventlm.errors import EventLMError
 from eventlm.sampling_params import TokenLogprobs
-from eventlm.text.generation_error import GenerationError, generation_error
 from eventlm.types import FinishReason
 
 T = TypeVar("T")
@@ -19,20 +19,54 @@ ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
-    """OpenAI's name for the ordinary end of a sequence. A prompt that was only scored had no room for more."""
+    """OpenAI's name for an ordinary end. A prompt that was only scored ends with `length`."""
     if reason == "complete":
         return "length"
     return reason if reason in ("length", "tool_calls") else "stop"
 
 
-class ChoiceOutput(Struct, frozen=True):
-    """What is new of choice `choice` (prompt-major over the group), and how it ended if this is its last output.
+class GenerationError(EventLMError):
+    """A sequence ended for `reason` before its output was complete; `detail` is as in `FinishedOutput`."""
 
-    text: safe to show. token_ids, logprobs: of the tokens that belong to the output, which may be ahead of the text.
-    prompt_logprobs: of prompt tokens from the second on, in the order of the prompt and each once. embedding:
-    little-endian float32. stop_reason: the stop string or the stop token that ended the output, if it was one.
-    num_tokens: of the choice so far, with these. num_reasoning_tokens: those of them that are reasoning, None where
-    none may be.
+    def __init__(self, reason: FinishReason, detail: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.detail = detail
+
+
+def generation_error(finished: FinishedOutput) -> GenerationError | None:
+    """The error for the client of a sequence that ended so; None for an ordinary end."""
+    message = _message(finished.reason, finished.detail)
+    return GenerationError(finished.reason, finished.detail, message) if message else None
+
+
+def _message(reason: FinishReason, detail: str) -> str:
+    match reason, detail:
+        case "cancelled", _ if detail == BY_OWNER:
+            return "This request was cancelled by its owner."
+        case "cancelled", _ if detail == BY_OPERATOR:
+            return "An operator ended this request."
+        case (("cancelled" | "front_end_lost"), _):
+            return "The server ended this request before it was complete."
+        case "deadline", _:
+            return "The request's deadline cannot be met."
+        case "error", _ if detail == LOGITS_NOT_FINITE:
+            return "The model computed NaN or infinity for this request; the log has more."
+        case "error", "":
+            return "Each worker process that computed this request was lost, so it was given up."
+        case "error", _:
+            return f"The model cannot follow the structure that was asked for: {detail}."
+        case _:
+            return ""
+
+
+class ChoiceOutput(Struct, frozen=True):
+    """The next output of choice `choice` (prompt-major over the group); `finished` in its last one.
+
+    text: safe to show. token_ids, logprobs: of the output's tokens, which may be ahead of the text. prompt_logprobs: of
+    prompt tokens from the second on, in order, each once. embedding: little-endian float32. stop_reason: the stop
+    string or stop token that ended the output. num_tokens, num_reasoning_tokens: of the choice so far; the latter is
+    None if its format has no reasoning.
     """
 
     choice: int
@@ -53,7 +87,7 @@ class ChoiceOutput(Struct, frozen=True):
 
 
 def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
-    """All outputs of one choice, from the first to the last, as one."""
+    """Consecutive outputs of one choice as one."""
     last = outputs[-1]
     return ChoiceOutput(
         last.choice,
@@ -61,7 +95,7 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
         [token_id for output in outputs for token_id in output.token_ids],
         _joined([output.logprobs for output in outputs if output.logprobs is not None]),
         _joined([output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]),
-        # A prompt that was preempted behind its last chunk is computed again.
+        # A prompt that was preempted after its last chunk is computed again.
         next((output.embedding for output in reversed(outputs) if output.embedding), b""),
         last.finished,
         last.stop_reason,
@@ -71,7 +105,7 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
 
 
 async def each_in_turn(make: Callable[[ChoiceOutput], T], outputs: Sequence[ChoiceOutput]) -> list[T]:
-    """What is made of each output; others have their turn between, for log-probabilities take milliseconds."""
+    """Apply `make` to each output. The loop turns in between, since log-probabilities take milliseconds."""
     made: list[T] = []
     for output in outputs:
         if made:
@@ -81,7 +115,7 @@ async def each_in_turn(make: Callable[[ChoiceOutput], T], outputs: Sequence[Choi
 
 
 def part_of(logprobs: TokenLogprobs | None, start: int, end: int | None) -> TokenLogprobs | None:
-    """Those from one place to another; to the end without an `end`."""
+    """The entries from `start` to `end`, or to the last one."""
     if logprobs is None or (start == 0 and end in (None, len(logprobs.logprobs))):
         return logprobs
     return TokenLogprobs(
@@ -93,7 +127,7 @@ def part_of(logprobs: TokenLogprobs | None, start: int, end: int | None) -> Toke
 
 
 class Portion:
-    """What some outputs of the engine say, by the choice, in the order in which the choices are first heard of."""
+    """Outputs by choice, in the order of each choice's first."""
 
     __slots__ = ("by_choice", "num_outputs")
 

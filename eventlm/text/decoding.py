@@ -1,4 +1,4 @@
-"""From a request's bytes to its struct, and from what does not fit to the error that names the field."""
+"""Decodes requests. Errors name the field at fault."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from msgspec import Struct, inspect
 from eventlm.config.options import did_you_mean
 from eventlm.errors import InputError, InvalidJsonError, InvalidTypeError, UnknownParameterError
 from eventlm.field_errors import field_error, split_message
-from eventlm.text.whole_numbers import with_integers
 
-#: Why some of them are not.
+#: Reasons for fields that will not be supported.
 _REASONS = {
     "chat_template": "is not accepted: a template is a program, and this server runs only the one in the model's folder"
 }
@@ -53,16 +52,18 @@ def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dic
     for name, neutral in unsupported.items():
         value = raw.get(name)
         if value is not None and value not in neutral:
-            remedy = f"leave it out or set it to {_to_json(neutral[0])}" if neutral else "leave it out"
+            remedy = (
+                f"leave it out or set it to {msgspec.json.encode(neutral[0]).decode()}" if neutral else "leave it out"
+            )
             raise InputError(name, f"'{name}' {_REASONS.get(name, 'is not supported yet')}; {remedy}.")
     return request
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """JSON has no cycles, and to look for them while millions of its values are made takes most of the time.
+    """JSON has no cycles, and looking for them would take most of the time of decoding a large body.
 
-    All the process waits meanwhile: to decode is one call without an end in between, in a thread as well.
+    Decoding is one call that holds the interpreter lock, so the pause affects nothing else.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -79,7 +80,21 @@ def _convert(raw: dict[str, Any], type_: type[RequestT]) -> RequestT:
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise
-    return msgspec.convert(with_integers(raw, type_), type_)
+    return msgspec.convert({name: _with_integers(value, name) for name, value in raw.items()}, type_)
+
+
+def _with_integers(value: Any, name: str) -> Any:
+    """A field's value with whole numbers as integers: JSON has one kind of number, and some clients write `2.0`.
+
+    A field of floats takes integers too. Free objects, such as tools, stay as they are.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_integers(each, name) for each in value]
+    if isinstance(value, dict) and name == "slo":
+        return {key: _with_integers(each, name) for key, each in value.items()}
+    return value
 
 
 def _decode_json(body: bytes) -> Any:
@@ -98,20 +113,20 @@ def _decode_json(body: bytes) -> Any:
 def validation_error(text: str, root: str = "", type_: type[Struct] | None = None) -> InputError:
     """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`".
 
-    `root`: where in the body the value is that was converted. `type_`: to what, for the words that a field can have.
+    `root`: the path of the converted value in the body. `type_`: its type, to list the values of enumerated fields.
     """
-    problem, place = split_message(text)
-    path = (f"{root}.{place}" if root and not place.startswith("[") else root + place).strip(".")
+    problem, subpath = split_message(text)
+    path = (f"{root}.{subpath}" if root and not subpath.startswith("[") else root + subpath).strip(".")
     if unknown := _UNKNOWN_FIELD.match(problem):
-        return _unknown_parameter(path, unknown[1], _fields_at(type_, place))
-    if problem.startswith("Invalid enum value") and (words := _words(type_).get(place)):
+        return _unknown_parameter(path, unknown[1], _fields_at(type_, subpath))
+    if problem.startswith("Invalid enum value") and (words := _enumerated(type_).get(subpath)):
         problem = f"supported values are {', '.join(map(repr, words))}"
     return field_error(problem, path)
 
 
 @functools.cache
-def _words(type_: type[Struct] | None) -> dict[str, list[str]]:
-    """For each field of a request that is one of several words, those words."""
+def _enumerated(type_: type[Struct] | None) -> dict[str, list[str]]:
+    """The values of each enumerated field of a type."""
     found: dict[str, list[str]] = {}
     fields = inspect.type_info(type_).fields if type_ is not None else ()  # type: ignore[attr-defined]
     for field in fields:
@@ -128,15 +143,11 @@ def _unknown_parameter(path: str, name: str, known: list[str]) -> InputError:
     return UnknownParameterError(param, f"Unknown parameter: '{param}'{hint}.")
 
 
-def _fields_at(type_: type[Struct] | None, place: str) -> list[str]:
-    """Names of the fields of the struct at a place such as `slo`; of `type_` itself where it is empty."""
+def _fields_at(type_: type[Struct] | None, subpath: str) -> list[str]:
+    """Names of the fields of the struct at a path such as `slo`; of `type_` itself if it is empty."""
     found: Any = inspect.type_info(type_)
-    for name in filter(None, place.split(".")):
+    for name in filter(None, subpath.split(".")):
         found = next(field.type for field in found.fields if field.encode_name == name)
         if isinstance(found, inspect.UnionType):
             found = next(each for each in found.types if isinstance(each, inspect.StructType))
     return [field.encode_name for field in found.fields]
-
-
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""A prompt as `echo` shows it again in front of its completion: its text, and where in the text its tokens are."""
+"""A prompt as `echo` shows it before its completion: its text, and where in the text its tokens are."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Echo(Struct, frozen=True):
     text_offset: list[int]
 
     def part(self, start: int, end: int) -> Echo:
-        """Its tokens from `start` to `end` with the text that is theirs; the parts' texts join to the whole."""
+        """The tokens from `start` to `end` with their text. The texts of consecutive parts join to the whole."""
         bounds = [*self.text_offset, len(self.text)]
         return Echo(self.text[bounds[start] : bounds[end]], self.token_ids[start:end], self.text_offset[start:end])
 
 
 def echo_of_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Echo:
-    """A prompt that came as tokens: all of them are shown, special ones by their names."""
+    """A prompt given as tokens: all are shown, special ones by their names."""
     detokenizer = Detokenizer(tokenizer.raw_token_bytes)
     pieces: list[str] = []
     text_offset: list[int] = []
@@ -42,19 +42,19 @@ def echo_of_tokens(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Echo:
 
 
 def echo_of_text(tokenizer: Tokenizer, text: str, token_ids: Sequence[int]) -> Echo:
-    """A prompt that came as text: shown as it came. Tokens that the tokenizer put around it have no text.
+    """A prompt given as text, unchanged. Tokens that the tokenizer added around it have no text.
 
-    Offsets are exact if the tokens spell the text, or the text behind a space of the tokenizer's own. Under a
-    tokenizer that rewrites texts (normal forms, lower case) they are those in the rewritten text, cut at the end.
+    Offsets are exact if the tokens spell the text, perhaps after a space that the tokenizer added. With a tokenizer
+    that rewrites texts (normal forms, lower case) they refer to the rewritten text, cut at the end.
     """
     inner = echo_of_tokens(tokenizer, tokenizer.encode(text, add_special_tokens=False))
-    num_before = _place_of(inner.token_ids, token_ids)
-    num_behind = len(token_ids) - num_before - len(inner.token_ids)
+    num_before = _num_before(inner.token_ids, token_ids)
+    num_after = len(token_ids) - num_before - len(inner.token_ids)
     shift = len(inner.text) - len(text) if inner.text.endswith(text) else 0
-    text_offset = [min(max(place - shift, 0), len(text)) for place in inner.text_offset]
-    return Echo(text, list(token_ids), [0] * num_before + text_offset + [len(text)] * num_behind)
+    text_offset = [min(max(offset - shift, 0), len(text)) for offset in inner.text_offset]
+    return Echo(text, list(token_ids), [0] * num_before + text_offset + [len(text)] * num_after)
 
 
-def _place_of(inner: Sequence[int], outer: Sequence[int]) -> int:
+def _num_before(inner: Sequence[int], outer: Sequence[int]) -> int:
     """How many tokens of `outer` are before `inner`."""
-    return next(place for place in range(len(outer) + 1) if outer[place : place + len(inner)] == inner)
+    return next(start for start in range(len(outer) + 1) if outer[start : start + len(inner)] == inner)

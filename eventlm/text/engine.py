@@ -1,16 +1,33 @@
-"""What the text wing needs of an engine."""
+"""The interface of an engine for the code around it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
+from eventlm.engine.admin import AdminAction, EngineStatus
+from eventlm.engine.explanations import ExplainResponse
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import OnOutput, Request, RequestHandle, ResumedReply, Submission
+from eventlm.engine.request_registry import ReplyStatus
+from eventlm.metrics.components import EngineMetrics
 
 
-class TextEngine(Protocol):
-    """Takes requests of token ids and returns their outputs."""
+class Engine(Protocol):
+    """`InferenceEngine` in this process, or `RemoteEngine` in a front end.
+
+    Calls raise EngineUnavailableError if the engine cannot answer.
+    """
+
+    @property
+    def state(self) -> Literal["loading", "ready", "draining", "dead"]:
+        """Only a ready engine takes requests."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator has paused it: requests are taken and wait."""
+        ...
 
     @property
     def max_model_len(self) -> int:
@@ -35,8 +52,8 @@ class TextEngine(Protocol):
     ) -> list[RequestHandle]:
         """Admit the group as one. With `on_output` all outputs go there, in order, and none to the handles.
 
-        Counted against the submission's limits in the same step; `rate_limits` of the first handle says what is left.
-        Raises RateLimitError, QueueFullError, ContextLengthError or EngineUnavailableError.
+        Counts against the submission's limits in the same step; the first handle's `rate_limits` is what is left.
+        Raises RateLimitError, QueueFullError or ContextLengthError.
         """
         ...
 
@@ -51,5 +68,29 @@ class TextEngine(Protocol):
         ...
 
     def leave(self, reply_id: str, reader: int) -> None:
-        """A reader of a resumable reply (0: its submitter) is gone; nothing if another has taken over."""
+        """A reader of a resumable reply (0: its submitter) is gone. No effect if another has taken over."""
+        ...
+
+    async def read_metrics(self) -> EngineMetrics:
+        """All metrics of this moment."""
+        ...
+
+    async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
+        """Where the sequences of a reply are, by its id or its request's. owner None: anyone's, also by the seq of an
+        arrival. Raises UnknownReplyError, and without an owner AmbiguousRequestError.
+        """
+        ...
+
+    async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
+        """Where the time of a reply went, by its id or its request's. Raises UnknownReplyError, NotExplainedError."""
+        ...
+
+    async def cancel_reply(self, reply_id: str, owner: str) -> bool:
+        """End the requests of a reply and drop its kept outputs. Returns whether any was running. Raises
+        UnknownReplyError if there is nothing to end or drop.
+        """
+        ...
+
+    async def administer(self, action: AdminAction) -> EngineStatus:
+        """Carry out an operator's action. Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError."""
         ...

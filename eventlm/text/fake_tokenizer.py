@@ -14,7 +14,7 @@ from eventlm.worker.grammar.vocabulary import FAKE_SPECIAL_TOKENS
 
 _NUM_BYTES = 256
 _SPECIAL_TOKENS = FAKE_SPECIAL_TOKENS
-_SPECIAL_IDS = {token: _NUM_BYTES + place for place, token in enumerate(_SPECIAL_TOKENS)}
+_SPECIAL_IDS = {token: _NUM_BYTES + index for index, token in enumerate(_SPECIAL_TOKENS)}
 _FIRST_PIECE = _NUM_BYTES + len(_SPECIAL_TOKENS)
 _ROCKET = "🚀".encode()
 

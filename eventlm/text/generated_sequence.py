@@ -1,4 +1,4 @@
-"""One sequence on its way from the engine's tokens to a text."""
+"""The state of one sequence whose tokens become text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from eventlm.text.tools.reasoning_tokens import ReasoningTokens, reasoning_token
 
 
 class GeneratedSequence:
-    """Its text, its output tokens so far, and how far its prompt's log-probabilities have come."""
+    """The text, the number of output tokens, and which log-probabilities of the prompt have come."""
 
-    __slots__ = ("_next_prompt_place", "last_token_id", "num_tokens", "reasoning", "text")
+    __slots__ = ("_next_prompt_position", "last_token_id", "num_tokens", "reasoning", "text")
 
     def __init__(self, text: SequenceText, reasoning: ReasoningTokens | None) -> None:
         self.text = text
@@ -27,30 +27,30 @@ class GeneratedSequence:
         self.num_tokens = 0
         self.last_token_id: int | None = None
         #: Nothing predicts the first token of a prompt.
-        self._next_prompt_place = 1
+        self._next_prompt_position = 1
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """None where it may not reason."""
+        """None if the format has no reasoning."""
         return None if self.reasoning is None else self.reasoning.count
 
-    def said(self, choice: int, text: str = "", **more: Any) -> ChoiceOutput:
-        """An output, with what all until now come to."""
+    def output(self, choice: int, text: str = "", **more: Any) -> ChoiceOutput:
+        """An output, with the counts up to now."""
         return ChoiceOutput(
             choice, text, num_tokens=self.num_tokens, num_reasoning_tokens=self.num_reasoning_tokens, **more
         )
 
     def new_prompt_logprobs(self, output: PromptLogprobsOutput) -> TokenLogprobs | None:
-        """Those among an output's that have not come before: a recomputed prompt repeats some."""
-        num_known = self._next_prompt_place - output.start
+        """The log-probabilities that are new: a recomputed prompt repeats some."""
+        num_known = self._next_prompt_position - output.start
         new = part_of(output.logprobs, num_known, None)
         assert new is not None
-        self._next_prompt_place += len(new.logprobs)
+        self._next_prompt_position += len(new.logprobs)
         return new if new.logprobs else None
 
 
 def generated_sequences(tokenizer: Tokenizer, request: Request, formats: Formats) -> list[GeneratedSequence]:
-    """Those of a request, as many as it wants, with nothing in them yet."""
+    """The sequences of a request, empty."""
     params = request.sampling
     format = message_format(request)
     include_stop = params.include_stop_str_in_output
@@ -65,7 +65,7 @@ def generated_sequences(tokenizer: Tokenizer, request: Request, formats: Formats
                 include_stop=include_stop,
                 min_tokens=params.min_tokens,
                 end_token_ids=frozenset(() if include_stop else ends),
-                is_over=end_of_call(format, formats) if format.ends_behind_call else None,
+                is_over=end_of_call(format, formats) if format.ends_after_call else None,
             ),
             reasoning_tokens(format, formats, token_bytes),
         )
@@ -74,7 +74,7 @@ def generated_sequences(tokenizer: Tokenizer, request: Request, formats: Formats
 
 
 def _token_bytes(tokenizer: Tokenizer, request: Request) -> Callable[[int], bytes]:
-    """What each token adds to the text."""
+    """The bytes that each token adds to the text."""
     if not request.sampling.skip_special_tokens:
         return tokenizer.raw_token_bytes
     if not request.visible_token_ids:

@@ -1,4 +1,4 @@
-"""What a model's authors recommend for sampling, and its end tokens: generation_config.json."""
+"""The sampling parameters that a model's authors recommend, and its end tokens: generation_config.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _GenerationConfig(msgspec.Struct):
     min_p: MinP | None = None
 
 
-#: What becomes a default as it is.
+#: Fields that become defaults unchanged.
 _RECOMMENDED = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
@@ -32,10 +32,10 @@ class _ModelConfig(msgspec.Struct):
 
 
 def load_generation_defaults(folder: Path, tokenizer: Tokenizer) -> SamplingParams:
-    """What a request gets where it says nothing else, by the files of a checkpoint folder; used as vLLM uses them.
+    """The defaults for requests to a checkpoint folder, by the same rules as vLLM's.
 
-    A sequence ends at the tokenizer's end token and at those of generation_config.json, or of config.json where the
-    former names none. Raises CheckpointError for a file that cannot be read.
+    A sequence ends at the tokenizer's end token and at those of generation_config.json, or of config.json if the former
+    has none. Raises CheckpointError for a file that cannot be read.
     """
     config = _read(folder / "generation_config.json", _GenerationConfig)
     ends = config.eos_token_id
@@ -51,4 +51,4 @@ def load_generation_defaults(folder: Path, tokenizer: Tokenizer) -> SamplingPara
 
 
 def _read(path: Path, type_: type[_StructT]) -> _StructT:
-    return convert_object(read_json_object(path), type_, path) if path.is_file() else type_()
+    return convert_object(read_json_object(path, required=False), type_, path)

@@ -1,8 +1,7 @@
-"""What a request says of its output's structure, as the text of an llguidance grammar.
+"""The structure that a request asks for, as the text of an llguidance grammar.
 
-The functions that make grammars check what they are given and raise InputError with the `param` at fault; whether
-llguidance can build what they return is for `GrammarChecker` to find, in a thread. Grammars can be composed: a Lark
-grammar takes the JSON of a `compiled_schema` behind `%json`.
+The functions check their input and raise InputError with the `param` at fault. Whether llguidance can build the grammar
+is checked by `GrammarChecker`, in a thread. A Lark grammar may contain the JSON of a `compiled_schema` after `%json`.
 """
 
 from __future__ import annotations
@@ -17,35 +16,35 @@ from eventlm.grammars import MAX_GRAMMAR_CHARACTERS
 from eventlm.sampling_params import StructuredOutputsParams
 from eventlm.text.protocol import GenerationRequest, ResponseFormat
 
-#: Between two tokens of a JSON text. Without a bound a model can go on with it for ever.
+#: Between two tokens of a JSON text. Without a bound a model could write it for ever.
 JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-#: What `response_format` can ask for, and which of its fields goes with which.
+#: Types of `response_format`, and the type that each of its fields belongs to.
 _TYPES = ("text", "json_object", "json_schema")
 _TYPE_OF_SCHEMA = {"json_schema": "json_schema", "schema": "json_object"}
-#: Keys of llguidance's own in a schema.
+#: The key of llguidance's options in a schema.
 OWN_OPTIONS = "x-guidance"
 MAX_CHOICES = 4096
-#: An escape, the start of a class (with a bracket that is its first character), or any other character.
+#: An escape, the start of a class (with a bracket as its first character), or any other character.
 _REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
-#: Python has control characters among the spaces that Rust has not, and no marks but more numbers among the letters.
+#: Python and Rust differ in control characters among spaces, and in marks and numbers among letters.
 _COMMON = {r"\d": "[0-9]", r"\w": r"[\p{L}\p{Nd}_]", r"\W": r"[^\w\p{N}]", r"\S": r"[^\s\x1c-\x1f]"}
 _IN_NEGATED = {r"\s": r"\s\x1c-\x1f", r"\w": r"\w\p{N}", r"\W": r"[^\p{L}\p{Nd}_]"}
 
 
 class RequestedGrammar(NamedTuple):
-    """A grammar and the part of the request that asked for it; both are empty where none is wanted."""
+    """A grammar and the field that asked for it; both are empty if there is none."""
 
     grammar: str
     param: str
 
 
 def asks_for_structure(request: GenerationRequest) -> bool:
-    """Whether any field has a say in it."""
+    """Whether any field asks for a structure."""
     return any(getattr(request, name) is not None for name in _FIELDS)
 
 
 def requested_grammar(request: GenerationRequest) -> RequestedGrammar:
-    """What the fields of a request ask for. Raises InputError if more than one asks, or one is wrong."""
+    """The grammar for a request. Raises InputError if a field is wrong, or several ask for a structure."""
     asked = [(name, value) for name in _FIELDS if (value := getattr(request, name)) is not None]
     found = [grammar for name, value in asked if (grammar := _grammar_of(name, value)).grammar]
     if len(found) > 1:
@@ -74,12 +73,11 @@ def _response_format(asked: ResponseFormat) -> RequestedGrammar:
         case "text":
             return RequestedGrammar("", "")
         case "json_object":
+            if asked.schema is None:
+                return RequestedGrammar(json_object_grammar(), "response_format")
             # llama.cpp's form with a schema beside the type.
-            if asked.schema is not None:
-                return RequestedGrammar(
-                    json_schema_grammar(asked.schema, "response_format.schema"), "response_format.schema"
-                )
-            return RequestedGrammar(json_object_grammar(), "response_format")
+            param = "response_format.schema"
+            return RequestedGrammar(json_schema_grammar(asked.schema, param), param)
         case "json_schema":
             if asked.json_schema is None:
                 raise MissingParameterError("response_format.json_schema")
@@ -95,7 +93,7 @@ def _response_format(asked: ResponseFormat) -> RequestedGrammar:
 
 
 def structured_outputs_grammar(asked: StructuredOutputsParams) -> RequestedGrammar:
-    """What vLLM's `structured_outputs` ask for. Raises InputError."""
+    """The grammar for vLLM's `structured_outputs`. Raises InputError."""
     if asked.structural_tag is not None:
         raise InputError(
             "structured_outputs.structural_tag", "'structured_outputs.structural_tag' is not supported; leave it out."
@@ -127,7 +125,7 @@ def structured_outputs_grammar(asked: StructuredOutputsParams) -> RequestedGramm
 
 
 def _whitespace(asked: StructuredOutputsParams, *, is_json: bool) -> str:
-    """The pattern of whitespace between the tokens of a JSON text; empty: none is allowed. Raises InputError."""
+    """The pattern of whitespace between the tokens of JSON; empty if none is allowed. Raises InputError."""
     asks = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(asked, name)]
     if len(asks) > (1 if is_json else 0):
         param = f"structured_outputs.{asks[-1]}"
@@ -139,17 +137,17 @@ def _whitespace(asked: StructuredOutputsParams, *, is_json: bool) -> str:
 
 
 def json_object_grammar(whitespace: str = JSON_WHITESPACE) -> str:
-    """Any JSON object."""
+    """The grammar of any JSON object."""
     return json_schema_grammar({"type": "object"}, "", whitespace)
 
 
 def json_schema_grammar(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) -> str:
-    """JSON texts that are valid under a schema, which is a dict, a bool, or the text of one of them."""
+    """The grammar of JSON that is valid under a schema: a dict, a bool, or the text of one."""
     return grammar_of_parts([{"json_schema": compiled_schema(schema, param, whitespace)}], param)
 
 
 def compiled_schema(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) -> dict[str, Any]:
-    """A schema with llguidance's options in it, as `%json` takes it. Raises InputError."""
+    """A schema with llguidance's options, as `%json` takes it. Raises InputError."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -166,7 +164,7 @@ def compiled_schema(schema: Any, param: str, whitespace: str = JSON_WHITESPACE) 
 
 
 def regex_grammar(regex: str, param: str) -> str:
-    """Texts that a regular expression matches as a whole."""
+    """The grammar of texts that a regular expression matches as a whole."""
     from llguidance import LLMatcher
 
     _check_size(regex, param)
@@ -179,9 +177,9 @@ def regex_grammar(regex: str, param: str) -> str:
 
 
 def _with_common_classes(regex: str) -> str:
-    """With classes such as `\\w` narrowed to what Python and Rust agree on, and `\\d` to the ASCII digits."""
+    """The expression with classes such as `\\w` as narrow as in both Python and Rust, and `\\d` as ASCII digits."""
     found: list[str] = []
-    #: For each class that is open, whether it is negated.
+    #: For each open class, whether it is negated.
     classes: list[bool] = []
     for part in _REGEX_PARTS.findall(regex):
         if part.startswith("["):
@@ -195,12 +193,12 @@ def _with_common_classes(regex: str) -> str:
 
 
 def choice_grammar(choices: list[str], param: str) -> str:
-    """One of several texts."""
+    """The grammar of one of several texts."""
     if not 0 < len(choices) <= MAX_CHOICES:
         raise InputError(
             param, f"Invalid value for '{param}': 1 to {MAX_CHOICES} choices are allowed, got {len(choices)}."
         )
-    if empty := [place for place, choice in enumerate(choices) if not choice]:
+    if empty := [index for index, choice in enumerate(choices) if not choice]:
         raise InputError(f"{param}[{empty[0]}]", f"Invalid value for '{param}[{empty[0]}]': it is empty.")
     return lark_grammar("start: " + " | ".join(map(lark_string, choices)), param)
 
@@ -211,7 +209,7 @@ def lark_string(text: str) -> str:
 
 
 def text_grammar(text: str, param: str) -> str:
-    """A context-free grammar in llguidance's Lark, or in llama.cpp's GBNF, which has `::=`."""
+    """A grammar given in llguidance's Lark, or in llama.cpp's GBNF, which has `::=`."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     _check_size(text, param)
@@ -230,7 +228,7 @@ def lark_grammar(text: str, param: str) -> str:
 
 
 def grammar_of_parts(parts: list[dict[str, Any]], param: str) -> str:
-    """llguidance's JSON around its grammars; those behind the first are used by it, as `@name`."""
+    """llguidance's JSON of several grammars. The first uses the others as `@name`."""
     try:
         grammar = json.dumps({"grammars": parts}, separators=(",", ":"))
     except RecursionError as error:
@@ -245,11 +243,11 @@ def _check_size(text: str, param: str) -> None:
 
 
 def invalid_grammar(param: str, detail: str) -> InputError:
-    """The error for a grammar or a schema at `param`; `detail` says what is wrong with it."""
+    """The error for a grammar or a schema at `param`."""
     return InputError(param or None, f"Invalid value for '{param}': {detail.rstrip('.')}.")
 
 
-#: vLLM's older fields, each with what makes its grammar.
+#: vLLM's older fields, each with the function for its grammar.
 _GUIDED: dict[str, Callable[[Any, str], str]] = {
     "guided_json": json_schema_grammar,
     "guided_regex": regex_grammar,

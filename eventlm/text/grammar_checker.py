@@ -1,4 +1,4 @@
-"""Whether llguidance can build a grammar, found before its request arrives, and which part of a schema it cannot."""
+"""Checks whether llguidance can build a grammar, before its request arrives, and finds the faulty part of a schema."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from eventlm.text.protocol import GenerationRequest
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-#: Grammars that are checked at a time; each takes a second at the most.
+#: Grammars checked at a time. Each takes at most a second.
 _NUM_THREADS = 2
 _NUM_BYTES = 256
-#: How far a grammar is followed: what is too complex shows within a few tokens.
+#: How far a grammar is followed. Too much complexity shows within a few tokens.
 _NUM_TRIED_TOKENS = 4
-#: How many parts of a schema are built to find the one at fault.
+#: How many parts of a schema are tried to find the faulty one.
 _NUM_TRIED_PARTS = 200
-#: Keywords of JSON schema with one schema, a list of them, or an object of them.
+#: Keywords of JSON schema whose value is one schema, a list of schemas, or an object of schemas.
 _WITH_SCHEMA = ("items", "additionalItems", "additionalProperties", "contains", "not")
 _WITH_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
 _WITH_OBJECT = ("properties", "patternProperties", "$defs", "definitions")
@@ -46,11 +46,11 @@ class GrammarChecker:
         return await self._run(lambda: self._checked(requested))
 
     def check_now(self, requested: RequestedGrammar) -> str:
-        """The same for those who have no loop."""
+        """`check` without an event loop."""
         return self._started().submit(self._checked, requested).result()
 
     def close(self) -> None:
-        """Let the threads go; grammars that wait are dropped."""
+        """Release the threads and drop the grammars that wait."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -76,9 +76,9 @@ class GrammarChecker:
         """Build it and follow it for a few bytes. Raises GrammarError."""
         matcher = build_matcher(self._byte_tokenizer(), grammar)
         num_tokens = _NUM_BYTES + len(self._special_tokens)
-        for place in range(_NUM_TRIED_TOKENS):
+        for position in range(_NUM_TRIED_TOKENS):
             allowed = _allowed_tokens(matcher, num_tokens)
-            if not allowed and not place:
+            if not allowed and not position:
                 raise GrammarError("it allows no text but the empty one")
             if not allowed or not matcher.consume_token(allowed[-1]):
                 break
@@ -92,12 +92,12 @@ class GrammarChecker:
         return self._tokenizer
 
     def _faulty_part(self, grammar: str, param: str, detail: str) -> tuple[str, str]:
-        """Param and detail of the innermost part of a schema that cannot be built; as given if there is no schema."""
+        """Param and detail of the innermost part of a schema that cannot be built; unchanged without a schema."""
         root = json.loads(grammar)["grammars"][0].get("json_schema")
         if not root:
             return param, detail
         if self._fault({"type": "object", OWN_OPTIONS: root.get(OWN_OPTIONS)}) == detail:
-            # Of these only that one is the client's; it is beside the schema.
+            # The client's whitespace pattern is the only one of the options that can be wrong.
             return f"{param.rpartition('.')[0]}.whitespace_pattern", detail
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         schema, num_tried = root, 0
@@ -107,7 +107,7 @@ class GrammarChecker:
                 if num_tried > _NUM_TRIED_PARTS:
                     return param, detail
                 found = self._fault(definitions | part)
-                # A part that nothing matches may be one that is not needed.
+                # A part that nothing matches may be optional.
                 if found and (found == detail or (_is_contradiction(found) and _is_contradiction(detail))):
                     schema, param, detail = part, f"{param}{name}", found
                     break
@@ -115,7 +115,7 @@ class GrammarChecker:
                 return param, detail
 
     def _fault(self, schema: dict[str, Any]) -> str:
-        """What is wrong with a schema, if anything."""
+        """The error of a schema; empty if it can be built."""
         try:
             build_matcher(self._byte_tokenizer(), json.dumps({"grammars": [{"json_schema": schema}]}))
         except GrammarError as error:
@@ -128,19 +128,19 @@ def _is_contradiction(detail: str) -> bool:
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas directly within a schema, each with what its path has behind that one's."""
+    """The schemas directly within a schema, each with its path relative to that."""
     for key in _WITH_OBJECT:
         if isinstance(parts := schema.get(key), dict):
             yield from ((f".{key}.{name}", part) for name, part in parts.items() if isinstance(part, dict))
     for key in _WITH_LIST:
         if isinstance(parts := schema.get(key), list):
-            yield from ((f".{key}[{place}]", part) for place, part in enumerate(parts) if isinstance(part, dict))
+            yield from ((f".{key}[{index}]", part) for index, part in enumerate(parts) if isinstance(part, dict))
     for key in _WITH_SCHEMA:
         if isinstance(part := schema.get(key), dict):
             yield f".{key}", part
 
 
 def _allowed_tokens(matcher: LLMatcher, num_tokens: int) -> list[int]:
-    """Tokens that may follow; whether the text may end is not asked."""
+    """Tokens that may follow, without the end of the text."""
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     return [token_id for token_id in range(num_tokens) if mask >> token_id & 1]

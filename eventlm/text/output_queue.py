@@ -1,4 +1,4 @@
-"""Where the engine's outputs of a group wait for the one who makes text of them."""
+"""The queue of a group's outputs between the engine and the code that makes text of them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from eventlm.errors import EventLMError
 
 
 class OutputQueue:
-    """What the engine says of a group, in its order, until the one who reads it takes it."""
+    """The outputs of a group in the engine's order."""
 
     def __init__(self) -> None:
         self._outputs: list[tuple[int, RequestOutput | TakenOver | EventLMError]] = []
         self._waiter: asyncio.Future[None] | None = None
-        #: How many of them are no outputs.
+        #: How many of them are errors or `TakenOver`.
         self._num_errors = 0
-        #: Requests of which an error was taken: nothing more comes of them.
+        #: Requests whose error was taken. They have no more outputs.
         self.failed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._outputs)
 
-    def put_again(self, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
-        """As `put`, for who reads a reply again: once another one does, nothing waits here for this one."""
+    def put_again(self, index: int, output: RequestOutput | TakenOver | EventLMError) -> None:
+        """As `put`, for a reader of a reply that another reader may take over. This one then gets no more outputs."""
         if isinstance(output, TakenOver):
             self._outputs.clear()
-        self.put(place, output)
+        self.put(index, output)
 
-    def put(self, place: int, output: RequestOutput | TakenOver | EventLMError) -> None:
-        """The engine's side: `place` is that of the request in its group."""
-        self._outputs.append((place, output))
+    def put(self, index: int, output: RequestOutput | TakenOver | EventLMError) -> None:
+        """The engine's side. `index` is the request's in its group."""
+        self._outputs.append((index, output))
         if isinstance(output, EventLMError | TakenOver):
             self._num_errors += 1
         waiter = self._waiter
@@ -41,13 +41,13 @@ class OutputQueue:
                 waiter.set_result(None)
 
     async def wait(self, least: int) -> None:
-        """Until there are so many outputs, or an error."""
+        """Wait for so many outputs, or an error."""
         while len(self._outputs) < least and not self._num_errors:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def take(self, most: int) -> list[tuple[int, RequestOutput]]:
-        """What there is, `most` at most and up to an error; if that comes first it is raised."""
+        """Take up to `most` outputs before the next error. Raises that if it comes first."""
         outputs = self._outputs
         if not self._num_errors and len(outputs) <= most:
             self._outputs = []
@@ -57,9 +57,9 @@ class OutputQueue:
             num_taken += 1
         if not num_taken:
             self._num_errors -= 1
-            place, error = outputs.pop(0)
+            index, error = outputs.pop(0)
             if isinstance(error, EventLMError):
-                self.failed.add(place)
+                self.failed.add(index)
                 raise error
             raise TakenOverError()
         self._outputs = outputs[num_taken:]
@@ -67,4 +67,4 @@ class OutputQueue:
 
 
 class TakenOverError(EventLMError):
-    """Somebody else reads the outputs from now on. Those of who submitted the group go on nevertheless."""
+    """Another reader gets the outputs from now on."""

@@ -1,6 +1,6 @@
-"""Prompts to token ids without stalling the loop: short texts at once, long ones in a thread.
+"""Encodes prompts without stalling the loop: short texts at once, long ones in a thread.
 
-A body may have thousands of short ones: whoever has had as much done at once as one long text lets the loop turn.
+A body may have thousands of short texts, so the loop turns whenever they add up to a long one.
 """
 
 from __future__ import annotations
@@ -8,31 +8,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from eventlm.errors import InputError
-from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.echo import Echo, echo_of_text, echo_of_tokens
 from eventlm.text.tokenizer import Tokenizer
 
 #: Texts up to this many characters take well under a millisecond.
 INLINE_CHARACTERS = 2048
-#: A message costs as much as a text of so many, whatever is in it, and so does any text.
+#: The cost of any message or text, beside its length, in characters.
 CHARACTERS_OF_A_MESSAGE = 64
 
 T = TypeVar("T")
 
 
 def bad_words_token_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word at the start of a text and, unless those are the end of them, behind a space.
+    """The tokens of each word at the start of a text and, if they differ, after a space.
 
     Raises InputError for a word of spaces alone.
     """
     found: list[tuple[int, ...]] = []
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
         if not plain:
-            param = f"bad_words[{place}]"
+            param = f"bad_words[{index}]"
             raise InputError(param, f"Invalid value for '{param}': it has nothing but spaces.")
         found.append(plain)
         spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
@@ -42,50 +41,20 @@ def bad_words_token_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tup
 
 
 class PromptEncoder:
-    """Encodes and renders prompts; at most two long ones at a time, the others wait their turn."""
+    """Encodes prompts, at most two long ones at a time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
-        #: What was done at once since somebody has let the loop turn for it.
+        #: Encoded since the loop last turned.
         self._inline_characters = 0
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
         return await self.run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode_chat(
-        self,
-        template: ChatTemplate,
-        messages: list[dict[str, Any]],
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        documents: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: dict[str, Any] | None = None,
-        add_special_tokens: bool = False,
-    ) -> list[int]:
-        """The token ids of rendered messages. The template writes the special tokens, others only if asked for."""
-
-        def work() -> list[int]:
-            text = template.render(
-                messages,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                variables=variables,
-            )
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-        size = sum(len(message["content"]) for message in messages) + CHARACTERS_OF_A_MESSAGE * len(messages)
-        # These may be of any size, and so may what a template makes of them.
-        is_unbounded = variables or tools or documents or any("tool_calls" in message for message in messages)
-        return await self.run(INLINE_CHARACTERS + 1 if is_unbounded else size, work)
-
     async def echo(self, prompt: str | None, token_ids: list[int]) -> Echo:
-        """A prompt to be shown again: as the text that it came as, else as its tokens."""
+        """A prompt to be echoed: the text as it came, or the text of its tokens."""
         if prompt is None:
             # A token has a few characters.
             return await self.run(4 * len(token_ids), lambda: echo_of_tokens(self._tokenizer, token_ids))
@@ -104,11 +73,11 @@ class PromptEncoder:
         return await self.run(len(token_ids), lambda: self._tokenizer.token_strings(token_ids))
 
     def close(self) -> None:
-        """Give the threads back; texts that wait are dropped."""
+        """Release the threads and drop the texts that wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Work that costs as much as a text of `size` characters, in a thread if that is long."""
+        """Do work that costs as much as a text of `size` characters, in a thread if that is long."""
         if size <= INLINE_CHARACTERS:
             self._inline_characters += max(size, CHARACTERS_OF_A_MESSAGE)
             if self._inline_characters > INLINE_CHARACTERS:

@@ -1,9 +1,8 @@
-"""Requests as they come in: structs for what is understood. `decoding.py` makes them of bytes.
+"""The bodies of requests. `decoding.py` decodes them.
 
-Unknown fields are ignored, but for those within objects of this server's own and in `structured_outputs`, where a
-misspelt one would be all that was asked for. Fields that would change the output but are not supported are errors
-unless they hold a value that asks for nothing (see `UNSUPPORTED`): a parameter with a meaning is never silently
-dropped.
+Unknown fields are ignored, except in this server's own objects and in `structured_outputs`. Fields that would change
+the output but are not supported are errors unless they have a neutral value (see `UNSUPPORTED`): no parameter is
+silently dropped.
 """
 
 from __future__ import annotations
@@ -13,21 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
-from eventlm.sampling_params import LARGEST_LOGIT_BIAS, SamplingParams, StructuredOutputsParams
+from eventlm.sampling_params import LogitBias, SamplingParams, StructuredOutputsParams, TokenId
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_N = 128
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 4096
-MAX_LOGIT_BIASES = 1024
-MAX_BAD_WORDS = 256
-MAX_BAD_WORD_CHARACTERS = 256
-#: Most alternatives of a token whose log-probabilities can be asked for.
+#: Most alternatives of a token with log-probabilities.
 MAX_LOGPROBS = 20
-#: OpenAI's bounds of `metadata`.
-MAX_METADATA_PAIRS = 16
-MAX_METADATA_KEY_CHARACTERS = 64
-MAX_METADATA_VALUE_CHARACTERS = 512
 #: Sequences that one body can ask for: prompts times n.
 MAX_GROUP_SEQUENCES = 2048
 
@@ -36,22 +26,21 @@ Milliseconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 def _described(**schema: Any) -> Meta:
-    """What the handlers check, with messages of their own, for /openapi.json."""
+    """Limits that other code checks, for /openapi.json."""
     return Meta(extra_json_schema=schema)
 
 
-#: Ids from clients that are echoed and can be asked for, so that logs, headers and paths stay clean.
+#: Ids that clients may choose. They appear in logs, headers and paths.
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=@-]{1,128}$"
-#: vLLM's: the request's id, where the header `x-request-id` has none.
+#: vLLM's: the request's id, if the header `x-request-id` has none.
 RequestId = Annotated[str, _described(pattern=REQUEST_ID_PATTERN)]
-TokenId = Annotated[int, _described(minimum=0)]
 Role = Annotated[str, _described(enum=list(ROLES))]
-StopString = Annotated[str, _described(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
-BadWord = Annotated[str, _described(minLength=1, maxLength=MAX_BAD_WORD_CHARACTERS)]
-LogitBias = Annotated[float, _described(minimum=-LARGEST_LOGIT_BIAS, maximum=LARGEST_LOGIT_BIAS)]
-LogitBiases = Annotated[
-    dict[str, LogitBias], _described(maxProperties=MAX_LOGIT_BIASES, propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"})
-]
+StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+#: JSON has no other keys than strings.
+TokenIdKey = Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,9})$")]
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
 Seed = Annotated[int, _described(minimum=-(2**63), maximum=2**64 - 1)]
 Text = Annotated[str, _described(minLength=1)]
 #: A text, token ids, or a list of either.
@@ -67,14 +56,14 @@ class StreamOptions(Struct):
 
 
 class LatencyObjective(Struct, forbid_unknown_fields=True):
-    """`slo`: wished-for times to the first token and between tokens."""
+    """`slo`: objectives for the times to the first token and between tokens."""
 
     ttft_ms: Milliseconds | None = None
     tpot_ms: Milliseconds | None = None
 
 
 class JsonSchemaFormat(Struct):
-    """`response_format.json_schema`. The schema holds whether or not it says `strict`."""
+    """`response_format.json_schema`. The schema is enforced with and without `strict`."""
 
     name: str | None = None
     description: str | None = None
@@ -91,13 +80,13 @@ class ResponseFormat(Struct):
 
 
 class EventlmOptions(Struct, forbid_unknown_fields=True):
-    """`eventlm`: what only this server knows. `timings`: say in the reply where the time went."""
+    """`eventlm`: options of this server. `timings`: report in the reply where the time went."""
 
     timings: bool | None = None
 
 
 class SchedulingFields(Struct, kw_only=True):
-    """How a request is scheduled; see `eventlm.server.scheduling` for what is left out."""
+    """How a request is scheduled. `eventlm.server.scheduling` has the defaults."""
 
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     deadline_ms: Milliseconds | None = None
@@ -109,23 +98,23 @@ class SchedulingFields(Struct, kw_only=True):
 
     @property
     def wants_timings(self) -> bool:
-        """Whether the reply shall say where the time went."""
+        """Whether the reply has timings."""
         return self.eventlm is not None and bool(self.eventlm.timings)
 
     @property
     def used_tier(self) -> str | UnsetType:
-        """What a reply says of it, once the request is scheduled."""
+        """`service_tier` of the reply, once the request is scheduled."""
         return UNSET if self.service_tier is None else self.service_tier
 
 
-#: Fields of `SamplingParams` that are no fields of a body: another name of one, and what is found out from others.
+#: Fields of `SamplingParams` that bodies do not have: an alias, and derived fields.
 _NOT_IN_BODIES = {"guided_decoding", "eos_token_ids", "bad_words_token_ids", "grammar", "pooling"}
 SAMPLING_FIELDS = tuple(field for field in structs.fields(SamplingParams) if field.name not in _NOT_IN_BODIES)
 
 if TYPE_CHECKING:
     _SamplingFields = SchedulingFields
 else:
-    #: Those fields with their limits; in a body each may be null, which is as if it were absent.
+    #: Those fields with their limits. In a body each may be null, which is the same as absent.
     _SamplingFields = msgspec.defstruct(
         "SamplingFields",
         [(field.name, field.type | None, None) for field in SAMPLING_FIELDS],
@@ -135,21 +124,20 @@ else:
 
 
 class GenerationRequest(_SamplingFields, kw_only=True):
-    """What both endpoints take. Absent and null mean the default.
+    """The fields of both endpoints. Absent and null mean the default.
 
-    The fields of `SamplingParams` come by themselves. Those that stand here too have another form or narrower limits
-    than in Python, or a description.
+    The fields of `SamplingParams` are inherited. Those repeated here have another form or narrower limits than in
+    Python, or a description.
     """
 
     model: str
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    #: Token ids, as strings since JSON has no other keys, and what is added to their logits.
-    logit_bias: LogitBiases | None = None
+    logit_bias: Annotated[dict[TokenIdKey, LogitBias], Meta(max_length=1024)] | None = None
     allowed_token_ids: (
         Annotated[
             list[TokenId],
-            _described(
-                minItems=1,
+            Meta(
+                min_length=1,
                 description="The only tokens that may come. Beside a grammar: of those that it allows, unless none of "
                 "these is among them.",
             ),
@@ -159,8 +147,8 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     bad_words: (
         Annotated[
             list[BadWord],
-            _described(
-                maxItems=MAX_BAD_WORDS,
+            Meta(
+                max_length=256,
                 description="Words that must not come. Beside a grammar: unless it leaves nothing else.",
             ),
         ]
@@ -175,8 +163,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], _described(maxItems=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -196,33 +183,33 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     #: In log-probabilities: `token_id:` and the id in place of a token's text.
     return_tokens_as_token_ids: bool | None = None
     request_id: RequestId | None = None
-    #: Of these two only the form is looked at; they are neither logged nor recorded.
+    #: Of these two only the form is checked; they are neither logged nor recorded. The bounds are OpenAI's.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives of each token are asked for; None: no log-probabilities at all."""
+        """How many alternatives of each token to report; None: no log-probabilities."""
         raise NotImplementedError
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same of prompt tokens: as many as anything in the reply needs."""
+        """The same for prompt tokens."""
         return self.prompt_logprobs
 
     @property
     def most_tokens(self) -> int | None:
-        """How many output tokens there may be; None: as many as the context holds."""
+        """Most output tokens; None: as many as the context holds."""
         return self.max_tokens
 
     @property
     def generates(self) -> bool:
-        """Whether there is to be any output at all."""
+        """Whether there is any output."""
         return True
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream shall report its usage in the end."""
+        """Whether a stream reports its usage at its end."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -279,7 +266,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    #: Whether reasoning is part of the reply, and whether it is told apart from the content at all.
+    #: Whether reasoning is in the reply, and whether it is separated from the content.
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
@@ -296,7 +283,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of `POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
 
     prompt: Prompts
-    #: 0 goes with `echo` only: the prompt is shown, and scored if there are to be log-probabilities.
+    #: 0 is for `echo` only: the prompt is shown, and scored if log-probabilities are asked for.
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
@@ -317,7 +304,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return self.max_tokens != 0
 
 
-#: Fields without support, each with the values that ask for nothing.
+#: Unsupported fields, each with its neutral values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "typical_p": (1,),

@@ -1,8 +1,8 @@
 """Stop strings in a growing text.
 
 All stop strings are matched at once, character by character, with the Knuth-Morris-Pratt automaton of each. The stop
-that is complete first wins; of several complete at the same character, the longest. So the result depends on the text
-alone, never on how it was cut into tokens or outputs. Stops that are complete too early (`min_tokens`) do not count.
+string that is complete first wins, the longest of several. So the result depends on the text alone, not on how it was
+cut into tokens or outputs. Stop strings that are complete too early (`min_tokens`) do not count.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class _Pattern(NamedTuple):
 def _failure_table(text: str) -> list[int]:
     failure = [0] * len(text)
     length = 0
-    for place in range(1, len(text)):
-        while length and text[place] != text[length]:
+    for end in range(1, len(text)):
+        while length and text[end] != text[length]:
             length = failure[length - 1]
-        if text[place] == text[length]:
+        if text[end] == text[length]:
             length += 1
-        failure[place] = length
+        failure[end] = length
     return failure
 
 
@@ -40,9 +40,9 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Looks for stop strings in one sequence's text and holds back what may become one.
+    """Finds stop strings in one sequence's text and holds back text that may become one.
 
-    With `include_stop` the text goes up to the end of the stop string, so that nothing needs to be held back.
+    With `include_stop` the text includes the stop string, so nothing is held back.
     """
 
     def __init__(self, stops: StopStrings, *, include_stop: bool = False) -> None:
@@ -55,20 +55,20 @@ class StopMatcher:
         self.found: str | None = None
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Take the next piece of text, return what is now known to belong to the output.
+        """Take the next piece of text; returns the text that certainly belongs to the output.
 
-        A stop string that is complete within a piece that may not stop is text like any other. Once `found` is set,
-        all that belongs to the output has been returned and nothing more may be pushed.
+        Without `may_stop`, a stop string that this piece completes is ordinary text. Once `found` is set, the output is
+        complete and nothing more may be pushed.
         """
         if not self._held and not self._stops.first_character.search(text):
             return text
         pending = self._held + text
         shown = len(self._held) if self._include_stop else 0
-        for place, character in enumerate(text, start=len(self._held) + 1):
+        for end, character in enumerate(text, start=len(self._held) + 1):
             if (stop := self._step(character)) and may_stop:
                 self.found = stop
                 self._held = ""
-                return pending[shown : place if self._include_stop else place - len(stop)]
+                return pending[shown : end if self._include_stop else end - len(stop)]
         safe = len(pending) - max(self._matched)
         self._held = pending[safe:]
         return pending[shown : len(pending) if self._include_stop else safe]

@@ -1,9 +1,8 @@
 """Tokenizers: text to token ids, and token ids to bytes.
 
-A checkpoint's tokenizer.json is read by the `tokenizers` library itself. Decoding does not go through that library:
-at load, each token is turned into the bytes that it stands for, so that text can be made from any cut of the output
-without ever splitting a character. Output continues a prompt, so the decoders' stripping of a leading space, which is
-meant for whole texts, is left out.
+The `tokenizers` library reads a checkpoint's tokenizer.json and encodes. Outputs are decoded without it: each token is
+turned into its bytes at load, so that text can be made from any part of an output without splitting a character. The
+library would strip a leading space, which is right for whole texts only: outputs continue a prompt.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from eventlm.errors import CheckpointError
-from eventlm.models.tokenizer_files import read_json, read_tokenizer
+from eventlm.models.json_files import read_json_object
+from eventlm.models.tokenizer_files import read_tokenizer
 from eventlm.text.chat_template import ChatTemplate
 
 
 class Tokenizer(ABC):
-    """What the server needs of a tokenizer.
+    """A tokenizer with its chat template, if it has one.
 
-    `special_tokens` are those that a chat template sees by name, `special_bytes` what each special token stands for by
-    its id; `chat_template` is None where the model has none. Token ids are below `vocab_size`.
+    special_tokens: those that a chat template uses by name. special_bytes: the bytes of each special token by its id.
+    Token ids are below `vocab_size`.
     """
 
     vocab_size: int
@@ -33,14 +33,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The token ids of `text`. Safe to call from several threads, and lets others run meanwhile.
+        """The token ids of `text`. Thread-safe; releases the interpreter lock.
 
         Raises UnicodeEncodeError for a lone surrogate.
         """
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; none for special tokens and for ids without a token."""
+        """The bytes that a token adds to a text; none for special tokens and unused ids."""
 
     def raw_token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, special ones included."""
@@ -73,7 +73,7 @@ class CheckpointTokenizer(Tokenizer):
         try:
             [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
-            # What the library says of a lone surrogate; this says it in the words of Python.
+            # The library's error for a lone surrogate. Python's own is clearer.
             text.encode()
             raise
         return list(encoding.ids)
@@ -82,7 +82,7 @@ class CheckpointTokenizer(Tokenizer):
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        # Unlike output, which continues a prompt, a whole text loses the space that its encoding put before it.
+        # Unlike an output, a whole text loses the space that its encoding put before it.
         return self._backend.decode(list(token_ids), skip_special_tokens=False)
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
@@ -98,14 +98,16 @@ def _chat_template(folder: Path, config: dict[str, Any], special_tokens: dict[st
 
 
 def _chat_template_source(folder: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja, else the older places: tokenizer_config.json, one template or several with names."""
+    """chat_template.jinja, else the older files, which may have several templates with names."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
             return path.read_text("utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8: {error}") from error
-    template = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    template = config.get("chat_template") or read_json_object(folder / "chat_template.json", required=False).get(
+        "chat_template"
+    )
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template") if named else None
@@ -113,7 +115,7 @@ def _chat_template_source(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int, *, as_token_id: bool = False) -> str:
-    """A token by itself, special ones by their names; U+FFFD for parts of characters. Or `token_id:` and its id."""
+    """The text of one token, with U+FFFD for parts of characters; or `token_id:` and its id."""
     if as_token_id:
         return f"token_id:{token_id}"
     return tokenizer.raw_token_bytes(token_id).decode(errors="replace")

@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from eventlm.cores import usable_cores
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
 from eventlm.kernels.cpu.native import library_hash
 from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
@@ -20,22 +19,23 @@ from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.decoder import no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import RopeTable
+from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
 from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
+from eventlm.worker.sampling.row_extras import OutputLayer
 from eventlm.worker.sampling.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
 
 
-class Forward(Protocol):
+class Forward(OutputLayer, Protocol):
     """A model with its KV cache."""
 
     cache: CacheEngine
-    #: What a trace says of it.
+    #: For the header of a trace.
     host: dict[str, str]
-    vocab_size: int
     #: How it draws tokens, if not in torch: from logits, and from what `run` gave.
     draw: Draw | None
     draw_next: DrawNext | None
@@ -43,19 +43,11 @@ class Forward(Protocol):
     weight_bytes: dict[str, int]
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
-        """The residual stream behind the last layer, [T, H]; stores the keys and values of all rows."""
+        """The residual stream after the last layer, [T, H]; stores the keys and values of all rows."""
         ...
 
     def lap(self, timer: OpTimer, name: str) -> None:
         """The operation `name` ends here, and had what the time since the lap before has not gone to by itself."""
-        ...
-
-    def norm(self, hidden_SH: Tensor) -> Tensor:
-        """The last norm of what `run` gave, [S, H]."""
-        ...
-
-    def logits(self, hidden_SH: Tensor) -> Tensor:
-        """Logits [S, V] of what `run` gave."""
         ...
 
 
@@ -77,7 +69,7 @@ def make_forward(
 ) -> Forward:
     """The one that `setup.cpu_kernels` names; `auto`: the fastest that can run this model on this machine.
 
-    `on_progress` is told the bytes of the weights. Raises CheckpointError, and UsageError if the one that it names
+    `on_progress` gets the bytes of the weights. Raises CheckpointError, and UsageError if the one that it names
     cannot.
     """
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
@@ -87,7 +79,7 @@ def make_forward(
     if build:
         return CpuForward(setup, config, cache, build, on_progress)
     if reason and dtype == "bfloat16":
-        # The engine puts what a worker says into its log.
+        # The engine logs what a worker prints.
         print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
     return TorchForward(setup, config, cache, on_progress)
 

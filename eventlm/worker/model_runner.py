@@ -10,43 +10,35 @@ import numpy as np
 import torch
 
 from eventlm.events.decisions import Launched
-from eventlm.models.config import read_config, resolve_dtype
+from eventlm.models.config import resolve_dtype
 from eventlm.models.decoder import no_lap
 from eventlm.types import SequenceId, WorkerEnd
+from eventlm.worker.checkpoint_runner import CheckpointRunner
 from eventlm.worker.forward import make_cache, make_forward
-from eventlm.worker.grammar.compiler import GrammarCompiler
-from eventlm.worker.grammar.table import GrammarTable
-from eventlm.worker.grammar.vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.runner import ExecutedStep
 from eventlm.worker.sampling.row_extras import row_extras
 from eventlm.worker.sampling.sampler import NOT_FINITE, Sampler
-from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence, end_of
+from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
-class ModelRunner:
-    """Runs the launches of one worker, in order.
-
-    Raises CacheMemoryError, CheckpointError if the model cannot be loaded, and UsageError as `make_forward`.
-    """
+class ModelRunner(CheckpointRunner):
+    """Runs the launches of one worker, in order. Raises also CacheMemoryError, and UsageError as `make_forward`."""
 
     def __init__(self, setup: WorkerSetup, report: StartReport | None = None) -> None:
-        report = report or StartReport()
         if setup.threads > 0:
             torch.set_num_threads(setup.threads)
-        self.setup = setup
-        #: For the log.
-        self.notes: list[str] = []
-        self.config = read_config(setup.model)
+        super().__init__(setup, report)
+        self.num_blocks = setup.num_blocks
         self.cache = make_cache(setup, self.config)
         self._pages = PageToucher(self.cache.kv)
         # Beside the reading of the weights; the first request must not wait for it.
         self._pages.begin()
-        report.begin(READING_WEIGHTS)
-        self._forward = make_forward(setup, self.config, self.cache, report.progress)
+        self.report.begin(READING_WEIGHTS)
+        self._forward = make_forward(setup, self.config, self.cache, self.report.progress)
         self._pages.wait()
         self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
         self._sampler = Sampler(
@@ -55,17 +47,6 @@ class ModelRunner:
             draw=self._forward.draw,
             draw_next=self._forward.draw_next,
         )
-        self.compiler = GrammarCompiler(
-            lambda: checkpoint_vocabulary(setup.tokenizer or setup.model, self.config.vocab_size)
-        )
-        self._grammars = GrammarTable(
-            self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
-        )
-
-    @property
-    def num_blocks(self) -> int:
-        """KV blocks that it has."""
-        return self.setup.num_blocks
 
     def start(self, launch: Launched, payload: StepPayload) -> ExecutedStep:
         """As `execute`."""
@@ -88,9 +69,10 @@ class ModelRunner:
                 self._add(self._table[SequenceId(new.request, new.index)])
         tokens: list[list[int]] = [[] for _ in rows]
         extras: list[RowExtras] = []
+        not_finite: set[int] = set()
         if rows:
-            tokens, extras = self._compute(rows, payload.forced, timer)
-        ends = self._ends(rows, tokens, payload.forced)
+            tokens, extras, not_finite = self._compute(rows, payload.forced, timer)
+        ends = self._ends(rows, tokens, payload.forced, not_finite)
         self._table.record(rows, payload.forced or tokens)
         if timer:
             timer.lap("record")
@@ -105,31 +87,29 @@ class ModelRunner:
         if sequence.params.grammar:
             self._grammars.add(sequence)
 
-    def _ends(self, rows: list[Row], tokens: list[list[int]], forced: list[list[int]]) -> list[tuple[int, WorkerEnd]]:
-        """The rows that end here: with the token that they drew, or with `error` if their logits are not finite.
+    def _ends(
+        self, rows: list[Row], tokens: list[list[int]], forced: list[list[int]], not_finite: set[int]
+    ) -> list[tuple[int, WorkerEnd]]:
+        """The rows that end here: with the token that they drew, or with `error` if they are `not_finite`.
 
         Sequences with a grammar advance in it.
         """
         ends: list[tuple[int, WorkerEnd]] = []
         for number, (row, produced) in enumerate(zip(rows, tokens, strict=True)):
             if not produced:
-                if row.samples:
+                if number in not_finite:
                     ends.append((number, "error"))
                 continue
             sequence, token_id = row.sequence, produced[-1]
-            if sequence.params.grammar:
-                next_id = forced[number][-1] if forced and forced[number] else token_id
-                end = self._grammars.end_of(sequence, token_id, next_id, sequence.position)
-            else:
-                end = end_of(sequence.params, token_id, sequence.position)
-            if end is not None:
+            next_id = forced[number][-1] if forced and forced[number] else token_id
+            if (end := self._end_of(sequence, token_id, next_id, sequence.position)) is not None:
                 ends.append((number, end))
         return ends
 
     def _compute(
         self, rows: list[Row], forced: list[list[int]], timer: OpTimer | None
-    ) -> tuple[list[list[int]], list[RowExtras]]:
-        """Tokens and extras. Stores the keys and values of all rows."""
+    ) -> tuple[list[list[int]], list[RowExtras], set[int]]:
+        """Tokens, extras, and the rows that have neither: they are not finite. Stores the KV of all rows."""
         lap = partial(self._forward.lap, timer) if timer else no_lap
         sampled_rows = [number for number, row in enumerate(rows) if row.samples]
         sampled = [rows[number].sequence for number in sampled_rows]
@@ -154,16 +134,18 @@ class ModelRunner:
             if forced:
                 forced_S = np.array([forced[number][0] if forced[number] else NOT_FINITE for number in sampled_rows])
             drawn = self._sampler.sample(logits_SV, sampled, forced_S=forced_S, masks=found).tolist()
+        lap("sample")
+        extras, not_finite = row_extras(rows, sampled_rows, self._forward, hidden_TH, logits_SV, drawn)
         tokens: list[list[int]] = [[] for _ in rows]
         for number, token in zip(sampled_rows, drawn, strict=True):
-            tokens[number] = [token] if token != NOT_FINITE else []
-        lap("sample")
-        extras = row_extras(rows, sampled_rows, self._forward, hidden_TH, logits_SV, drawn)
+            if token == NOT_FINITE:
+                not_finite.add(number)
+            elif number not in not_finite:
+                tokens[number] = [token]
         lap("extras")
-        return tokens, extras
+        return tokens, [each for each in extras if each.row not in not_finite], not_finite
 
     def host_info(self) -> dict[str, Any]:
-        """The host as the header of a trace describes it."""
         return {
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),

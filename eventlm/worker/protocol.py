@@ -1,7 +1,7 @@
 """What travels between the engine and a worker process, as msgpack over ZMQ. No pickle, no code.
 
-The engine talks first (`WorkerSetup`), the worker says what it does (`StartProgress`) until it answers `WorkerReady`,
-then the engine sends steps. A step is two frames: the launch event's line body, byte for byte as in the log, and a
+The engine sends `WorkerSetup`, the worker reports `StartProgress` until it answers `WorkerReady`, then the engine sends
+steps. A step is two frames: the launch event's line body, byte for byte as in the log, and a
 `StepPayload` with what the log does not hold. The worker answers each step with a `StepResult`, in order, or once with
 `WorkerDesync` or `WorkerFailed`. Between the steps the engine sends grammars (`PrepareGrammar`), each answered with
 `GrammarBuilt` as soon as that is known.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Union
 import msgspec
 from msgspec import Struct
 
+from eventlm.core.predictor import StepShape
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.types import RequestKind, WorkerEnd
 
@@ -112,12 +113,9 @@ class Shutdown(Struct, frozen=True, tag="shutdown"):
 
 
 class StepSample(Struct, frozen=True, kw_only=True):
-    """A measured step of the warm-up, in the features of `eventlm.core.predictor`."""
+    """A measured step of the warm-up."""
 
-    prefill_tokens: int
-    num_decodes: int
-    context_tokens: int
-    chunk_context: int
+    shape: StepShape
     duration_ns: int
 
 
@@ -175,7 +173,7 @@ class StepOutput(NamedTuple):
 class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
     """Tokens of one step. Times are this machine's monotonic clock. `tokens` has one list a row of the launch.
 
-    A row that ends with `error` and has no token had logits that are not finite.
+    A row that ends with `error` and has no token had logits or hidden states that are not finite; it has no extras.
 
     `extras` is sparse. `ops` has the time of each operation of the step in nanoseconds, if the worker was asked for it.
     """

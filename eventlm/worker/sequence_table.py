@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 
 
 class DesyncError(Exception):
-    """The launch and the worker disagree on a sequence. `detail` names it and both views."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
+    """The launch and the worker disagree on a sequence. The message names it and both views."""
 
 
 class WorkerSequence:
-    """One sequence as its worker knows it: tokens that the engine has not confirmed yet are among
-    `token_ids`.
-    """
+    """One sequence of a worker: tokens that the engine has not confirmed yet are among `token_ids`."""
 
     __slots__ = (
         "block_table",
@@ -73,9 +67,7 @@ class WorkerSequence:
 
 
 class Row(NamedTuple):
-    """One row of a step: compute `token_ids[start : start + num_tokens]`, and sample behind the last if
-    `samples`.
-    """
+    """One row of a step: compute `token_ids[start : start + num_tokens]`, and sample after the last if `samples`."""
 
     sequence: WorkerSequence
     start: int
@@ -95,9 +87,7 @@ def end_of(params: SamplingParams, token_id: int, place: int) -> WorkerEnd | Non
 
 
 class SequenceTable:
-    """The sequences that a worker holds. Block numbers are below `num_blocks`, blocks hold `block_size`
-    tokens.
-    """
+    """The sequences that a worker holds. Block numbers are below `num_blocks`, blocks hold `block_size` tokens."""
 
     def __init__(self, *, block_size: int, num_blocks: int) -> None:
         self._block_size = block_size

@@ -1,33 +1,49 @@
-"""Measures steps of several shapes before a worker is ready, so that the engine can predict step times."""
+"""Steps that run before a worker is ready, to measure them for the engine's predictor or to compile kernels."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import structs
 
 from eventlm.core.graph_buckets import bucket_of
-from eventlm.core.predictor import NUM_COEFFICIENTS
+from eventlm.core.predictor import NUM_COEFFICIENTS, StepShape
 from eventlm.events.decisions import Launched
 from eventlm.sampling_params import SamplingParams
-from eventlm.types import ceil_div
+from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.protocol import NewSequence, StepOutput, StepPayload, StepSample, WorkerSetup
 
 _BUDGET_NS = 2_000_000_000
-#: Two runs of a shape take less than this many of the dearest before it.
+#: Two runs of a shape take less than this many of the slowest before it.
 _GROWTH = 4
 #: Of the warm-up's sequences; no request has it, since the seq of an arrival is never negative.
 _REQUEST = -1
+#: Ways to draw that have kernels of their own on a GPU.
+_PARAMS = (
+    SamplingParams(temperature=0.0, ignore_eos=True),
+    SamplingParams(temperature=1.0, top_k=10, top_p=0.9, ignore_eos=True),
+    SamplingParams(temperature=0.0, presence_penalty=1.0, ignore_eos=True),
+)
+_PROMPT_TOKENS = 2
 
 
 class Shape(NamedTuple):
-    """A step of `num_rows` sequences that compute `num_tokens` tokens each behind `context` others."""
+    """A step of `num_rows` sequences that compute `num_tokens` tokens each after `context` others."""
 
     num_rows: int
     num_tokens: int
     context: int
+
+    def step_shape(self) -> StepShape:
+        """What such a step computes; rows of one token are decodes."""
+        if self.num_tokens == 1:
+            return StepShape(num_decodes=self.num_rows, context_tokens=self.num_rows * (self.context + 1))
+        shape = StepShape()
+        for _ in range(self.num_rows):
+            shape.add_chunk(self.context, self.num_tokens)
+        return shape
 
 
 class MeasuredRunner(Protocol):
@@ -50,8 +66,8 @@ class MeasuredRunner(Protocol):
         ...
 
 
-#: From cheap to dear, decodes and prompts in turn; the dear ones are left out where time is short, but never so many
-#: that the predictor could not be fitted.
+#: From fast to slow, decodes and prompts in turn. Slow ones are left out if time is short, but never so many that the
+#: predictor could not be fitted.
 _SHAPES = (
     Shape(1, 1, 32),
     Shape(1, 16, 0),
@@ -123,52 +139,77 @@ def _num_blocks(shape: Shape, setup: WorkerSetup) -> int:
 def measure(runner: MeasuredRunner, shape: Shape) -> StepSample:
     """Run a step of this shape; how long it took."""
     num_rows, num_tokens, context = shape
-    length = context + num_tokens
-    numbers = list(range(_num_blocks(shape, runner.setup)))
     is_decode = num_tokens == 1
-    launch = Launched(
-        replica=runner.setup.replica,
-        epoch=runner.setup.epoch,
-        step=0,
-        decodes=[(_REQUEST, index, length, 0) for index in range(num_rows)] if is_decode else [],
-        chunks=[] if is_decode else [(_REQUEST, index, context, num_tokens, 1) for index in range(num_rows)],
-        blocks=[(row, 0, numbers) for row in range(num_rows)],
-        num_tokens=num_rows * num_tokens,
-        predicted_ns=0,
-        bucket=bucket_of(runner.setup.graph_buckets, num_rows) if is_decode else 0,
+    duration_ns = _run(
+        runner,
+        num_decodes=num_rows if is_decode else 0,
+        num_prompts=0 if is_decode else num_rows,
+        context=context,
+        num_tokens=num_tokens,
+        params=_PARAMS[0],
     )
-    params = SamplingParams(temperature=0.0, ignore_eos=True)
+    return StepSample(shape=shape.step_shape(), duration_ns=duration_ns)
+
+
+def warm_kernels(runner: MeasuredRunner, on_progress: OnProgress | None = None) -> None:
+    """Compile the kernels that steps will need: a request that is the first to need one would wait for it.
+
+    Runs steps of all kinds: decodes beside a prompt, as many as make their kernels differ, drawn in all ways. Triton
+    keeps what it compiles on disk, so only the first start on a machine takes long.
+    """
+    setup = runner.setup
+    most = min(setup.max_num_seqs - 1, setup.max_num_batched_tokens - _PROMPT_TOKENS)
+    kinds = [(num_decodes, params) for params in _PARAMS for num_decodes in _counts(most)]
+    for number, (num_decodes, params) in enumerate(kinds, 1):
+        _run(runner, num_decodes=num_decodes, num_prompts=1, context=0, num_tokens=_PROMPT_TOKENS, params=params)
+        if on_progress is not None:
+            on_progress(number, len(kinds))
+
+
+def _counts(most: int) -> Iterator[int]:
+    """Numbers of decodes beside a prompt: none, powers of two, and the most; at all others kernels are as at these."""
+    yield 0
+    count = 1
+    while count < most:
+        yield count
+        count *= 2
+    if most > 0:
+        yield most
+
+
+def _run(
+    runner: MeasuredRunner, *, num_decodes: int, num_prompts: int, context: int, num_tokens: int, params: SamplingParams
+) -> int:
+    """Run a step whose sequences have `context` + `num_tokens` tokens and share their blocks; how long it took in ns.
+
+    Prompts compute `num_tokens` of them, decodes the last.
+    """
+    setup, length, numbers = runner.setup, context + num_tokens, range(num_decodes + num_prompts)
+    launch = Launched(
+        replica=setup.replica,
+        epoch=setup.epoch,
+        step=0,
+        decodes=[(_REQUEST, index, length, 0) for index in numbers[:num_decodes]],
+        chunks=[(_REQUEST, index, context, num_tokens, 1) for index in numbers[num_decodes:]],
+        blocks=[(row, 0, list(range(ceil_div(length, setup.block_size)))) for row in numbers],
+        num_tokens=num_decodes + num_prompts * num_tokens,
+        predicted_ns=0,
+        bucket=0 if num_prompts else bucket_of(setup.graph_buckets, num_decodes),
+    )
     new = [
         NewSequence(request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params)
-        for index in range(num_rows)
+        for index in numbers
     ]
     start_ns = time.perf_counter_ns()
     runner.execute(launch, StepPayload(new=new))
     duration_ns = time.perf_counter_ns() - start_ns
-    _forget(runner, num_rows)
-    return sample_of(shape, duration_ns)
-
-
-def sample_of(shape: Shape, duration_ns: int) -> StepSample:
-    """A step of this shape, in the predictor's features."""
-    num_rows, num_tokens, context = shape
-    is_decode = num_tokens == 1
-    return StepSample(
-        prefill_tokens=0 if is_decode else num_rows * num_tokens,
-        num_decodes=num_rows if is_decode else 0,
-        context_tokens=num_rows * (context + num_tokens),
-        chunk_context=0 if is_decode else num_rows * num_tokens * (context + num_tokens // 2),
-        duration_ns=duration_ns,
-    )
-
-
-def _forget(runner: MeasuredRunner, num_rows: int) -> None:
-    launch = Launched(
-        replica=runner.setup.replica,
-        epoch=runner.setup.epoch,
+    forget = Launched(
+        replica=setup.replica,
+        epoch=setup.epoch,
         step=0,
-        forget=[(_REQUEST, index) for index in range(num_rows)],
+        forget=[(_REQUEST, index) for index in numbers],
         num_tokens=0,
         predicted_ns=0,
     )
-    runner.execute(launch, StepPayload())
+    runner.execute(forget, StepPayload())
+    return duration_ns

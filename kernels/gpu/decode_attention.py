@@ -21,8 +21,7 @@ from torch import Tensor
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.merge_attention import merge_attention
-from eventlm.kernels.gpu.sizes import next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 MAX_SPLITS = 64
 #: No split is shorter, or starting it costs more than it saves.

@@ -1,7 +1,7 @@
 """What min-p, then top-k, then top-p leave of each row of logits, found without sorting, and draws from that.
 
 Entries are in an order: the larger logit first, the lower id first of equals. Each mask leaves the first ones, so what
-is left is said by the last of them. Its key (see `order.py`) is searched for among all that a key can be: each pass
+is left is said by the last of them. Its key (see `order_keys`) is searched for among all that a key can be: each pass
 over a row, which stays in the GPU's cache, asks for some keys how many entries have at least that key, or how much of
 the probability. As soon as few entries can matter they are written together, and the rest of the passes is over those.
 The reference is the worker's sampler in torch, `eventlm/worker/sampling/candidates.py`.
@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.draw_tokens import draw_tokens
-from eventlm.kernels.gpu.order import number_of, order_keys, shift_of
-from eventlm.kernels.gpu.sizes import next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.gpu.draw_tokens import draw_tokens, number_of, order_keys, shift_of
+from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 
 def draw_masked(logits_SV: Tensor, draws_S6: Tensor, out_S: Tensor) -> None:
@@ -80,8 +78,10 @@ def _mask_limits(
         # An entry's mass is its probability over that of the best one.
         scale = 1.0 / temperature
         count, mass, last_key = _above_floor(row, vocab_size, best, temperature, log_min_p, SHIFT, BLOCK)
-        top_k = tl.where(top_k < count, top_k, 0)
-        if (top_k > 0) | (top_p < 1.0):
+        # A row with NaN or infinity has no token, whatever is left of it.
+        is_finite = best < float("inf")
+        top_k = tl.where((top_k < count) & is_finite, top_k, 0)
+        if (top_k > 0) | ((top_p < 1.0) & is_finite):
             if top_k > 0:
                 last_key = _search(
                     row, vocab_size, best, scale, least, last_key, count, top_k, BLOCK, False, SHIFT, BLOCK
@@ -142,12 +142,12 @@ def _last_left(
 
 @triton.jit
 def _extremes(row, vocab_size, BLOCK: tl.constexpr):
-    """The largest and the smallest number, infinities and NaN aside."""
+    """The largest number, infinity if any is NaN, and the smallest that is not minus infinity."""
     best, least = tl.full((BLOCK,), float("-inf"), tl.float32), tl.full((BLOCK,), float("inf"), tl.float32)
     for begin in range(0, vocab_size, BLOCK):
         ids = begin + tl.arange(0, BLOCK)
         x = tl.load(row + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-        best = tl.where(x > best, x, best)
+        best = tl.where(x <= best, best, tl.where(x < float("inf"), x, float("inf")))
         least = tl.where((x > float("-inf")) & (x < least), x, least)
     return tl.max(best, axis=0), tl.min(least, axis=0)
 

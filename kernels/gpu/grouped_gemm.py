@@ -6,7 +6,6 @@ each program finds its expert from the offsets; programs past the last tile end 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import torch
@@ -15,24 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eventlm.kernels.gpu.interpreter import UPCAST
-from eventlm.kernels.gpu.sizes import ceil_div, next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
-
-#: What is tried when configurations are measured.
-CANDIDATES = [
-    {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": 8, "num_warps": warps, "num_stages": stages}
-    for m, n, k, warps, stages in [
-        (16, 64, 128, 4, 4),
-        (16, 128, 64, 4, 4),
-        (16, 128, 128, 4, 4),
-        (32, 64, 128, 4, 4),
-        (32, 128, 64, 4, 4),
-        (64, 64, 128, 4, 4),
-        (64, 128, 64, 4, 4),
-        (64, 256, 64, 8, 3),
-        (128, 128, 64, 8, 3),
-    ]
-]
+from eventlm.kernels.gpu.tuned import ceil_div, next_power_of_2, tuned
 
 
 def grouped_gemm(
@@ -83,17 +65,6 @@ def grouped_gemm(
 def most_tiles(T: int, E: int, max_rows: int, block: int) -> int:
     """How many tiles of `block` rows E experts can have together: all but one of an expert's are full."""
     return min(T // block + min(E, T), E * -(-max_rows // block))
-
-
-def grouped_gemm_reference(
-    x_TK: Tensor, weight_ENK: Tensor, offsets_E1: Tensor, *, max_rows: int, out_TN: Tensor | None = None
-) -> Tensor:
-    """The same, an expert after the other; `max_rows` is not needed here."""
-    out = x_TK.new_empty((x_TK.shape[0], weight_ENK.shape[1])) if out_TN is None else out_TN
-    offsets = offsets_E1.tolist()
-    for expert, (start, end) in enumerate(itertools.pairwise(offsets)):
-        out[start:end] = x_TK[start:end] @ weight_ENK[expert].T
-    return out
 
 
 # Numbers of tokens differ from step to step: one code for all.

@@ -8,6 +8,7 @@ those at work at a time share rows of x and of the weight (grouped as in Triton'
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -16,32 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from eventlm.kernels.gpu.interpreter import UPCAST
-from eventlm.kernels.gpu.processors import num_processors
-from eventlm.kernels.gpu.sizes import ceil_div
-from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.gpu.tuned import ceil_div, tuned
 
-#: What is tried when configurations are measured.
-CANDIDATES = [
-    {
-        "BLOCK_M": m,
-        "BLOCK_N": n,
-        "BLOCK_K": k,
-        "GROUP_M": 8,
-        "num_warps": warps,
-        "num_stages": stages,
-        "programs": programs,
-    }
-    for m, n, k, warps, stages, programs in [
-        (128, 256, 64, 8, 3, 1),
-        (128, 128, 64, 8, 3, 1),
-        (128, 128, 64, 4, 4, 1),
-        (128, 64, 64, 4, 4, 2),
-        (64, 128, 64, 4, 4, 2),
-        (64, 64, 64, 4, 5, 2),
-        (64, 64, 128, 4, 4, 1),
-        (64, 32, 128, 4, 4, 2),
-    ]
-]
+#: Processors of the interpreter: so few that tests see programs that do several pieces.
+_INTERPRETED = 3
 
 
 def matmul(
@@ -71,6 +50,14 @@ def matmul(
             x_TK, weight_NK, bias_N, out, T, N, K, x_TK.stride(0), weight_NK.stride(0), out.stride(0), **launch
         )
     return out
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU, each of which runs programs that take tiles in turn."""
+    if device.type != "cuda":
+        return _INTERPRETED
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 # Code specialised by T would be other code in another batch.

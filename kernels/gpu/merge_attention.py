@@ -5,13 +5,11 @@ Shapes: R rows, H query heads, S parts, D head_dim.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.sizes import next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 
 def merge_attention(partial_RHSD: Tensor, lse_RHS: Tensor, out_RHD: Tensor, lse_RH: Tensor | None = None) -> None:
@@ -88,16 +86,3 @@ def _merge_attention(
     if WITH_LSE:
         out_lse = tl.where(is_empty, float("-inf"), highest + tl.log(total))
         tl.store(out_lse_ptr + row * stride_out_lse_row + head * stride_out_lse_head, out_lse)
-
-
-def merge_attention_reference(
-    partial_RHSD: Tensor, lse_RHS: Tensor, out_RHD: Tensor, lse_RH: Tensor | None = None
-) -> None:
-    """What `merge_attention` does, in float64."""
-    lse = lse_RHS.double()
-    parts = partial_RHSD.double().masked_fill(lse.isneginf()[..., None], 0)
-    merged = torch.logsumexp(lse, -1)
-    weights = torch.exp(lse - torch.where(merged.isneginf(), 0, merged)[..., None])
-    out_RHD.copy_((parts * weights[..., None]).sum(-2))
-    if lse_RH is not None:
-        lse_RH.copy_(merged)

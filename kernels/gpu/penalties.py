@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.sizes import ceil_div
+from eventlm.kernels.gpu.tuned import ceil_div
 
 _BLOCK = 256
 

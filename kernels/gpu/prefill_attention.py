@@ -19,8 +19,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
-from eventlm.kernels.gpu.sizes import next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 
 def tile_queries(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> int:
@@ -35,7 +34,7 @@ def tile_queries(num_heads: int, num_kv_heads: int, head_dim: int, cache_dtype: 
 
 
 def make_tiles(starts: Sequence[int], counts: Sequence[int], block_m: int) -> np.ndarray:
-    """Cut rows of `counts` new tokens behind `starts` old ones into tiles of `block_m` queries of `tile_queries`.
+    """Cut rows of `counts` new tokens after `starts` old ones into tiles of `block_m` queries of `tile_queries`.
 
     Returns int32 [N, 2], (row, first query within the row), those with most to read first: the last programs to run
     are short.

@@ -9,15 +9,11 @@ Shapes: T tokens, H query heads, K key-value heads, N = (H + 2 * K) * D, D head_
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.rms_norm import rms_norm_reference
-from eventlm.kernels.gpu.sizes import ceil_div, next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
-from eventlm.kernels.kv_quantization import SCALE_BYTES, quantize
+from eventlm.kernels.gpu.tuned import ceil_div, next_power_of_2, tuned
 
 
 def qkv_store(
@@ -60,45 +56,6 @@ def qkv_store(
         KV_BLOCK=kv_block,
         num_warps=config["num_warps"],
     )
-
-
-def qkv_store_reference(
-    qkv_TN: Tensor,
-    positions_T: Tensor,
-    cache_slots_T: Tensor,
-    cos_PD2: Tensor,
-    sin_PD2: Tensor,
-    q_weight_D: Tensor | None,
-    k_weight_D: Tensor | None,
-    eps: float,
-    kv_cache: Tensor,
-    kv_scales: Tensor | None,
-    num_heads: int,
-) -> None:
-    """The same in torch."""
-    rows = (cache_slots_T >= 0).nonzero()[:, 0]
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
-    heads = qkv_TN[rows].unflatten(1, (-1, head_dim))
-    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_weight_D is not None:
-        q = rms_norm_reference(q, q_weight_D, eps)
-    if k_weight_D is not None:
-        k = rms_norm_reference(k, k_weight_D, eps)
-    cos, sin = cos_PD2[positions_T[rows]].unsqueeze(1), sin_PD2[positions_T[rows]].unsqueeze(1)
-    qkv_TN[rows, : num_heads * head_dim] = _rotated_reference(q, cos, sin).flatten(1)
-    blocks, places = cache_slots_T[rows] // block_size, cache_slots_T[rows] % block_size
-    for part, new in enumerate((_rotated_reference(k, cos, sin), v)):
-        if kv_scales is None:
-            kv_cache[part, blocks, :, places] = new
-            continue
-        elements, scales = quantize(new, torch.uint8).split((head_dim, SCALE_BYTES), dim=-1)
-        kv_cache.view(torch.uint8)[part, blocks, :, places] = elements
-        kv_scales[part, blocks, :, places] = scales.contiguous().view(torch.float32)[..., 0]
-
-
-def _rotated_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Root mean square layer norm (Zhang and Sennrich, 2019) on a GPU, alone and behind an addition to the residual stream.
+"""Root mean square layer norm (Zhang and Sennrich, 2019) on a GPU, alone and after an addition to the residual stream.
 
 Computed in float32 and rounded where transformers' LlamaRMSNorm rounds: the sum of the stream, the normalized numbers,
 and their product with the weight. Shapes: T tokens, H hidden size, which may be any.
@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.sizes import next_power_of_2
-from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
@@ -37,19 +36,6 @@ def add_rms_norm(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
     _add_rms_norm_kernel[(num_tokens,)](
         x_TH, residual_TH, weight_H, eps, x_TH.stride(0), residual_TH.stride(0), hidden_size, **_config(hidden_size)
     )
-
-
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The same in torch, over the last dimension of any x."""
-    wide = x.float()
-    normalized = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return normalized.to(x.dtype) * weight
-
-
-def add_rms_norm_reference(x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float) -> None:
-    """The same in torch."""
-    residual_TH += x_TH
-    x_TH.copy_(rms_norm_reference(residual_TH, weight_H, eps))
 
 
 def _config(hidden_size: int) -> dict[str, int]:

@@ -29,8 +29,8 @@ def built_in_cost_models() -> list[str]:
 def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> LinearCost | RooflineCost:
     """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run: see `fit_trace`.
 
-    `on_progress` gets bytes of the run read, and of how many. Raises UsageError that names the file and the key, or
-    what there is; and what LogReader raises.
+    `on_progress` gets the bytes of the run read, and their total. Raises UsageError that names the file and the key, or
+    lists the built-in names; and what LogReader raises.
     """
     names = built_in_cost_models()
     if text in names:
@@ -45,15 +45,15 @@ def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> Line
 
 
 def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> FittedCost:
-    """Fit to the steps of a trace or run folder, for workloads that came at other times than the run's own.
+    """Fit to the steps of a trace or run folder, for workloads with other arrival times than the run.
 
-    `on_progress` gets bytes read, and of how many. Raises UsageError, and what LogReader raises.
+    `on_progress` gets the bytes read, and their total. Raises UsageError, and what LogReader raises.
     """
     collector = StepCollector()
     with LogReader(path) as log:
         log.fold(collector.apply, on_progress=on_progress)
     if not collector.steps:
-        raise UsageError(f"{path}: no step was completed in it: there is nothing to fit a cost model to")
+        raise UsageError(f"{path}: it has no completed step to fit a cost model to")
     return fit_cost(collector.steps, follows_run=False)
 
 

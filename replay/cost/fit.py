@@ -1,14 +1,14 @@
 """Fits a cost model to the steps of a recorded run.
 
-The durations are a linear function of the shape with coefficients that are not negative. Their squared errors are
-weighted by one over the prediction, as of a quantity whose variance grows with its mean (quasi-Poisson regression with
-the identity link): then the predicted durations of the run add up to the recorded ones, and queues feel sums, not
-medians. Directions that the steps do not tell apart stay where the predictor's defaults, made as fast as the run, have
-them.
+Durations are a linear function of the shape with non-negative coefficients. Squared errors are weighted by one over the
+prediction (quasi-Poisson regression with the identity link). So the predicted durations of a run add up to the recorded
+ones; queueing depends on sums, not on medians. Directions that the steps do not determine keep the ratio of the
+predictor's default coefficients, scaled to the run.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,36 +27,38 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 #: The coefficients of `LinearCost` in the order of the features' columns.
-COEFFICIENTS = ("base_ps", "first_chunk_ps", "prefill_ps", "decode_ps", "context_ps", "chunk_context_ps")
+COEFFICIENTS = ("base_ps", "prefill_ps", "decode_ps", "context_ps", "chunk_context_ps", "first_chunk_ps")
 #: With fewer steps the coefficients are guesses.
 MIN_STEPS = 20
 NUM_FOLDS = 5
-#: A completion that took so many times as long as half of them was held up by something else.
+#: Steps that stay together in a resample of the run, because neighbours share the speed of the machine.
+BLOCK_STEPS = 20
+#: A completion is late, held up by something else, if it took this many times the median.
 LATE_REPORTS = 3
 MAX_STALLS = 4096
-#: Values that stand for the distribution of the ratios.
+#: Values that represent the distribution of the ratios.
 MAX_RATIOS = 256
-#: Lengths, in mean steps, of the stretches of the run in which the machine has one speed, longest first; the one that
-#: predicts held-out steps best is taken.
+#: Lengths, in mean steps, of the periods in which the machine has a constant speed, longest first. The one that
+#: predicts held-out steps best is used.
 WINDOW_STEPS = (160, 80, 40, 20, 10, 5)
-#: So many mean steps of mean speed are added to what the machine did in a stretch.
+#: Mean steps of mean speed that are added to each period as a prior.
 WINDOW_PRIOR_STEPS = 0.5
 MAX_WINDOWS = 4096
-#: How much a default counts, in recorded steps whose time it would decide alone; more where there are few of them.
+#: Weight of a default coefficient, in recorded steps whose time it would decide alone; larger if there are few steps.
 _PRIOR_WEIGHT = 0.01
 _PRIOR_WEIGHT_OF_FEW = 0.3
 _NUM_ROUNDS = 8
 
 
 class FitReport(Struct, frozen=True, kw_only=True):
-    """How well a fit predicts steps that it has not seen, in fractions of a step's duration.
+    """Cross-validation errors, as fractions of a step's duration.
 
-    Each fifth of the run in time is predicted by a fit on the others, without what is known of the time: neighbours
-    share the machine's mood. mean, median, p95: absolute relative errors. sum_bias: of the sum of all durations,
-    positive where too long is predicted. fold_bias: how far, in the mean, the sum of a fifth is off. mean_near: mean
-    where every fifth step is held out and the slowness of its stretch is known from the others in it. Where it is far
-    below `mean`, it is the machine that was uneven, not the shapes.
-    num_left_out: first steps of workers. notes: what to know before trusting it.
+    Each fifth of the run in time is predicted by a fit to the others, by shape alone, because neighbouring steps share
+    the speed of the machine. mean, median, p95: absolute relative errors. sum_bias: of the sum of all durations,
+    positive if too long. fold_bias: mean absolute error of the sum of a fifth. mean_near: mean error if every fifth
+    step is held out and the slowness of its period is taken from the others. If it is far below `mean`, the speed of
+    the machine varied.
+    num_left_out: first steps of workers. notes: reasons for caution.
     """
 
     num_steps: int
@@ -71,18 +73,19 @@ class FitReport(Struct, frozen=True, kw_only=True):
 
 
 class FittedCost(NamedTuple):
-    """A cost model and how good it is."""
+    """A cost model and its quality. draws: the model itself, then models fitted to resamples of the run."""
 
     model: LinearCost
     report: FitReport
+    draws: list[LinearCost]
 
 
 class _Windows(NamedTuple):
-    """Stretches of the time axis, and in which of them each step begins: [steps]."""
+    """Equal periods of the time axis, and the period in which each step begins: [steps]."""
 
     start_ns: int
     width_ns: int
-    places: Integers
+    of_step: Integers
 
     @classmethod
     def over(cls, steps: Sequence[RecordedStep], num_mean_steps: int) -> _Windows:
@@ -95,56 +98,81 @@ class _Windows(NamedTuple):
         return cls(first_ns, width_ns, (starts_ns - first_ns) // width_ns)
 
 
-def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, seed: int = 0) -> FittedCost:
-    """Fit coefficients, overheads and what the shape does not explain.
+def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_draws: int = 1) -> FittedCost:
+    """Fit coefficients, overheads and residuals.
 
-    follows_run: the steps will be asked for on the run's own time axis, so each takes longer or shorter as the run's
-    own around that time did, and what held the engine up then does so again (`Overheads.stalls`). On a machine that
-    others use too this is most of what a shape leaves unexplained. It says what another policy would have met on that
-    machine in those minutes. It does not hold where the load comes at other times (arrivals sped up, a closed loop,
-    another workload), nor where it is the policy that slows the machine down; and since a stretch is as slow as its
-    few steps were, a repetition under the same policy is nearer to the run than a prediction can be. Steps draw no
-    ratios beside it: recorded runs come out nearer without.
+    follows_run: the model will be used on the run's own time axis. Each step is then as slow or fast as the run's steps
+    around that time, and delays of the engine occur again (`Overheads.stalls`). On a shared machine this explains most
+    of what the shape does not. It answers what another policy would have met on that machine in those minutes. It is
+    wrong if the load comes at other times (arrivals sped up, a closed loop, another workload) or if the policy itself
+    slows the machine down. Because a period is exactly as slow as its few steps were, a repetition under the same
+    policy comes closer to the run than a prediction can. Steps then draw no ratios; recorded runs are reproduced more
+    closely without.
 
-    Without it, each step draws from the recorded ratios of duration to prediction: independently, so slow minutes do
-    not exist.
+    Otherwise each step draws independently from the recorded ratios of duration to prediction, so there are no slow
+    minutes.
 
-    The first step of each worker is left out if there are others: it pays for memory. Raises UsageError if there is
-    no step.
+    num_draws: how many models to return. All but the first are fitted to a resample of the run (a block bootstrap) and
+    draw the ratios that their own prediction leaves. Simulations with them differ by what the run does not determine:
+    how durations depend on the shape, and chance in the schedule.
+
+    The first step of each worker is left out if there are others, because it allocates memory. Raises UsageError if
+    there is no step.
     """
     if not steps:
-        raise UsageError("no step was completed: there is nothing to fit a cost model on")
-    import numpy as np  # not at the top: commands that fit nothing need not wait for it
+        raise UsageError("no step was completed: there is nothing to fit a cost model to")
+    import numpy as np  # not at the top: it is slow to import
 
     used = _without_first(steps)
     features = _features(used)
     durations = np.array([max(step.end_ns - step.start_ns, 1) for step in used], dtype=float) * 1000
-    coefficients = _solve(features, durations)
-    predicted = features @ coefficients
     windows, mean_near = _best_windows(used, features, durations)
-    named = dict(zip(COEFFICIENTS, _integers(coefficients), strict=True))
-    model = structs.replace(
-        LinearCost(base_ps=0), seed=seed, overheads=measure_overheads(steps, follows_run=follows_run), **named
-    )
-    if not follows_run:
-        model = structs.replace(model, ratios_ppm=_ratios(durations, predicted))
-    elif windows is not None:
-        slowness = _slowness(windows.places, durations, predicted)
-        model = structs.replace(
-            model,
-            slowness_ppm=[round(float(value) * MILLION) for value in slowness],
-            slowness_start_ns=windows.start_ns,
-            slowness_window_ns=windows.width_ns,
-        )
+
+    def model_of(draw: int) -> LinearCost:
+        """The model of the run, or of a resample that keeps the slowness of each period."""
+        rows = _resample(len(used), draw)
+        sample = [used[row] for row in rows] if draw else steps
+        overheads = measure_overheads(sample, follows_run=follows_run and not draw)
+        coefficients = _solve(features[rows], durations[rows])
+        predicted = features @ coefficients
+        named = {name: max(round(float(value)), 0) for name, value in zip(COEFFICIENTS, coefficients, strict=True)}
+        model = structs.replace(LinearCost(base_ps=0), seed=draw, overheads=overheads, **named)
+        if follows_run and windows is not None:
+            slowness = _slowness(windows.of_step, durations, predicted)
+            predicted = predicted * slowness[windows.of_step]
+            model = structs.replace(
+                model,
+                slowness_ppm=[round(float(value) * MILLION) for value in slowness],
+                slowness_start_ns=windows.start_ns,
+                slowness_window_ns=windows.width_ns,
+            )
+        has_ratios = draw > 0 or not follows_run
+        return structs.replace(model, ratios_ppm=_ratios(durations, predicted)) if has_ratios else model
+
+    draws = [model_of(draw) for draw in range(num_draws)]
     report = _report(features, durations, num_left_out=len(steps) - len(used))
-    notes = [*report.notes, *_overhead_notes(steps)]
-    return FittedCost(model, structs.replace(report, mean_near=mean_near, notes=notes))
+    notes = list(report.notes)
+    if not _gaps(steps)[1]:
+        # All steps are long. An alternative may still launch one while another runs.
+        notes.append("no step was launched while another ran: the time between two in a row is assumed to be 0")
+    return FittedCost(draws[0], structs.replace(report, mean_near=mean_near, notes=notes), draws)
+
+
+def _resample(count: int, draw: int) -> Integers:
+    """Indices of steps: all of them for draw 0, else periods of the run drawn with replacement."""
+    import numpy as np
+
+    indices = np.arange(count)
+    if not draw:
+        return indices
+    blocks = np.array_split(indices, max(count // BLOCK_STEPS, min(count, NUM_FOLDS)))
+    return np.concatenate(random.Random(f"{draw}").choices(blocks, k=len(blocks)))
 
 
 def measure_overheads(steps: Sequence[RecordedStep], *, follows_run: bool = False) -> Overheads:
-    """Means, so that their sums are right. Dispatch: of launches to a worker that was idle; between: of those that
-    were there before the step before had ended, 0 if there are none; report: of all, or with `follows_run` of those
-    that were not late, which make stalls.
+    """Means, so that their sums are right. Dispatch: of launches to an idle worker; between: of launches while the step
+    before was running, 0 if there are none; report: of all, or with `follows_run` of those that were not late. Late
+    ones become stalls.
     """
     dispatch, between = _gaps(steps)
     report = [step.completed_ns - step.end_ns for step in steps]
@@ -159,8 +187,8 @@ def measure_overheads(steps: Sequence[RecordedStep], *, follows_run: bool = Fals
 
 
 def _gaps(steps: Sequence[RecordedStep]) -> tuple[list[int], list[int]]:
-    """Before each step but a worker's first: from its launch where the worker was idle, and from the end of the step
-    before where it was not.
+    """For each step whose predecessor in the same worker comes before it: the time from its launch if the worker was
+    idle, else from the end of the predecessor.
     """
     last: dict[tuple[int, int], RecordedStep] = {}
     dispatch: list[int] = []
@@ -168,7 +196,7 @@ def _gaps(steps: Sequence[RecordedStep]) -> tuple[list[int], list[int]]:
     for step in steps:
         before = last.get((step.replica, step.epoch))
         last[step.replica, step.epoch] = step
-        if before is None:
+        if before is None or step.step != before.step + 1:
             continue
         if step.launched_ns >= before.end_ns:
             dispatch.append(step.start_ns - step.launched_ns)
@@ -177,15 +205,8 @@ def _gaps(steps: Sequence[RecordedStep]) -> tuple[list[int], list[int]]:
     return dispatch, between
 
 
-def _overhead_notes(steps: Sequence[RecordedStep]) -> list[str]:
-    """A run whose steps are all long plans none behind another, and an alternative to it may."""
-    if _gaps(steps)[1]:
-        return []
-    return ["no step was launched while another ran: the time between two in a row is not known, and taken to be 0"]
-
-
 def _stalls(steps: Sequence[RecordedStep], late_ns: int) -> list[tuple[int, int]]:
-    """From the ends of steps whose completions were applied late until they were."""
+    """From the end of each step whose completion was applied late, until it was."""
     late = [step for step in steps if step.completed_ns - step.end_ns > late_ns]
     late.sort(key=lambda step: step.end_ns - step.completed_ns)
     found: list[tuple[int, int]] = []
@@ -215,10 +236,10 @@ def _features(steps: Sequence[RecordedStep]) -> Floats:
     """[steps, 6], in the order of COEFFICIENTS."""
     import numpy as np
 
-    rows = []
-    for step in steps:
-        prefill_tokens, num_decodes, context_tokens, chunk_context, num_chunks = step.shape
-        rows.append((1, num_chunks > 0, prefill_tokens, num_decodes, context_tokens, chunk_context))
+    rows = [
+        (1, s.prefill_tokens, s.num_decodes, s.context_tokens, s.chunk_context, s.num_chunks > 0)
+        for s in (step.shape for step in steps)
+    ]
     return np.array(rows, dtype=float)
 
 
@@ -226,12 +247,11 @@ def _defaults() -> Floats:
     """The predictor's, with a first chunk at a quarter of a step."""
     import numpy as np
 
-    base, *others = DEFAULT_COEFFICIENTS
-    return np.array([base, base / 4, *others])
+    return np.array([*DEFAULT_COEFFICIENTS, DEFAULT_COEFFICIENTS[0] / 4])
 
 
 def _solve(features: Floats, durations: Floats) -> Floats:
-    """Coefficients that are not negative: by weights from the prediction before, the most negative one left out first.
+    """Non-negative coefficients by iteratively reweighted least squares.
 
     In units of the defaults, so that the columns are of comparable size.
     """
@@ -246,13 +266,13 @@ def _solve(features: Floats, durations: Floats) -> Floats:
         weights = 1 / np.sqrt(predicted * predicted.mean())
         found = _non_negative(scaled * weights[:, None], durations * weights)
         predicted = np.maximum(scaled @ found, 1e-3 * durations.mean())
-    # The defaults' little weight has bent the sum a little.
+    # The prior has changed the sum slightly.
     scale = float(durations.sum() / (scaled @ found).sum())
     return np.asarray(defaults * found * scale)
 
 
 def _non_negative(rows: Floats, wanted: Floats) -> Floats:
-    """Least squares of `rows @ x = wanted`, drawn to x = 1 where nothing else is known."""
+    """Least squares of `rows @ x = wanted` with a weak prior of x = 1. The most negative x is set to 0 first."""
     import numpy as np
 
     count = rows.shape[1]
@@ -269,12 +289,8 @@ def _non_negative(rows: Floats, wanted: Floats) -> Floats:
     return found
 
 
-def _integers(coefficients: Floats) -> list[int]:
-    return [max(round(float(value)), 0) for value in coefficients]
-
-
 def _slowness(windows: Integers, durations: Floats, predicted: Floats) -> Floats:
-    """[windows], how much longer than predicted the steps of each took."""
+    """[windows], the ratio of measured to predicted time in each."""
     import numpy as np
 
     prior = WINDOW_PRIOR_STEPS * durations.mean()
@@ -282,10 +298,10 @@ def _slowness(windows: Integers, durations: Floats, predicted: Floats) -> Floats
 
 
 def _ratios(durations: Floats, predicted: Floats) -> list[int]:
-    """Quantiles of the ratios in ppm, each step counted by its predicted time; their mean is a million.
+    """Quantiles of the ratios in ppm, each step weighted by its predicted time; their mean is a million.
 
-    A stall of some milliseconds makes a ratio of ten in a step that takes two. Counted by steps, such ratios would be
-    drawn for long steps too, and take many times the stall; counted by time they stand for what they cost.
+    A stall of some milliseconds makes a ratio of ten in a step that takes two. Unweighted, such ratios would be drawn
+    for long steps too and cost many times the stall.
     """
     import numpy as np
 
@@ -300,9 +316,9 @@ def _ratios(durations: Floats, predicted: Floats) -> list[int]:
 
 
 def _best_windows(steps: Sequence[RecordedStep], features: Floats, durations: Floats) -> tuple[_Windows | None, float]:
-    """The windows whose slowness, known from four steps of five, predicts the fifth best, and the mean error then.
+    """The windows whose slowness, taken from four steps of five, predicts the fifth best, and the mean error.
 
-    None if the machine's speed did not change so that it would help.
+    None if constant speed predicts better.
     """
     import numpy as np
 
@@ -311,19 +327,19 @@ def _best_windows(steps: Sequence[RecordedStep], features: Floats, durations: Fl
     folds = np.arange(len(steps)) % NUM_FOLDS
     predicted = [features @ _solve(features[folds != fold], durations[folds != fold]) for fold in range(NUM_FOLDS)]
 
-    def mean_error(places: Integers) -> float:
+    def mean_error(index: Integers) -> float:
         errors = []
         for fold, of_all in enumerate(predicted):
             held = folds == fold
             known = np.where(held, 0.0, 1.0)
-            slowness = _slowness(places, durations * known, of_all * known)
-            errors.append(np.abs(of_all[held] * slowness[places[held]] / durations[held] - 1))
+            slowness = _slowness(index, durations * known, of_all * known)
+            errors.append(np.abs(of_all[held] * slowness[index[held]] / durations[held] - 1))
         return float(np.concatenate(errors).mean())
 
     best, least = None, mean_error(np.zeros(len(steps), dtype=np.int64))
     for num_mean_steps in WINDOW_STEPS:
         windows = _Windows.over(steps, num_mean_steps)
-        error = mean_error(windows.places)
+        error = mean_error(windows.of_step)
         if error < least:
             best, least = windows, error
     return best, least
@@ -335,9 +351,9 @@ def _report(features: Floats, durations: Floats, *, num_left_out: int) -> FitRep
     count = len(durations)
     notes = []
     if count < MIN_STEPS:
-        notes.append(f"only {count} steps: how their durations depend on the shape is a guess, their sum is not")
+        notes.append(f"only {count} steps: how durations depend on the shape is a guess, their sum is not")
     elif (features == features[0]).all():
-        notes.append("all steps have one shape: how durations depend on it is a guess")
+        notes.append("all steps have the same shape: how durations depend on it is a guess")
     if count < NUM_FOLDS:
         return FitReport(num_steps=count, num_left_out=num_left_out, notes=notes)
     folds = np.arange(count) * NUM_FOLDS // count

@@ -1,43 +1,32 @@
-"""What a step costs in the place of a worker: a simulator's only source of time.
+"""Cost models: how long a simulated worker takes for a step.
 
-A cost model is a small struct that a TOML file can hold. It gets the shape of a step and says how long a worker takes
-for it; beside it stand the times around a step: how long a launch takes to reach an idle worker, how long a worker
-needs between two steps that wait for it, and how long its answer takes to be applied.
+A cost model is a small struct that a TOML file can hold. It gives the duration of a step from its shape, and the
+overheads around steps.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct, structs
 
+from eventlm.core.predictor import NotNegative, Predictor, StepShape
 from eventlm.events import Launched
 
 MILLION = 1_000_000
 Positive = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[int, Meta(ge=0)]
 _MASK = (1 << 64) - 1
-#: Behind all times.
+#: Later than all times.
 MAX_NS = 1 << 62
-
-
-class StepShape(NamedTuple):
-    """What a step computes, in tokens and sequences: the features of `eventlm.core.predictor`, and its chunks."""
-
-    prefill_tokens: int
-    num_decodes: int
-    context_tokens: int
-    chunk_context: int
-    num_chunks: int
 
 
 class Overheads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times around a step in ns. dispatch: from the launch to the start in an idle worker; between: from the end of a
-    step to the start of one that was there already; report: from the end to the completion's being applied.
+    step to the start of one that was already queued; report: from the end until the completion is applied.
 
-    stalls: (from, to), stretches of the run's time axis in which completions were late, in order and apart: one that
-    is due in a stretch is applied at its end. Meanwhile a worker may run out of work, which no mean shows.
+    stalls: (from, to), disjoint periods of the run in order in which completions were late: one that is due in such a
+    period is applied at its end. A worker may run out of work in the meantime, which no mean would show.
     """
 
     dispatch_ns: NotNegative = 0
@@ -46,13 +35,13 @@ class Overheads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stalls: list[tuple[int, int]] = []
 
     def completed_ns(self, end_ns: int) -> int:
-        """When the completion of a step is applied that ended at `end_ns`."""
+        """When the completion of a step that ended at `end_ns` is applied."""
         due_ns = end_ns + self.report_ns
         stalls = self.stalls
         if stalls:
-            place = bisect_right(stalls, (due_ns, MAX_NS)) - 1
-            if place >= 0:
-                due_ns = max(due_ns, stalls[place][1])
+            index = bisect_right(stalls, (due_ns, MAX_NS)) - 1
+            if index >= 0:
+                due_ns = max(due_ns, stalls[index][1])
         return due_ns
 
 
@@ -65,26 +54,18 @@ class CostModel(Protocol):
         ...
 
     def step_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> int:
-        """How long a worker takes for a step of this shape that begins at `start_ns` of the run; at least 1. `replica`
-        and `step` are its name.
-        """
+        """Duration of step number `step` of a replica if it begins at `start_ns` of the run; at least 1."""
         ...
 
 
-class LinearCost(Struct, frozen=True, kw_only=True, tag="linear", forbid_unknown_fields=True):
-    """Picoseconds for a step, a prefill token, a decode, a context token and a token pair, as the predictor has them;
-    and for the first chunk of a step, whatever its length.
+class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unknown_fields=True):
+    """The predictor's linear model, `first_chunk_ps` for the first chunk of a step whatever its length, and noise.
 
-    ratios_ppm: how much longer than that measured steps took, each value as likely as another. A step draws one by a
-    hash of (seed, replica, step). slowness_ppm: the same for stretches of the run, each `slowness_window_ns` long, the
-    first from `slowness_start_ns` on; outside there is none. Both are in parts per million; empty: none.
+    ratios_ppm: measured over predicted durations, all equally likely. A step draws one by a hash of (seed, replica,
+    step). slowness_ppm: the same ratio for periods of the run of `slowness_window_ns` each, beginning at
+    `slowness_start_ns`; none outside. Both are in parts per million; empty: none.
     """
 
-    base_ps: NotNegative
-    prefill_ps: NotNegative = 0
-    decode_ps: NotNegative = 0
-    context_ps: NotNegative = 0
-    chunk_context_ps: NotNegative = 0
     first_chunk_ps: NotNegative = 0
     ratios_ppm: list[Positive] = []
     seed: int = 0
@@ -94,20 +75,13 @@ class LinearCost(Struct, frozen=True, kw_only=True, tag="linear", forbid_unknown
     overheads: Overheads = Overheads()
 
     def without_noise(self) -> LinearCost:
-        """What the shape alone says."""
+        """Durations by the shape alone."""
         return structs.replace(self, ratios_ppm=[], slowness_ppm=[])
 
     def step_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> int:
-        """A linear function of the shape, times what is drawn for the step and known of the time."""
-        prefill_tokens, num_decodes, context_tokens, chunk_context, num_chunks = shape
-        picoseconds = (
-            self.base_ps
-            + self.prefill_ps * prefill_tokens
-            + self.decode_ps * num_decodes
-            + self.context_ps * context_tokens
-            + self.chunk_context_ps * chunk_context
-        )
-        if num_chunks:
+        """A linear function of the shape, times the ratio drawn for the step and the slowness of its period."""
+        picoseconds = self.step_ps(shape)
+        if shape.num_chunks:
             picoseconds += self.first_chunk_ps
         ratios = self.ratios_ppm
         if ratios:
@@ -130,13 +104,10 @@ def draw(seed: int, replica: int, step: int) -> int:
 
 def shape_of(launched: Launched) -> StepShape:
     """The shape of a launch whose decodes take one token each."""
-    context_tokens = chunk_context = 0
+    context_tokens = 0
     for _, _, confirmed, in_flight in launched.decodes:
         context_tokens += confirmed + in_flight
+    shape = StepShape(num_decodes=len(launched.decodes), context_tokens=context_tokens)
     for _, _, start, num_tokens, _ in launched.chunks:
-        context_tokens += start + num_tokens
-        chunk_context += num_tokens * (start + num_tokens // 2)
-    num_decodes = len(launched.decodes)
-    return StepShape(
-        launched.num_tokens - num_decodes, num_decodes, context_tokens, chunk_context, len(launched.chunks)
-    )
+        shape.add_chunk(start, num_tokens)
+    return shape

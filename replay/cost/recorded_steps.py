@@ -1,16 +1,19 @@
-"""The steps of a recorded run, each with its shape and times: what a cost model is fitted on."""
+"""The steps of a recorded run, each with its shape and times: what a cost model is fitted to."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
 from typing import NamedTuple
 
+from eventlm.core.predictor import StepShape
 from eventlm.events import Event, Launched, StepCompleted
-from eventlm.replay.cost.model import StepShape, shape_of
+from eventlm.replay.cost.model import shape_of
 
 
 class RecordedStep(NamedTuple):
-    """A completed step. Its launch was decided at `launched_ns`, its worker took it from `start_ns` to `end_ns`, its
-    completion was applied at `completed_ns` as event `s`.
+    """A completed step: launched at `launched_ns`, computed from `start_ns` to `end_ns`. Its completion was applied at
+    `completed_ns` as event `s`.
     """
 
     replica: int
@@ -25,14 +28,14 @@ class RecordedStep(NamedTuple):
 
 
 class StepCollector:
-    """Takes the events of a log in their order. Completions whose launch was not seen are passed over."""
+    """Takes the events of a log in order. Ignores completions whose launch is not in it."""
 
     def __init__(self) -> None:
         self.steps: list[RecordedStep] = []
         self._launches: dict[int, Launched] = {}
 
     def apply(self, event: Event) -> None:
-        """Note a launch, or what became of it."""
+        """Take the next event."""
         if isinstance(event, Launched):
             self._launches[event.s] = event
         elif isinstance(event, StepCompleted):
@@ -51,3 +54,29 @@ class StepCollector:
                         s=event.s,
                     )
                 )
+
+
+class RecordedShapes:
+    """Step shapes that a run has covered; beyond them a fitted cost model extrapolates.
+
+    A shape is inside if a recorded step has prefill tokens, decodes and context tokens within one power of two of it,
+    and prefill tokens and decodes exactly where it has.
+    """
+
+    def __init__(self, shapes: Iterable[StepShape]) -> None:
+        self._bins: set[tuple[int, ...]] = set()
+        for lengths in {_bin(shape): None for shape in shapes}:
+            self._bins.update(product(*map(_neighbours, lengths)))
+
+    def is_inside(self, shape: StepShape) -> bool:
+        """Whether the run has similar steps."""
+        return _bin(shape) in self._bins
+
+
+def _bin(shape: StepShape) -> tuple[int, int, int]:
+    return shape.prefill_tokens.bit_length(), shape.num_decodes.bit_length(), shape.context_tokens.bit_length()
+
+
+def _neighbours(length: int) -> tuple[int, ...]:
+    """Zero is similar to zero only."""
+    return (max(length - 1, 1), length, length + 1) if length else (0,)

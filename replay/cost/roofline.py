@@ -1,15 +1,15 @@
-"""What a step costs on a GPU that nobody has here: from data sheets, a model's dimensions and assumed efficiencies.
+"""Step times on any GPU, from its data sheet, the model's dimensions and assumed efficiencies.
 
 A step has three parts, one after the other:
 
-* weights: the matrix products, which take as long as their arithmetic (tokens x weights) and as reading the weights.
-  The roofline's ridge is round in measurements, so the two are added as squares under a root, not by a maximum: at 128
-  tokens on an A100 the maximum is 27 % below Vidur's profile of Llama-3-8B, the root 2 %.
+* weights: the matrix products, limited by their arithmetic (tokens x weights) and by reading the weights. The
+  roofline's ridge is round in measurements, so the two are combined as the root of their squares, not by a maximum: at
+  128 tokens on an A100 the maximum is 27 % below Vidur's profile of Llama-3-8B, the root 2 %.
 * the output head, likewise, over the rows that sample.
 * attention: arithmetic of the chunks' token pairs, and reading the keys and values of all context.
 
-To them come a fixed time and, on several GPUs, two all-reduces a layer. Everything is integers, so that a duration is
-the same on every machine.
+A fixed time is added and, on several GPUs, two all-reduces a layer. All arithmetic is in integers, so durations are the
+same on every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from eventlm.replay.cost.model import MILLION, NotNegative, Overheads, Positive, StepShape
+from eventlm.core.predictor import NotNegative, StepShape
+from eventlm.replay.cost.model import MILLION, Overheads, Positive
 
 #: A part of a peak, in ppm.
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -30,8 +31,8 @@ _PS_PER_SECOND = 10**12
 class Accelerator(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU's peaks by its data sheet, and how many of them hold the model (tensor parallel).
 
-    flops_per_s: dense, in the type of the weights. memory_bytes: of one GPU, 0: not said. all_reduce: between these
-    GPUs, the time of a small one and what is added for its bytes.
+    flops_per_s: dense, in the type of the weights. memory_bytes: of one GPU; 0: unknown. all_reduce: between these
+    GPUs, the latency of a small one and the bandwidth.
     """
 
     name: str
@@ -44,11 +45,11 @@ class Accelerator(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         if self.num_gpus > 1 and not self.all_reduce_bytes_per_s:
-            raise ValueError("all_reduce_bytes_per_s is missing, which several GPUs need")
+            raise ValueError("all_reduce_bytes_per_s is missing; it is needed for several GPUs")
 
 
 class Dimensions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder with gated feed-forward layers, by the names of its config.json."""
+    """A decoder with gated feed-forward layers; names as in its config.json."""
 
     name: str
     num_hidden_layers: Positive
@@ -69,7 +70,7 @@ class Dimensions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of the peaks is reached, in ppm, and the time of a step that depends on nothing."""
+    """Achieved parts of the peaks in ppm, and the constant time of a step."""
 
     compute_ppm: Share
     memory_ppm: Share
@@ -88,21 +89,21 @@ class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unk
 
     @cached_property
     def rates(self) -> Rates:
-        """What follows from the fields, in picoseconds a unit."""
+        """Derived from the fields, in picoseconds a unit."""
         return _rates(self.machine, self.model, self.efficiency)
 
     def step_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> int:
         """The parts of the step, one after the other. A chunk counts as a row that samples."""
         rates = self.rates
-        prefill_tokens, num_decodes, context_tokens, chunk_context, num_chunks = shape
-        num_tokens = prefill_tokens + num_decodes
-        compute_ps, head_ps = rates.token_ps * num_tokens, rates.head_row_ps * (num_decodes + num_chunks)
+        num_tokens = shape.prefill_tokens + shape.num_decodes
+        compute_ps = rates.token_ps * num_tokens
+        head_ps = rates.head_row_ps * (shape.num_decodes + shape.num_chunks)
         picoseconds = (
             rates.fixed_ps
             + isqrt(compute_ps * compute_ps + rates.weights_ps_squared)
             + isqrt(head_ps * head_ps + rates.head_ps_squared)
-            + rates.context_ps * context_tokens
-            + rates.pair_ps * chunk_context
+            + rates.context_ps * shape.context_tokens
+            + rates.pair_ps * shape.chunk_context
             + rates.all_reduce_token_ps * num_tokens
         )
         return max(picoseconds // 1000, 1)
@@ -135,7 +136,7 @@ def _rates(machine: Accelerator, model: Dimensions, efficiency: Efficiency) -> R
 
     head_weights = model.vocab_size * model.hidden_size
     cache_values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
-    # Scores and their sum over the values: twice the query's width for each token that it sees.
+    # Scores and the weighted sum of values: twice the query's width for each token in its context.
     pair_weights = 2 * model.num_hidden_layers * model.num_attention_heads * model.head_dim
     num_reduces = 2 * model.num_hidden_layers if machine.num_gpus > 1 else 0
     reduced_bytes = num_reduces * model.hidden_size * model.bytes_per_weight

@@ -1,8 +1,8 @@
-"""Decisions of two runs in a form in which they can be compared: requests by their pair, without positions and times.
+"""Decisions in a form that is comparable between runs: requests by their pair, without positions and times.
 
-Each decision belongs to a stream, in which order means something: the launches, completions and preemptions of a
-replica, and what is decided of a request. Between streams it does not: whether a request was admitted shortly before or
-after a launch that it has no part in depends on when it came.
+Each decision belongs to a stream in which the order counts: the launches, completions or preemptions of a replica, or
+the decisions about a request. The order between streams does not count: whether a request was admitted shortly before
+or after a launch without it depends on its arrival.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from eventlm.events import (
     TimerSet,
 )
 
-#: The number of a pair; below 0 that of a request that arrived before the log begins, by the order of mention; of one
-#: that only one run has its seq, as text that says whose it is.
+#: The number of a pair. Negative: a request from before the log begins, by the order of mention. Text: the seq of a
+#: request that only one run has, and which run.
 Name = int | str
 
 
 class Comparable(NamedTuple):
-    """A decision's stream, and what must be the same at the same place of the stream."""
+    """A decision's stream, and the content that must be equal at the same position of the stream."""
 
     stream: Hashable
     content: Hashable
 
 
 class ComparableNames:
-    """What the requests of one run, whose log begins with event `first_s`, are called in both."""
+    """Common names of the requests of one run, whose log begins with event `first_s`."""
 
     def __init__(self, side: str, numbers: Mapping[int, int], first_s: int) -> None:
         self.side = side
@@ -51,7 +51,7 @@ class ComparableNames:
         return self._requests[number]
 
     def of(self, request: int) -> Name:
-        """Its name in both; that of a request that the other run lacks is no name of the other."""
+        """The common name of a request; unique if the other run does not have it."""
         if request < self._first_s:
             return self._earlier.setdefault(request, -1 - len(self._earlier))
         return self._numbers.get(request) or f"{request} of {self.side}"
@@ -62,10 +62,10 @@ class ComparableNames:
 
 
 def comparable(event: Decision, names: ComparableNames) -> Comparable | None:
-    """None for what is decided of a request that only one of the runs has.
+    """None for a decision about a request that only one of the runs has.
 
-    Of blocks only the number counts: which ones are free depends on who gave them back first. Epochs and step numbers
-    are positions.
+    Only the number of blocks counts: which ones are free depends on the order in which they were released. Epochs and
+    step numbers are ignored, as positions are.
     """
     match event:
         case Launched():
@@ -89,7 +89,7 @@ def _launch(event: Launched, names: ComparableNames) -> Hashable:
         tuple((names.of(row[0]), *row[1:]) for row in event.decodes),
         tuple((names.of(row[0]), *row[1:]) for row in event.chunks),
         tuple(event.most),
-        tuple((row, place, len(blocks)) for row, place, blocks in event.blocks),
+        tuple((row, first, len(blocks)) for row, first, blocks in event.blocks),
         tuple((names.of(request), index) for request, index in event.forget),
     )
 

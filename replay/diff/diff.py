@@ -1,8 +1,7 @@
-"""Two runs of one workload beside each other: what they were given, where they first decided otherwise, and what that
-meant for each request.
+"""Compares two runs of one workload: their configurations, the first decision that differs, and each request.
 
-    a, b = read_side("A"), read_side("B")
-    found = diff(a, b)
+a, b = read_side("A"), read_side("B")
+found = diff(a, b)
 """
 
 from __future__ import annotations
@@ -21,27 +20,23 @@ from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.diff.comparable import ComparableNames
 from eventlm.replay.diff.first_difference import FirstDifference, find_first_difference
 from eventlm.replay.diff.pairing import Pairing, pair_requests
-from eventlm.replay.outcome import OutcomeCollector, SequenceOutcome
+from eventlm.replay.outcome import LATENCIES, OutcomeCollector, SequenceOutcome
 from eventlm.types import OnProgress
 
-#: What is compared of each sequence, by the field of its outcome.
-METRICS = {
-    "ttft": "ttft_ns",
-    "tpot": "tpot_ns",
-    "e2e": "e2e_ns",
-    "queue": "queue_ns",
+#: Compared metrics of a sequence, and their fields of `SequenceOutcome`.
+METRICS = LATENCIES | {
     "preemptions": "num_preemptions",
     "cached_tokens": "cached_tokens",
     "output_tokens": "output_tokens",
 }
-#: Fields of a header that differ between any two runs, or say what another says.
+#: Fields of a header that differ between any two runs, or are redundant.
 _OF_EVERY_RUN = frozenset(
     {"s", "ts", "c", "run", "unix_start_ns", "previous_h", "config_hash", "config.record.record", "t", "seeds"}
 )
 
 
 class TraceSide(Struct, frozen=True, kw_only=True):
-    """A run as far as it is compared. `sequences` by (request, index): those that have ended."""
+    """The compared part of a run. `sequences` by (request, index): those that have ended."""
 
     path: str
     header: Header
@@ -53,7 +48,7 @@ class TraceSide(Struct, frozen=True, kw_only=True):
 
 
 class FieldDifference(Struct, frozen=True, kw_only=True):
-    """A field of the headers, such as `core.num_blocks`, with its values; None where a run does not have it."""
+    """A field of the headers, such as `core.num_blocks`, with its values; None if a run does not have it."""
 
     name: str
     a: Any
@@ -69,15 +64,15 @@ class SequenceDelta(Struct, frozen=True, kw_only=True):
     b: SequenceOutcome
 
     def delta(self, metric: str) -> int | None:
-        """B's value of one of METRICS less A's; None unless both have one."""
+        """B's value of one of METRICS minus A's; None unless both have one."""
         before, after = getattr(self.a, METRICS[metric]), getattr(self.b, METRICS[metric])
         return None if before is None or after is None else after - before
 
 
 class MetricDelta(Struct, frozen=True, kw_only=True):
-    """A metric over the sequences that have it in both runs; `delta` is of B's value less A's, sequence by sequence.
+    """A metric over the sequences that have it in both runs; `delta`: B's value minus A's, by sequence.
 
-    num_less, num_more: sequences of which B's value is the smaller one, the larger one.
+    num_less, num_more: sequences whose value is smaller, or larger, in B.
     """
 
     metric: str
@@ -89,8 +84,9 @@ class MetricDelta(Struct, frozen=True, kw_only=True):
 
 
 class TraceDiff(Struct, frozen=True, kw_only=True):
-    """What was found. only_a, only_b: requests without a partner. num_uncompared: sequences of paired requests that did
-    not run to their end in both runs."""
+    """The result. only_a, only_b: requests without a partner. num_uncompared: sequences of paired requests that did not
+    run to their end in both runs.
+    """
 
     a: TraceSide
     b: TraceSide
@@ -105,12 +101,12 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def is_same(self) -> bool:
-        """Whether all requests have a partner and all decisions are alike; times and headers may still differ."""
+        """Whether all requests have a partner and all decisions are equal; times and headers may differ."""
         return not self.only_a and not self.only_b and self.first is None
 
     @property
     def is_identical(self) -> bool:
-        """Whether nothing at all differs of any request either."""
+        """Whether also all metrics of all requests are equal."""
         return self.is_same and not any(sequence.delta(metric) for sequence in self.sequences for metric in METRICS)
 
     def largest(self, metric: str, num_most: int) -> list[SequenceDelta]:
@@ -148,11 +144,11 @@ def read_side(path: Path | str, *, strict: bool = False, on_progress: OnProgress
 def _begins_late(reader: LogReader) -> list[str]:
     if not reader.header.s:
         return []
-    return [f"{reader.path} begins with event {reader.header.s:,}: what came earlier is not kept and not compared"]
+    return [f"{reader.path} begins with event {reader.header.s:,}: earlier events were not kept and are not compared"]
 
 
 def diff(a: TraceSide, b: TraceSide, *, on_progress: OnProgress | None = None) -> TraceDiff:
-    """Compare two runs; both are read again as far as their decisions are alike. Raises as LogReader does."""
+    """Compare two runs; both are read again up to the first difference. Raises as LogReader does."""
     pairing = pair_requests(a.arrivals, b.arrivals)
     numbers_a = {pair[0]: number for number, pair in enumerate(pairing.pairs, 1)}
     numbers_b = {pair[1]: number for number, pair in enumerate(pairing.pairs, 1)}
@@ -215,7 +211,7 @@ def _metrics(sequences: list[SequenceDelta]) -> list[MetricDelta]:
 
 
 def header_differences(a: Header, b: Header) -> list[FieldDifference]:
-    """What two headers say differently: configuration, plug-ins, predictor, host, versions."""
+    """Differences of two headers: configuration, plug-ins, predictor, host, versions."""
     fields_a, fields_b = _fields(a), _fields(b)
     sources_a, sources_b = _sources(a), _sources(b)
     fields_a |= {name: source for name, source in sources_a.items() if name in sources_b}
@@ -229,7 +225,7 @@ def header_differences(a: Header, b: Header) -> list[FieldDifference]:
 
 
 def _fields(header: Header) -> dict[str, Any]:
-    """By dotted names; the plug-ins that ran from the start by their kind."""
+    """Fields by dotted names; the plug-ins that ran from the start by their kind."""
     plugins: dict[str, Any] = {}
     for record in header.plugins:
         plugins.setdefault(record.kind, format_plugin_spec({"type": record.name} | record.parameters))
@@ -238,7 +234,7 @@ def _fields(header: Header) -> dict[str, Any]:
 
 
 def _sources(header: Header) -> dict[str, Any]:
-    """Which code each installed plug-in is."""
+    """Version and hash of each installed plug-in."""
     return {
         f"source of {record.kind} {record.name}": f"{record.version} {record.source_hash}" for record in header.plugins
     }

@@ -1,4 +1,4 @@
-"""Two decisions that stand at the same place of two runs, in sentences."""
+"""Describes the difference of two decisions at the same position of two runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from eventlm.events import (
 )
 from eventlm.replay.diff.comparable import ComparableNames, Name
 
-#: Most rows of a launch that are told of, of each kind of difference.
+#: Rows of a launch that are described, for each kind of difference.
 MAX_ROWS = 3
 
 
 class Run(NamedTuple):
-    """One of the two: its log, what its requests are called, and when the first that both have arrived."""
+    """One of the two runs: its log, the names of its requests, and the arrival of the first that both have."""
 
     reader: LogReader
     names: ComparableNames
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 class Story(NamedTuple):
-    """A difference in a sentence, more about it, and the pairs that it is about."""
+    """A difference in a sentence, further details, and the pairs concerned."""
 
     what: str
     details: list[str]
@@ -45,7 +45,7 @@ class Story(NamedTuple):
 
 
 class DecisionRow(NamedTuple):
-    """A row of a launch: whose, and from which token on how many; a decode computes one."""
+    """A row of a launch: its sequence and tokens. A decode computes one."""
 
     name: Name
     sample: int
@@ -54,21 +54,21 @@ class DecisionRow(NamedTuple):
     num_tokens: int
 
 
-def tell(event_a: Event | None, event_b: Event | None, a: Run, b: Run) -> Story:
-    """At least one of the events is there."""
+def describe(event_a: Event | None, event_b: Event | None, a: Run, b: Run) -> Story:
+    """At least one of the events is not None."""
     if isinstance(event_a, Launched) and isinstance(event_b, Launched):
-        return _tell_launches(event_a, event_b, a, b)
-    deed_a, deed_b = _deed(event_a, a.names), _deed(event_b, b.names)
+        return _describe_launches(event_a, event_b, a, b)
+    action_a, action_b = _action(event_a, a.names), _action(event_b, b.names)
     names = [
         run.names.of(event.request)
         for event, run in ((event_a, a), (event_b, b))
         if event is not None and hasattr(event, "request")
     ]
-    return Story(f"A {deed_a}, B {deed_b}", [], _pairs(names))
+    return Story(f"A {action_a}, B {action_b}", [], _pairs(names))
 
 
 def seconds(ns: int) -> str:
-    """A time with all that tells events apart."""
+    """A time with microseconds."""
     return f"{ns / 1e9:,.6f} s"
 
 
@@ -85,8 +85,8 @@ def _label(name: Name, index: int | None = None) -> str:
     return f"#{name}{sample}" if name > 0 else f"earlier request {-name}{sample}"
 
 
-def _deed(event: Event | None, names: ComparableNames) -> str:
-    """What a run does, to follow its name."""
+def _action(event: Event | None, names: ComparableNames) -> str:
+    """A decision as a predicate."""
     if event is None:
         return "has no such decision"
     name = _label(names.of(event.request), getattr(event, "index", None)) if hasattr(event, "request") else ""
@@ -127,15 +127,15 @@ def _rows(event: Launched, names: ComparableNames) -> dict[tuple[Name, int], Dec
 
 
 def _work(row: DecisionRow) -> str:
-    """What a row computes."""
+    """The tokens that a row computes."""
     if row.is_chunk:
         if row.num_tokens == 1:
             return f"prompt token {row.position:,}"
         return f"prompt tokens {row.position:,} to {row.position + row.num_tokens - 1:,}"
-    return f"a token behind {row.position:,}"
+    return f"a token after {row.position:,}"
 
 
-def _tell_launches(event_a: Launched, event_b: Launched, a: Run, b: Run) -> Story:
+def _describe_launches(event_a: Launched, event_b: Launched, a: Run, b: Run) -> Story:
     rows_a, rows_b = _rows(event_a, a.names), _rows(event_b, b.names)
     only_a = [row for key, row in rows_a.items() if key not in rows_b]
     only_b = [row for key, row in rows_b.items() if key not in rows_a]
@@ -174,7 +174,7 @@ def _is_earlier(row: DecisionRow) -> bool:
 
 
 def _elsewhere(row: DecisionRow, side: str, run: Run) -> str:
-    """Where the other run does what this row does."""
+    """Where the other run computes the tokens of this row."""
     label = f"{_label(row.name, row.sample)}"
     if not isinstance(row.name, int):
         return f"{label} is not in {side}"

@@ -1,4 +1,4 @@
-"""Whether a trace can be run again, and on which model."""
+"""Checks whether a trace can be re-executed, and on which model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from eventlm.config.structs import AUTO, MAX_THREADS
 from eventlm.errors import UsageError
 from eventlm.events import Header
 
-#: Of a header's configuration, by section: what has a say in how the run was computed. Other options may have come or
-#: gone since.
+#: Options of a header's configuration, by section, that a re-execution needs. Other options may be of another version.
 _OPTIONS = {
     "model": ("dtype", "quantization", "fake"),
     "cache": ("kv_cache_dtype",),
@@ -28,7 +27,7 @@ _OPTIONS = {
 
 
 class RecordedHost(Struct, frozen=True, kw_only=True):
-    """What the workers of a run said of themselves, as far as it has a say in how it is run again."""
+    """Properties of the recorded workers that a re-execution needs."""
 
     device: str = ""
     gpu: str = "of no known name"
@@ -39,7 +38,7 @@ class RecordedHost(Struct, frozen=True, kw_only=True):
 
 
 class Computed(Struct, frozen=True, kw_only=True):
-    """How a run was computed. Of the sections only the fields that have a say in it are as they were recorded."""
+    """How a run was computed. Of the sections, only the fields in `_OPTIONS` are as recorded."""
 
     model: ModelConfig
     cache: CacheConfig
@@ -49,7 +48,7 @@ class Computed(Struct, frozen=True, kw_only=True):
 
 
 def computed(header: Header) -> Computed:
-    """What a header says of it. Raises msgspec.ValidationError for what no engine can have recorded."""
+    """Reads it from a header. Raises msgspec.ValidationError for an invalid one."""
     sections = {
         section: {name: value for name, value in header.config.get(section, {}).items() if name in names}
         for section, names in _OPTIONS.items()
@@ -58,20 +57,20 @@ def computed(header: Header) -> Computed:
 
 
 def check_executable(path: Path | str) -> Header:
-    """The header of a trace that can be run again. Raises UsageError for one that cannot, and what LogReader raises."""
+    """The header of a trace that can be re-executed. Raises UsageError if it cannot, and what LogReader raises."""
     with LogReader(path) as reader:
         header = reader.header
         try:
             computed(header)
         except msgspec.ValidationError as error:
-            what = f"its header does not say how the run was computed: {error}; take another copy of the trace"
+            what = f"its header does not contain how the run was computed: {error}; use another copy of the trace"
             raise corrupt(reader.path, 1, 0, what) from error
         if header.s:
             folder, first_name = Path(reader.path).parent, closed_name(0)
             remedy = f"give the run's folder {folder}" if (folder / first_name).exists() else "a larger --record-keep"
             raise UsageError(
-                f"{path} begins at event {header.s}, in the middle of the run: the KV cache of its requests is not "
-                f"there, so it cannot be run again; that needs the run's first file ({remedy})"
+                f"{path} begins at event {header.s}, in the middle of the run, without the KV cache of its requests, "
+                f"so it cannot be re-executed; that needs the run's first file ({remedy})"
             )
         first = next(iter(reader))
         open_token_log(first.path, header).close()
@@ -79,12 +78,12 @@ def check_executable(path: Path | str) -> Header:
 
 
 def recorded_model(header: Header, given: str | None = None) -> ModelConfig:
-    """The model that ran, as it was asked for; with `given` another place of it. Raises UsageError if none is named."""
+    """The model of the run as configured then, or at `given`. Raises UsageError if there is none."""
     recorded = header.config.get("model", {})
     if given is not None and given != recorded.get("model"):
         return ModelConfig(model=given)
     if not recorded.get("model"):
-        raise UsageError("the trace's header does not say which model ran; give its folder with --model")
+        raise UsageError("the trace's header does not name the model; give its folder with --model")
     names = ("model", "revision", "fake")
     try:
         return msgspec.convert({name: recorded[name] for name in names if name in recorded}, ModelConfig)

@@ -1,10 +1,9 @@
-"""Re-execution: the recorded schedule is run on the model again, and every token is compared with the recorded one.
+"""Re-execution: runs the recorded schedule on the model again and compares every token with the recorded one.
 
-The trace says what was launched and when it completed, its token log (`--record-tokens`) what the prompts and outputs
-were. Requests are kept by the same code that kept them in the run (`LiveRequests`), and real worker processes get the
-same launches: same batches, chunks, blocks, same worker epochs with empty caches. Each step is run when the trace comes
-to its completion, so steps that a lost worker never completed are not run. Decisions are taken from the trace; that
-they follow from its facts is what `verify` shows.
+The trace has the launches and completions, its token log (`--record-tokens`) the prompts and outputs. The code that
+keeps requests is that of the engine (`LiveRequests`). Real worker processes get the same launches: the same batches,
+chunks and blocks, and the same worker epochs with empty caches. A step runs when the trace reaches its completion, so
+steps that a lost worker never completed do not run. Decisions are taken from the trace; `verify` checks them.
 """
 
 from __future__ import annotations
@@ -41,24 +40,22 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.replay.execute.executable import check_executable
-from eventlm.replay.execute.step_split import RowsAlone
 from eventlm.replay.execute.token_comparison import Mismatch, ReExecutedStep, TokenComparison
 from eventlm.replay.execute.workers import WorkerProcesses, Workers, worker_setup
 from eventlm.replay.verify.divergence import Code
 from eventlm.types import OnProgress, SequenceId
 from eventlm.worker.protocol import StepPayload, WorkerSetup
 
-#: Makes what runs the steps.
+#: Makes the workers of a run.
 MakeWorkers = Callable[[WorkerSetup, Header], Workers]
 
 
 class ExecuteResult(Struct, frozen=True, kw_only=True):
-    """What a re-execution found. `exit_code` is 0 if everything that was compared is the same.
+    """The result of a re-execution. `exit_code` is 0 if there is no difference.
 
-    num_tokens: compared and the same. num_steps: run again; num_steps_by_digest: of these, compared by the digests in
-    the trace. host_differences: what differs from the recorded host; then differences may come from that. num_missing:
-    events that a gap says were not recorded; nothing behind it can be run. damage: what of the token logs kept the rest
-    from being run.
+    num_tokens: those that are the same. num_steps: all that ran; num_steps_by_digest: of these, compared by the digests
+    in the trace. host_differences: from the recorded host, which may explain mismatches. num_missing: events in a gap;
+    nothing after it can run. damage: of the token logs, after which nothing can run.
     """
 
     path: str
@@ -87,7 +84,7 @@ class ExecuteResult(Struct, frozen=True, kw_only=True):
 
 
 class _Stopped(Exception):
-    """Nothing more can be run: a mismatch, a gap, or damage."""
+    """Nothing more can run: a mismatch, a gap, or damage."""
 
 
 class _Waiting(NamedTuple):
@@ -104,23 +101,19 @@ def execute(
     model: str,
     threads: int | None = None,
     teacher_force: bool = False,
-    rows_alone: bool = False,
     strict: bool = False,
     on_progress: OnProgress | None = None,
     make_workers: MakeWorkers = WorkerProcesses,
 ) -> ExecuteResult:
     """Run the steps of a trace again on the checkpoint in the folder `model` (or the fake one).
 
-    threads: of each worker; None: as recorded. teacher_force: after a mismatch go on with the recorded tokens, and find
-    all of them; without it the first one ends the run. rows_alone: run every row in a step of its own, a control in
-    which low precisions should differ.
+    threads: of each worker; None: as recorded. teacher_force: after a mismatch continue with the recorded tokens to
+    find all mismatches; otherwise the first one ends the run.
 
-    Raises UsageError where the trace cannot be run again, EventLMError where a worker cannot, and what LogReader does.
+    Raises UsageError if the trace cannot be re-executed, EventLMError if a worker fails, and what LogReader raises.
     """
     header = check_executable(path)
     workers = make_workers(worker_setup(header, model, threads=threads), header)
-    if rows_alone:
-        workers = RowsAlone(workers)
     execution = _Execution(path, workers, is_forcing=teacher_force)
     with LogReader(path, strict=strict) as reader, contextlib.closing(execution):
         asyncio.run(_run(reader, execution, workers, on_progress))
@@ -143,7 +136,7 @@ def execute(
 
 
 async def _run(reader: LogReader, execution: _Execution, workers: Workers, on_progress: OnProgress | None) -> None:
-    """All lines of the trace, as far as they can be run."""
+    """Feed all lines of the trace, as far as they can run."""
     lines = iter(reader)
     try:
         for line in lines:
@@ -153,20 +146,20 @@ async def _run(reader: LogReader, execution: _Execution, workers: Workers, on_pr
         execution.finish()
     except _Stopped:
         if not execution.mismatches:
-            # How the trace ends is told all the same.
+            # The result still describes how the trace ends.
             collections.deque(lines, maxlen=0)
     finally:
         await workers.close()
 
 
 class _Execution:
-    """Takes a trace's lines in order, from the first. Raises _Stopped where nothing more can be run."""
+    """Takes the lines of a trace in order. Raises _Stopped if nothing more can run."""
 
     def __init__(self, path: Path | str, workers: Workers, *, is_forcing: bool) -> None:
         self.num_requests = 0
         self.num_steps = 0
         self.mismatches: list[Mismatch] = []
-        #: Why the rest cannot be run, where that is the token log's fault.
+        #: Why the rest cannot run, if that is due to the token log.
         self.damage = ""
         self.comparison = TokenComparison()
         self._path = path
@@ -177,14 +170,14 @@ class _Execution:
         self._live: LiveRequests | None = None
         self._epochs: dict[int, int] = {}
         self._waiting: dict[tuple[int, int, int], _Waiting] = {}
-        #: Read when something differs.
+        #: Read at the first difference.
         self._ends: dict[SequenceId, int] | None = None
-        #: Has run, and the core's word on it has not come.
+        #: The step that has run and whose `emit` has not come.
         self._step: ReExecutedStep | None = None
 
     @property
     def bad_lines(self) -> list[str]:
-        """Where the token logs read so far were left out."""
+        """Damage in the token logs read so far."""
         return self._bad_lines + (self._token_log.damage if self._token_log is not None else [])
 
     def close(self) -> None:
@@ -193,7 +186,7 @@ class _Execution:
             self._token_log.close()
 
     async def feed(self, line: LogLine) -> None:
-        """Take one line."""
+        """Take the next line."""
         if line.tag in _TAGS:
             try:
                 await self._take(line.event(), line)
@@ -233,7 +226,7 @@ class _Execution:
             case WorkerLost() | Desynced():
                 await self._lose(event)
             case _:
-                # A gap: the state behind it is in a snapshot, the KV cache is not.
+                # A gap: the state after it is in a snapshot, the KV cache is not.
                 self.finish()
                 raise _Stopped
 
@@ -249,7 +242,7 @@ class _Execution:
         try:
             self._token_log = open_token_log(line.path, header)
         except (UsageError, TraceCorruptError) as error:
-            # Of the first file that has been looked at before.
+            # The first file was checked before.
             self._give_up(str(error))
         if self._live is None:
             core = header.core
@@ -263,14 +256,14 @@ class _Execution:
         prompt = self._token_log.prompt(arrived)
         if prompt is None:
             self._give_up(
-                f"{self._token_log.path} has no sound line for the prompt of request {arrived.s}; without it the steps "
-                "that it was in cannot be run"
+                f"{self._token_log.path} has no valid line for the prompt of request {arrived.s}; without it the "
+                "request's steps cannot run"
             )
         self.num_requests += 1
         again = self._requests.arrive(
             arrived.s,
             recorded_request(arrived, prompt),
-            _nobody,
+            lambda output: None,
             group_size=arrived.group_size,
             group_index=arrived.group_index,
         )
@@ -280,7 +273,7 @@ class _Execution:
             )
 
     async def _complete(self, fact: StepCompleted) -> None:
-        """Run the step; one of a worker that was lost meanwhile counts for nothing."""
+        """Run the step; ignored if its worker was lost in the meantime."""
         waiting = self._waiting.pop((fact.replica, fact.epoch, fact.step), None)
         if waiting is None:
             return
@@ -296,8 +289,8 @@ class _Execution:
         self.num_steps += 1
         identities = [SequenceId(row[0], row[1]) for row in (*launched.decodes, *launched.chunks)]
         positions = [self._requests.num_output_tokens(identity) for identity in identities]
-        going_on = structs.replace(result, tokens=forced) if forced is not None else result
-        again = self._requests.complete(fact.replica, going_on, start_ns=0, end_ns=0)
+        accepted = structs.replace(result, tokens=forced) if forced is not None else result
+        again = self._requests.complete(fact.replica, accepted, start_ns=0, end_ns=0)
         self._step = ReExecutedStep(
             launched=launched,
             fact=fact,
@@ -310,7 +303,7 @@ class _Execution:
         )
 
     def _emit(self, emitted: Emitted) -> None:
-        """The core's word on the step that has just run: what of it counts."""
+        """The core's decision on which tokens of the step count."""
         if self._step is None:
             raise KeyError(emitted.step)
         self._judge({row for row, _ in emitted.dropped})
@@ -323,7 +316,7 @@ class _Execution:
         for mismatch in found:
             self._found(mismatch)
         if found and not step.is_forced:
-            # What the run went on with is not known.
+            # The tokens with which the run continued are unknown.
             raise _Stopped
 
     def _found(self, mismatch: Mismatch) -> None:
@@ -332,7 +325,7 @@ class _Execution:
             raise _Stopped
 
     def _is_unseen(self, mismatch: Mismatch) -> bool:
-        """Whether it lies behind the end of its text, which was found later than the token was made."""
+        """Whether it lies after the end of the text, which was found later than the token was produced."""
         if mismatch.index < 0:
             return False
         if self._ends is None:
@@ -354,7 +347,7 @@ class _Execution:
 
 
 def _ends(path: Path | str) -> dict[SequenceId, int]:
-    """How many tokens belong to the output of each sequence that ended."""
+    """The number of output tokens of each sequence that ended."""
     ends = {}
     with LogReader(path) as reader:
         for line in reader:
@@ -363,10 +356,6 @@ def _ends(path: Path | str) -> dict[SequenceId, int]:
                 assert isinstance(event, Finished)
                 ends[SequenceId(event.request, event.index)] = event.position
     return ends
-
-
-def _nobody(output: object) -> None:
-    """Gets the outputs of requests whose clients have long gone."""
 
 
 _TAGS = frozenset(

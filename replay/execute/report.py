@@ -1,4 +1,4 @@
-"""What a re-execution found, as text for a person and as JSON for a program."""
+"""The result of a re-execution as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from eventlm.formatting import counted
 from eventlm.replay.execute.execution import ExecuteResult
 from eventlm.replay.verify.divergence import Code
 
-#: So many mismatches are told one by one; JSON has all.
+#: Mismatches that are listed; JSON has all.
 MAX_SHOWN = 10
 
 
 def render(result: ExecuteResult) -> str:
-    """The claim, or the mismatches; lines without a last newline."""
-    lines = _mismatch_lines(result) if result.mismatches else [_claim(result)]
+    """The summary, or the mismatches; without a final newline."""
+    lines = _mismatch_lines(result) if result.mismatches else [_summary(result)]
     if result.num_steps_by_digest:
         lines.append(
             f"{counted(result.num_steps_by_digest, 'step')} compared by digest: their tokens in the token log are "
@@ -24,14 +24,14 @@ def render(result: ExecuteResult) -> str:
         )
     if result.num_missing:
         lines.append(
-            f"gap: {counted(result.num_missing, 'event')} not recorded; what comes before was re-executed, what lies "
-            "behind cannot be: the KV cache is not known there"
+            f"gap: {counted(result.num_missing, 'event')} not recorded; everything before was re-executed, the rest "
+            "cannot be, because the KV cache is unknown there"
         )
     if result.damage:
-        lines.append(f"what comes behind cannot be re-executed: {result.damage}")
+        lines.append(f"the rest cannot be re-executed: {result.damage}")
     if result.host_differences:
-        outcome = "differences may come from it" if result.mismatches else "there it may come out otherwise"
-        lines.append(f"this is another host than the recorded one, or other software or threads; {outcome}:")
+        outcome = "this may explain the differences" if result.mismatches else "results may differ there"
+        lines.append(f"host, software or threads are not those of the recorded run; {outcome}:")
         lines += [f"  {difference}" for difference in result.host_differences]
     return "\n".join(lines)
 
@@ -43,7 +43,7 @@ def render_json(result: ExecuteResult) -> str:
     return msgspec.json.encode(fields | more).decode()
 
 
-def _claim(result: ExecuteResult) -> str:
+def _summary(result: ExecuteResult) -> str:
     if not result.num_steps:
         return "nothing re-executed: no step has completed" + (" before the damage" if result.damage else "")
     work = f"{counted(result.num_tokens, 'token')} in {counted(result.num_steps, 'step')} re-executed"

@@ -1,4 +1,4 @@
-"""What a step gave again, compared with what it gave in the run: tokens, counts, ends, and which blocks are equal."""
+"""Compares a re-executed step with the recorded one: tokens, counts, ends, and which blocks are equal."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from eventlm.replay.verify.divergence import Code
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import StepResult
 
-#: token: another one; count: more or fewer; end: another reason, or none; blocks: equal blocks that were different, or
-#: the other way round; digest: something in the step, whose recorded tokens are not at hand.
+#: token: another token; count: more or fewer tokens; end: another reason, or none; blocks: equal instead of different
+#: blocks, or vice versa; digest: anything in a step whose recorded tokens are missing.
 MismatchKind = Literal["token", "count", "end", "blocks", "digest"]
 
-#: So many blocks of a long prompt are told.
+#: Blocks of a long prompt that are listed.
 MAX_SHOWN = 8
 
 
 class Mismatch(Struct, frozen=True, kw_only=True):
-    """One difference. `s` is the completion's (of prompts' blocks: the arrival's), `position` the place in the output
-    where it begins.
+    """One difference. `s`: of the completion (of a prompt's blocks: of the arrival). position: in the output, where it
+    begins.
 
-    recorded, executed: what stands there in the run and in the re-execution. row, request, index and position are -1
-    where a whole step or a prompt is meant.
+    recorded, executed: the values in the run and in the re-execution. row, request, index and position are -1 for a
+    whole step or a prompt.
     """
 
     kind: MismatchKind
@@ -38,23 +38,20 @@ class Mismatch(Struct, frozen=True, kw_only=True):
     position: int = -1
     recorded: Any = None
     executed: Any = None
-    #: What is known beside it.
+    #: Additional information.
     note: str = ""
     code: str = Code.TOKEN.name.lower()
 
     def describe(self) -> str:
-        """One sentence for a person."""
-        place = f"event {self.s}"
+        """One sentence."""
+        where = f"event {self.s}"
         if self.step >= 0:
-            place += f", step {self.step} of replica {self.replica}"
-        if self.request >= 0:
-            place += f", request {self.request}"
-        if self.index >= 0:
-            place += f", index {self.index}"
-        if self.position >= 0:
-            place += f", position {self.position}"
+            where += f", step {self.step} of replica {self.replica}"
+        for name in ("request", "index", "position"):
+            if getattr(self, name) >= 0:
+                where += f", {name} {getattr(self, name)}"
         what = f"{self.kind} recorded {_shown(self.recorded)}, re-executed {_shown(self.executed)}"
-        return f"{place}: {what}{f' ({self.note})' if self.note else ''}"
+        return f"{where}: {what}{f' ({self.note})' if self.note else ''}"
 
 
 def _shown(value: Any) -> str:
@@ -64,14 +61,14 @@ def _shown(value: Any) -> str:
 
 
 class Bijection:
-    """Block integers of the run and of the re-execution, as far as they have been seen beside each other."""
+    """A one-to-one mapping of the run's block integers to those of the re-execution, as far as known."""
 
     def __init__(self) -> None:
         self._executed_of: dict[int, int] = {}
         self._recorded_of: dict[int, int] = {}
 
     def pair(self, recorded: list[int], executed: list[int]) -> bool:
-        """Whether these may stand for the same blocks, given all pairs before."""
+        """Whether these can be the same blocks, given all pairs before."""
         if len(recorded) != len(executed):
             return False
         return all(
@@ -81,10 +78,10 @@ class Bijection:
 
 
 class ReExecutedStep(Struct, kw_only=True):
-    """A step that has run again, until the core's word on it.
+    """A step that has run again and waits for its `emit`.
 
-    positions: by row, how many tokens the sequence had been given; None where it takes no more. recorded: the run's
-    tokens, or None where they are not at hand. fact, again: the run's completion, and that of the re-execution.
+    positions: by row, the number of tokens before; None if the sequence takes no more. recorded: the run's tokens, or
+    None if they are missing. fact, again: the completions of the run and of the re-execution.
     """
 
     launched: Launched
@@ -93,9 +90,9 @@ class ReExecutedStep(Struct, kw_only=True):
     result: StepResult
     recorded: list[list[int]] | None
     positions: list[int | None]
-    #: Whether the run's tokens have the digest that is in the trace.
+    #: Whether the run's tokens match the digest in the trace.
     is_recorded_sound: bool = True
-    #: The sequences go on with the run's tokens, whatever they gave.
+    #: The sequences continue with the run's tokens in any case.
     is_forced: bool = False
 
     @property
@@ -106,7 +103,7 @@ class ReExecutedStep(Struct, kw_only=True):
 
 
 class TokenComparison:
-    """Compares steps in the order of their completions. `num_tokens` counts those that are the same."""
+    """Compares steps in the order of their completions. `num_tokens` counts equal tokens."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -114,7 +111,7 @@ class TokenComparison:
         self.blocks = Bijection()
 
     def compare(self, step: ReExecutedStep, dropped: set[int]) -> list[Mismatch]:
-        """All differences of a step, row by row; what rows in `dropped` produced was shown to nobody."""
+        """All differences of a step, row by row. Tokens of rows in `dropped` were discarded."""
         rows = step.rows
         kept = [row for row in range(len(rows)) if row not in dropped]
         found = []
@@ -137,10 +134,9 @@ class TokenComparison:
     def _compare_row(self, step: ReExecutedStep, row: int, identity: SequenceId, recorded: list[int]) -> list[Mismatch]:
         executed = step.result.tokens[row]
         base = step.positions[row] or 0
-        note = "" if step.is_recorded_sound else "the token log's tokens do not have the digest that is in the trace"
-        for place, (mine, other) in enumerate(zip(recorded, executed, strict=False)):
+        note = "" if step.is_recorded_sound else "the token log's tokens do not match the digest in the trace"
+        for at, (mine, other) in enumerate(zip(recorded, executed, strict=False), base):
             if mine != other:
-                at = base + place
                 return [self._at(step, "token", row, identity, at, recorded=mine, executed=other, note=note)]
             self.num_tokens += 1
         if len(recorded) != len(executed):
@@ -159,22 +155,22 @@ class TokenComparison:
         return found
 
     def _compare_digests(self, step: ReExecutedStep) -> list[Mismatch]:
-        """Of the step as a whole, where nothing is known of its rows; the trace is what counts."""
+        """Of the whole step, if no row differs. The digest in the trace counts."""
         if step.again.digest == step.fact.digest:
             return []
         if step.recorded is None:
-            note = "the token log's line of this step is missing or damaged, so the place is not known"
+            note = "the token log's line of this step is missing or damaged, so the position is unknown"
         elif step.recorded == step.result.tokens:
-            note = "the token log's tokens came out again, but they do not have the digest that is in the trace"
+            note = "the token log's tokens were reproduced, but they do not match the digest in the trace"
         else:
-            # What differs was shown to nobody.
+            # Only discarded tokens differ.
             return []
         return [self._at(step, "digest", recorded=step.fact.digest, executed=step.again.digest, note=note)]
 
     def _compare_ends(
         self, step: ReExecutedStep, kept: list[int], rows: list[SequenceId], known: set[int]
     ) -> list[Mismatch]:
-        """An end that goes with another token has been told already."""
+        """Rows in `known` have another difference already."""
         recorded, executed = dict(step.fact.ends), dict(step.result.ends)
         found = []
         for row in kept:

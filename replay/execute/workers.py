@@ -1,4 +1,4 @@
-"""Worker processes that run the steps of a trace again: one for each replica and worker epoch, one step at a time."""
+"""Worker processes of a re-execution: one for each replica and worker epoch, one step at a time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from eventlm.kernels.cpu.native import available_builds
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.replay.execute.executable import RecordedHost, computed
+from eventlm.system.system import real_system
 from eventlm.worker.protocol import (
     FAKE_MODEL,
     TORCH_BACKEND,
@@ -30,21 +31,21 @@ from eventlm.worker.protocol import (
     backend_name,
 )
 
-#: What of the header's host has a say in the tokens.
+#: Fields of the header's host on which tokens may depend.
 HOST_FIELDS = (
     *("python", "implementation", "platform", "cpu", "machine", "isa"),
     *("device", "dtype", "quantization", "attention_backend", "kernel_library", "torch", "threads"),
     *("gpu", "gpu_capability", "cuda", "triton"),
 )
-#: Parameters of the fake worker that only say how long a step takes.
+#: Parameters of the fake worker that only determine how long a step takes.
 FAKE_TIMES = ("base_ns", "prefill_token_ns", "decode_ns", "context_token_ns")
 
 
 class Workers(Protocol):
-    """What runs steps again."""
+    """Runs the steps."""
 
     async def run(self, launched: Launched, body: bytes, payload: StepPayload) -> StepResult:
-        """The result of a step, of the worker of its replica and epoch."""
+        """Run a step on the worker of its replica and epoch."""
         ...
 
     async def lose(self, replica: int) -> None:
@@ -52,7 +53,7 @@ class Workers(Protocol):
         ...
 
     def host_differences(self) -> list[str]:
-        """What differs between the recorded host and the one that ran the steps, one sentence each."""
+        """Differences between the recorded host and this one, a sentence each."""
         ...
 
     async def close(self) -> None:
@@ -61,14 +62,14 @@ class Workers(Protocol):
 
 
 def worker_setup(header: Header, model: str, *, threads: int | None = None) -> WorkerSetup:
-    """A worker as the run had them, but for its device, with the model in the folder `model` (or the fake one).
+    """A worker as in the run, except for its device, with the model in the folder `model` (or the fake one).
 
     Raises UsageError for `threads` of a run that was computed on GPUs.
     """
     core, recorded = header.core, computed(header)
     on_gpu = runs_on_gpu(header)
     if on_gpu and threads:
-        raise UsageError(f"--threads {threads} is for runs on processors, and this one was computed on a GPU")
+        raise UsageError(f"--threads {threads} is for runs on CPUs, and this one was computed on a GPU")
     fake: dict[str, Any] = {}
     if model == FAKE_MODEL:
         fake = recorded.model.fake | dict.fromkeys(FAKE_TIMES, 0)
@@ -103,7 +104,7 @@ def runs_on_gpu(header: Header) -> bool:
 
 
 def _cpu_kernels(host: RecordedHost) -> str:
-    """What the run computed with, if this machine has it; another one is told among the host's differences."""
+    """The build that the run used, if this machine has it; else it is one of the host differences."""
     for build in available_builds():
         if host.attention_backend == backend_name(build):
             return build
@@ -111,11 +112,11 @@ def _cpu_kernels(host: RecordedHost) -> str:
 
 
 class WorkerProcesses:
-    """Real worker processes. `setup` is that of any of them, but for replica, epoch and device. devices: GPUs, which
-    replicas take in turn, for a run that was computed on some.
+    """Real worker processes. setup: common to all, except for replica, epoch and device. devices: GPUs, which replicas
+    take in turn, for a run that was computed on GPUs.
 
-    Raises UsageError where the model is not the one that ran, or there is no GPU for a run that needs one. Every call
-    may raise EventLMError where a worker cannot start or go on.
+    Raises UsageError if the model is not the one that ran, or a GPU is missing. Every call may raise EventLMError if a
+    worker fails.
     """
 
     def __init__(self, setup: WorkerSetup, header: Header, devices: Sequence[Device] = ()) -> None:
@@ -127,7 +128,7 @@ class WorkerProcesses:
             )
         if runs_on_gpu(header) and not devices:
             raise UsageError(
-                f"the run was computed on a GPU ({computed(header).host.gpu}), and none is given to run it again on"
+                f"the run was computed on a GPU ({computed(header).host.gpu}), and there is none to re-execute it on"
             )
         self._setup = setup
         self._devices = devices or [Device()]
@@ -150,15 +151,14 @@ class WorkerProcesses:
             return message
         what = f"step {launched.step} of replica {launched.replica} (event {launched.s})"
         if isinstance(message, WorkerDesync):
-            raise EventLMError(
-                f"the worker does not take {what}: {message.detail}; `eventlm replay` verifies the trace"
-            )
+            raise EventLMError(f"the worker rejects {what}: {message.detail}; `eventlm replay` verifies the trace")
         raise EventLMError(f"the worker {_ending(worker, message, self._step_seconds)} in {what}")
 
     async def _start(self, replica: int, epoch: int) -> WorkerProcess:
         device = self._devices[replica % len(self._devices)]
         worker = WorkerProcess(
-            structs.replace(self._setup, replica=replica, epoch=epoch, device=device.name, gpu=device.model)
+            real_system(),
+            structs.replace(self._setup, replica=replica, epoch=epoch, device=device.name, gpu=device.model),
         )
         self._workers[replica] = worker
         await worker.start()
@@ -167,7 +167,7 @@ class WorkerProcesses:
             raise CheckpointError(message.message, exit_code=message.exit_code)
         if not isinstance(message, WorkerReady):
             ending = _ending(worker, message, self._start_seconds)
-            raise EngineUnavailableError(f"the worker {ending} while it started; see above for its last words")
+            raise EngineUnavailableError(f"the worker {ending} while it started; see its last output above")
         self._host = describe_host() | message.host
         return worker
 
@@ -178,7 +178,7 @@ class WorkerProcesses:
             await worker.kill()
 
     def host_differences(self) -> list[str]:
-        """By field of the header; nothing before the first step."""
+        """By field of the header; empty before the first step."""
         if not self._host:
             return []
         recorded = {"eventlm": self._header.code_version} | _without_number(self._header.host)
@@ -196,11 +196,11 @@ class WorkerProcesses:
 
 
 def _without_number(host: dict[str, Any]) -> dict[str, Any]:
-    """Which of several GPUs a worker was on says nothing."""
+    """Without the number of the GPU, which does not matter."""
     return host | {"device": host["device"].partition(":")[0]} if "device" in host else host
 
 
 def _ending(worker: WorkerProcess, message: FromWorker | None, timeout_seconds: float) -> str:
     if isinstance(message, WorkerFailed):
         return f"failed: {message.message}"
-    return worker.ending or f"said nothing that can be read in {timeout_seconds} s"
+    return worker.ending or f"sent no valid message in {timeout_seconds} s"

@@ -1,7 +1,6 @@
-"""Where the time of a request went: the core that served it runs again, and is asked behind every drain.
+"""Explains where the time of a request went: replays the core and examines its state after every drain.
 
-`explain` follows some requests through a trace. The core is fed by the verifier, so an
-explanation is of what really happened, or there is none.
+The verifier feeds the core, so an explanation describes what really happened, or fails.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _LINES_PER_PROGRESS = 1024
 
 
 class DivergenceError(EventLMError):
-    """The trace is not what this code decides. `exit_code` is that of the divergence."""
+    """The trace diverges from the replay. `exit_code` is that of the divergence."""
 
 
 class Explained(Struct, frozen=True, kw_only=True):
-    """What was asked for, in that order; and what a user should know of the trace."""
+    """The explanations in the requested order, and warnings on the trace."""
 
     path: str
     explanations: list[Explanation]
@@ -57,19 +56,19 @@ class Explained(Struct, frozen=True, kw_only=True):
 
 
 class Explainer:
-    """Takes a trace's lines in order, from the first, and follows the wanted requests.
+    """Takes the lines of a trace in order and follows the wanted requests.
 
-    wanted: by request, the indices of its samples; None: all of them. Raises Found where the trace diverges.
+    wanted: by request, the indices of its samples; None: all of them. Raises Found at a divergence.
     """
 
     def __init__(self, verifier: Verifier, wanted: Mapping[int, list[int] | None]) -> None:
         self.found: dict[SequenceId, Explanation] = {}
-        #: What stands in the log where a wanted request was looked for.
+        #: The tags of the events at the positions of wanted requests.
         self.tags: dict[int, str] = {}
         self._verifier = verifier
         self._core = verifier.core
         self._wanted = wanted
-        #: Of groups that are not complete.
+        #: Arrivals that have been neither admitted nor rejected yet.
         self.arriving: dict[int, Arrived] = {}
         self._live: dict[SequenceId, Timeline] = {}
         #: The latest line.
@@ -77,12 +76,12 @@ class Explainer:
 
     @property
     def is_done(self) -> bool:
-        """Whether all wanted have ended, and all that was decided up to there is verified."""
+        """Whether all wanted requests have ended, and all decisions up to there are verified."""
         has_come = self.last_s >= max(self._wanted, default=-1) and self._last_tag not in ("header", "gap")
         return has_come and not self._live and not self.arriving and not self._verifier.expected
 
     def feed(self, line: LogLine) -> None:
-        """Check one line, and look at the core behind it."""
+        """Verify one line, and examine the core after it."""
         self._verifier.feed(line)
         self.last_s, self._last_tag = line.s, line.tag
         if line.s in self._wanted:
@@ -97,7 +96,7 @@ class Explainer:
             self._take(fact, list(self._verifier.expected))
 
     def end(self) -> None:
-        """The log is over."""
+        """After the last line."""
         now_ns = self._core.state.now_ns
         for identity, timeline in self._live.items():
             self.found[identity] = timeline.cut(now_ns, "unfinished")
@@ -111,7 +110,7 @@ class Explainer:
             timeline.check_worker(state, fact.ts)
         for decision in decisions:
             if isinstance(decision, Emitted) and isinstance(fact, StepCompleted):
-                # Without it the fact was of an older worker, and meant nothing.
+                # Without an `emit` the fact is from a lost worker and has no effect.
                 for timeline in self._live.values():
                     timeline.complete(fact)
             self._note(state, decision)
@@ -120,7 +119,7 @@ class Explainer:
                 timeline.settle(state)
 
     def _note(self, state: CoreState, decision: Decision) -> None:
-        """What a decision means to those that are followed."""
+        """Apply a decision to the followed sequences."""
         if isinstance(decision, Launched):
             rows = rows_of(decision) if self._live else {}
             for identity, timeline in self._live.items():
@@ -148,7 +147,7 @@ class Explainer:
             return
         request = state.requests.get(decision.request)
         for index in self._indices(arrival):
-            # One that its deadline ended as it arrived has left the state.
+            # A request that its deadline ended at its arrival is no longer in the state.
             sequence = _arrived(arrival, index) if request is None else request.sequences[index]
             timeline = Timeline(sequence, state)
             timeline.arrive()
@@ -165,7 +164,7 @@ class Explainer:
             self.found[SequenceId(arrival.s, 0)] = _rejection(state, arrival, decision)
 
     def _resume(self, state: CoreState, last_ns: int) -> None:
-        """The log begins, or goes on, with a snapshot; what came before it ended at `last_ns`."""
+        """The log begins, or continues, with a snapshot; earlier events end at `last_ns`."""
         flying = _launches_in_flight(state)
         self.arriving.clear()
         for identity, timeline in list(self._live.items()):
@@ -183,25 +182,25 @@ class Explainer:
 
 
 def _order_of(state: CoreState, decision: Preempted, urgency: Urgency) -> Order | None:
-    """That one of an urgency was preempted for a more urgent one; both as they were at their admissions."""
+    """Why a sequence of this urgency was preempted for another; both as at their admissions."""
     by = None if decision.by is None else _find(state, SequenceId(*decision.by))
     return None if by is None else order_of(state, by, by.urgency, urgency)
 
 
 def _find(state: CoreState, identity: SequenceId) -> Sequence | None:
-    """A sequence that has not ended."""
+    """A sequence, unless it has ended."""
     request = state.requests.get(identity.request)
     sequence = None if request is None else request.sequences[identity.index]
     return None if sequence is None or sequence.state is State.FINISHED else sequence
 
 
 def _arrived(arrival: Arrived, index: int) -> Sequence:
-    """A sequence that ended as it arrived."""
+    """A sequence that ended at its arrival."""
     return Sequence(arrival, index, SequenceView.of(arrival, index, 0))
 
 
 def _launches_in_flight(state: CoreState) -> list[Launched]:
-    """What is known of the launches in flight where a snapshot stands for them: all but when they were."""
+    """The launches in flight of a snapshot; their times are unknown."""
     return [
         Launched(
             s=step.launch_seq,
@@ -222,7 +221,7 @@ def _launches_in_flight(state: CoreState) -> list[Launched]:
 
 
 def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explanation:
-    """Of a request that was turned away as it arrived."""
+    """The explanation of a rejected request."""
     config = state.config
     if decision.reason == "context_length":
         note = f"prompt and max_tokens are {arrival.prompt_tokens + arrival.max_tokens:,} tokens"
@@ -248,10 +247,10 @@ def explain(
     strict: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Explained:
-    """Explain (request, index) or, with index None, all samples of a request; each as far as the trace goes.
+    """Explain (request, index) or, with index None, all samples of a request, as far as the trace goes.
 
-    Raises UsageError for one that the trace does not have, DivergenceError where the trace is not what this code
-    decides, and as LogReader and `rebuild` do.
+    Raises UsageError for a request that the trace does not have, DivergenceError if the trace diverges from the replay,
+    and as LogReader and `rebuild` do.
     """
     wanted = _by_request(requests)
     start = _header_before(Path(path), min(wanted, default=0))
@@ -279,8 +278,9 @@ def explain(
 
 
 def _header_before(path: Path, s: int) -> Header | None:
-    """Of a run in several files that of the last one which begins before event `s`: its snapshot is a start as good as
-    that of the run. None if there is no such file."""
+    """In a run of several files, the header of the last one that begins before event `s`, a valid start.
+    None if there is no such file.
+    """
     if not path.is_dir():
         return None
     before = [segment.path for segment in closed_segments(path) if segment.first_s < s]
@@ -306,14 +306,14 @@ def _by_request(requests: Seq[tuple[int, int | None]]) -> dict[int, list[int] | 
 def _diverged(path: str, line: LogLine, found: Found, drift: list[str]) -> DivergenceError:
     because = f" ({'; '.join(drift)})" if drift else ""
     return DivergenceError(
-        f"{path} is not what this version decides: at event {line.s} {found.what}{because}; what it explained would "
-        f"not be what happened, `eventlm replay {path}` tells more",
+        f"{path} diverges from its replay: at event {line.s} {found.what}{because}; an explanation would be wrong, "
+        f"`eventlm replay {path}` shows details",
         exit_code=found.code.value.exit_code,
     )
 
 
 def _found(explainer: Explainer, reader: LogReader, request: int, index: int | None) -> list[Explanation]:
-    """The explanations of one that was asked for, or what is wrong with the question."""
+    """The explanations of a wanted request. Raises UsageError that says why there are none."""
     samples = [explanation for (seq, _), explanation in sorted(explainer.found.items()) if seq == request]
     # A request is rejected with all its samples.
     chosen = [each for each in samples if index in (None, each.index) or each.outcome.startswith("rejected")]
@@ -326,20 +326,20 @@ def _found(explainer: Explainer, reader: LogReader, request: int, index: int | N
         )
     if samples or (tag == "arrive" and index is not None):
         raise UsageError(f"{reader.path} has no sequence {request}.{index}: request {request} has fewer samples")
-    # A trace that begins in the middle, or has a gap, has requests whose arrival it lacks.
+    # A trace that begins in the middle, or has a gap, may lack the arrivals of its requests.
     is_whole = reader.header.s == 0 and not reader.gaps
     if is_whole and not _has_arrivals(reader.path):
         what = (
             f"{reader.path} has no request {request}"
             if tag is None
-            else f"event {request} of {reader.path} is no request but `{tag}`"
+            else f"event {request} of {reader.path} is not a request but `{tag}`"
         )
         raise UsageError(f"{what}, and none arrived in it; `eventlm trace ls` lists other runs")
     how = f"`eventlm explain {reader.path} --slowest 10` lists some"
     if tag is not None:
         raise UsageError(
-            f"event {request} of {reader.path} is no request but `{tag}`; a request's number is that of its `arrive` "
-            f"event: {how}"
+            f"event {request} of {reader.path} is not a request but `{tag}`; a request's number is that of its "
+            f"`arrive` event: {how}"
         )
     first, last = reader.header.s, explainer.last_s
     if request < first:
@@ -350,6 +350,6 @@ def _found(explainer: Explainer, reader: LogReader, request: int, index: int | N
 
 
 def _has_arrivals(path: str) -> bool:
-    """Whether a trace has a request at all; a server may have been stopped before its first one."""
+    """Whether a trace has any request; a server may have stopped before its first one."""
     with LogReader(path) as reader:
         return any(line.tag == "arrive" for line in reader.lines_from(reader.header.s))

@@ -1,4 +1,4 @@
-"""What an explanation says: gapless intervals with one cause each, the steps of a sequence, its preemptions."""
+"""Explanations: gapless intervals with one cause each, the steps of a sequence, its preemptions."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Literal
 
 from msgspec import Struct
 
-from eventlm.core import wait_reason
+from eventlm.core.step_plan import WaitCause
 from eventlm.types import RequestKind, SequenceId
 
-#: The part of a sequence's life that an interval belongs to.
+#: The phase of a sequence that an interval belongs to.
 Phase = Literal[
     "edge",  # before the engine stamped its arrival
-    "queue",  # waits for its first admission
+    "queue",  # waiting for its first admission
     "prefill",  # resident, until its last prompt chunk has completed
     "decode",
-    "preempted",  # waits to be admitted again
-    "recompute",  # resident again, until what it had is computed again
-    "text_end",  # its end was seen, the edge has yet to look at its text
-    "unseen",  # lived while nothing was recorded, or before the log begins
+    "preempted",  # waiting to be admitted again
+    "recompute",  # resident again, until its tokens are computed again
+    "text_end",  # ended by the worker, its text is still searched for an earlier end
+    "unseen",  # while nothing was recorded, or before the log begins
 ]
 
-#: In whose absence nobody waits: what the sequence was doing.
+#: Causes other than waiting: what happened to the sequence.
 Doing = Literal[
-    "receiving",  # from the socket to the stamp, where it is not known when the prompt was tokenized
+    "receiving",  # from the socket to the stamp, if the time of tokenizing is unknown
     "tokenizing",  # from the socket to the tokenized prompt
     "stamping",  # from there to the stamp
     "step",  # the worker computed a step with it
@@ -34,11 +34,11 @@ Doing = Literal[
     "cut_step",  # in a step that was still under way when it ended, or the log did
     "not_recorded",
 ]
-Cause = wait_reason.Cause | Doing
+Cause = WaitCause | Doing
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """That somebody was more urgent: (priority, key) of both under a policy, smaller goes first."""
+    """Another sequence was more urgent: (priority, key) of both under a policy; smaller goes first."""
 
     policy: str
     other: SequenceId
@@ -47,14 +47,14 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class Interval(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """From `start_ns` to before `end_ns` one cause held.
+    """From `start_ns` until `end_ns`, one cause applies.
 
-    replica: where. steps: those that computed it, or that were full, or in flight, without it.
-    limit: what was reached: sequences, tokens of a step, steps in flight, blocks of the pool. num_lacking: most blocks
-    that it lacked meanwhile.
-    held_by: who was resident there when it began, of a full step whose prompts were in it. admitted: who was admitted
-    meanwhile (or in full steps that followed). other: who does not fit and is not passed over, or is tried alone.
-    order: one that was ahead of it, a later arrival if there was one, against the sequence itself.
+    steps: those that computed it, or that were full, or in flight, without it.
+    limit: the limit that was reached: sequences, tokens of a step, steps in flight, blocks of the pool. num_lacking:
+    the most blocks that it lacked.
+    held_by: the residents at the beginning; of a full step, its prompts. admitted: those admitted later, or in later
+    full steps. other: the sequence that does not fit and is not passed over, or is tried alone.
+    order: a sequence that was ahead, preferably a later arrival.
     """
 
     start_ns: int
@@ -77,10 +77,10 @@ class Interval(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StepShare(Struct, frozen=True, kw_only=True):
-    """A completed step with the sequence in it. Times on the run's axis; the worker's own `start_ns` and `end_ns`.
+    """A completed step with the sequence in it. `start_ns` and `end_ns` are the worker's own times.
 
-    num_tokens: of its prompt chunk behind `position`, or 0 for a decode. num_produced: tokens it got by it.
-    num_decodes, num_chunk_tokens: of all others in the step.
+    num_tokens: of its prompt chunk after `position`, or 0 for a decode. num_produced: tokens that it got.
+    num_decodes, num_chunk_tokens: of the other sequences in the step.
     """
 
     replica: int
@@ -94,12 +94,12 @@ class StepShare(Struct, frozen=True, kw_only=True):
     num_produced: int
     num_decodes: int
     num_chunk_tokens: int
-    #: Counts the sequence's admissions to a replica, from 1.
+    #: The sequence's admission to a replica, counted from 1.
     residency: int
 
 
 class Preemption(Struct, frozen=True, kw_only=True):
-    """The sequence lost its blocks. `num_tokens`: prompt and kept output, to be computed again or hit."""
+    """The sequence lost its blocks. num_tokens: prompt and kept output, to be computed again or found in the cache."""
 
     at_ns: int
     replica: int
@@ -110,11 +110,11 @@ class Preemption(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """One sequence, from the reception of its request to its end, or as far as the log goes.
+    """One sequence, from the reception of its request to its end, or to the end of the log.
 
     outcome: the finish reason, `rejected: ...`, `unfinished` (the log ends first) or `unknown` (it ended unrecorded).
-    policy: in force when it arrived, or where the log begins. n: samples of the request.
-    num_replicas: of the run; steps are counted on each. deadline_ns: for its first token, from its arrival; 0: none.
+    policy: in force at its arrival, or at the beginning of the log. n: samples of the request.
+    num_replicas: of the run; steps count on each. deadline_ns: for the first token, from the arrival; 0: none.
     """
 
     request: int
@@ -139,17 +139,17 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     @property
     def total_ns(self) -> int:
-        """What the intervals add up to."""
+        """The sum of the intervals."""
         return self.end_ns - self.start_ns
 
     @property
     def name(self) -> str:
-        """As a user would ask for it."""
+        """As on the command line."""
         return f"{self.request}.{self.index}" if self.n > 1 else str(self.request)
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """All that one cause took in one phase."""
+    """The total time of one cause in one phase."""
 
     phase: Phase
     cause: Cause
@@ -157,7 +157,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 def parts(explanation: Explanation, *, from_ns: int | None = None, until_ns: int | None = None) -> list[Part]:
-    """What each cause took in each phase, the longest first; of all, or between two times."""
+    """The time of each cause in each phase, longest first; in total, or between two times."""
     low = explanation.start_ns if from_ns is None else from_ns
     high = explanation.end_ns if until_ns is None else until_ns
     sums: dict[tuple[Phase, Cause], int] = {}

@@ -1,4 +1,4 @@
-"""An explanation in sentences, and what its parts are called."""
+"""Explanations in sentences, and labels of their parts."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ CAUSES: dict[Cause, str] = {
     "cut_step": "cut short",
     "not_recorded": "not recorded",
 }
-#: Of a list of requests or steps so many are named.
+#: Requests or steps of a list that are named.
 _MAX_NAMED = 3
 _MAX_CLAUSES = 5
 
 
 def label(phase: Phase, cause: Cause) -> str:
-    """A part in two words: `waiting: blocks`."""
+    """A part in a few words: `waiting: blocks`."""
     return f"{PHASES[phase]}: {CAUSES[cause]}"
 
 
 def milliseconds(ns: int) -> str:
-    """To three digits or a tenth: `1,942.3 ms`, `2.13 ms`, `0.042 ms`."""
+    """With three digits or a tenth: `1,942.3 ms`, `2.13 ms`, `0.042 ms`."""
     value = ns / NANOSECONDS_PER_MILLISECOND
     return f"{value:,.{1 if value >= 9.995 else 2 if value >= 0.9995 else 3}f} ms"
 
 
-def tell(explanation: Explanation) -> list[str]:
-    """Paragraphs: what it was, and one for each part of its life, in order."""
+def describe(explanation: Explanation) -> list[str]:
+    """Paragraphs: a summary, and one for each phase, in order."""
     paragraphs = [_opening(explanation)]
     paragraphs += [f"Note: {note}." for note in explanation.notes]
-    tellers = {
+    describers = {
         "unseen": _unseen,
         "edge": _edge,
         "queue": _queue,
@@ -77,15 +77,15 @@ def tell(explanation: Explanation) -> list[str]:
         "decode": _decode,
         "text_end": _text_end,
     }
-    for phase, teller in tellers.items():
+    for phase, describer in describers.items():
         intervals = [interval for interval in explanation.intervals if interval.phase == phase]
         if intervals and not explanation.outcome.startswith("rejected"):
-            paragraphs.append(teller(explanation, intervals))
+            paragraphs.append(describer(explanation, intervals))
     return paragraphs
 
 
 def by_key(order: Order) -> str:
-    """Why the other one went first, in the policy's terms."""
+    """Why the other one went first, in terms of the policy."""
     (priority, key), (own_priority, own_key) = order.other_urgency, order.own_urgency
     if priority != own_priority:
         return f"its priority was {priority} against {own_priority}, and lower goes first"
@@ -96,15 +96,15 @@ def by_key(order: Order) -> str:
     if order.policy == "edf":
         return f"its deadline was {milliseconds(own_key - key)} earlier"
     if order.policy == "lrs":
-        slack, own_slack = _told_apart(key / (1 << FRACTION_BITS), own_key / (1 << FRACTION_BITS))
+        slack, own_slack = _distinguishable(key / (1 << FRACTION_BITS), own_key / (1 << FRACTION_BITS))
         return f"its slack was {slack} of its deadline against {own_slack}, and smaller goes first"
     if order.policy == "lpm":
         return f"with the wait counted in, it had {own_key - key:,} tokens more cached"
     return f"its key under {order.policy} was {key:,} against {own_key:,}, and smaller goes first"
 
 
-def _told_apart(value: float, other: float) -> tuple[str, str]:
-    """Two numbers with the digits that it takes to see which is larger, at least two and at most six."""
+def _distinguishable(value: float, other: float) -> tuple[str, str]:
+    """Two numbers with as many digits as are needed to compare them, from two to six."""
     pairs = [(f"{value:,.{digits}f}", f"{other:,.{digits}f}") for digits in range(2, 7)]
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
@@ -135,14 +135,14 @@ def _opening(explanation: Explanation) -> str:
 
 
 def _deadline(explanation: Explanation) -> str:
-    """Of a request that brought one, behind the opening."""
+    """A sentence on the request's own deadline, if it has one."""
     if not explanation.deadline_ns:
         return ""
-    told = f" Its first token was due {milliseconds(explanation.deadline_ns)} after its arrival"
+    due = f" Its first token was due {milliseconds(explanation.deadline_ns)} after its arrival"
     if explanation.first_token_ns is None:
-        return f"{told} and never came."
+        return f"{due} and never came."
     spare_ns = explanation.arrived_ns + explanation.deadline_ns - explanation.first_token_ns
-    return f"{told} and came {milliseconds(abs(spare_ns))} {'before' if spare_ns >= 0 else 'after'} that."
+    return f"{due} and came {milliseconds(abs(spare_ns))} {'before' if spare_ns >= 0 else 'after'} that."
 
 
 def _unseen(explanation: Explanation, intervals: list[Interval]) -> str:
@@ -160,22 +160,22 @@ def _edge(explanation: Explanation, intervals: list[Interval]) -> str:
 
 
 def _queue(explanation: Explanation, intervals: list[Interval]) -> str:
-    return _told("It waited {} to be admitted", explanation, intervals)
+    return _by_cause("It waited {} to be admitted", explanation, intervals)
 
 
 def _prefill(explanation: Explanation, intervals: list[Interval]) -> str:
     chunks = [step for step in explanation.steps if step.num_tokens and step.residency == 1]
-    return _told(f"Its prompt took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
+    return _by_cause(f"Its prompt took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
 
 
 def _recompute(explanation: Explanation, intervals: list[Interval]) -> str:
     chunks = [step for step in explanation.steps if step.num_tokens and step.residency > 1]
     tokens = counted(sum(chunk.num_tokens for chunk in chunks), "token")
-    return _told(f"Computing {tokens} again took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
+    return _by_cause(f"Computing {tokens} again took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
 
 
 def _where(explanation: Explanation, replicas: Iterable[int]) -> str:
-    """Behind step numbers, which each replica counts for itself."""
+    """A suffix for step numbers, which count on each replica."""
     found = [str(replica) for replica in sorted(set(replicas))]
     if explanation.num_replicas == 1 or not found:
         return ""
@@ -185,17 +185,17 @@ def _where(explanation: Explanation, replicas: Iterable[int]) -> str:
 def _chunks(explanation: Explanation, chunks: Seq[StepShare]) -> str:
     if not chunks:
         return "no step that completed"
-    told = []
+    clauses = []
     for chunk in chunks[:_MAX_NAMED]:
         beside = [counted(chunk.num_decodes, "decode")] if chunk.num_decodes else []
         beside += [f"{counted(chunk.num_chunk_tokens, 'prompt token')} of others"] if chunk.num_chunk_tokens else []
         words = f"step {chunk.step}: {counted(chunk.num_tokens, 'token')}"
-        told.append(words + (f" beside {_listed(beside)}" if beside else ""))
+        clauses.append(words + (f" beside {_listed(beside)}" if beside else ""))
     left = chunks[_MAX_NAMED:]
     if left:
-        told.append(f"{len(left):,} more: {counted(sum(chunk.num_tokens for chunk in left), 'token')}")
+        clauses.append(f"{len(left):,} more: {counted(sum(chunk.num_tokens for chunk in left), 'token')}")
     where = _where(explanation, [chunk.replica for chunk in chunks])
-    return f"{counted(len(chunks), 'step')}{where} ({'; '.join(told)})"
+    return f"{counted(len(chunks), 'step')}{where} ({'; '.join(clauses)})"
 
 
 def _decode(explanation: Explanation, intervals: list[Interval]) -> str:
@@ -211,26 +211,24 @@ def _decode(explanation: Explanation, intervals: list[Interval]) -> str:
             f"(the longest: step {step.step}, {milliseconds(longest.duration_ns)}, "
             f"{counted(step.num_chunk_tokens, 'token')})"
         )
-    return _told(f"Decoding took {{}} in {steps}", explanation, intervals)
+    return _by_cause(f"Decoding took {{}} in {steps}", explanation, intervals)
 
 
 def _preempted(explanation: Explanation, intervals: list[Interval]) -> str:
     found = explanation.preemptions
     times = {1: "once", 2: "twice"}.get(len(found), f"{len(found):,} times")
-    told = [_preemption(explanation, each) for each in found[:_MAX_NAMED]]
+    clauses = [_preemption(explanation, each) for each in found[:_MAX_NAMED]]
     if len(found) > _MAX_NAMED:
-        told.append(f"and {counted(len(found) - _MAX_NAMED, 'more time')}")
-    opening = f"It was preempted {times}: {'; '.join(told)}." if told else "It had been preempted."
-    return f"{opening} {_told('It waited {} to be admitted again', explanation, intervals)}"
+        clauses.append(f"and {counted(len(found) - _MAX_NAMED, 'more time')}")
+    opening = f"It was preempted {times}: {'; '.join(clauses)}." if clauses else "It had been preempted."
+    return f"{opening} {_by_cause('It waited {} to be admitted again', explanation, intervals)}"
 
 
 def _preemption(explanation: Explanation, preemption: Preemption) -> str:
     when = f"after {milliseconds(preemption.at_ns - explanation.start_ns)}"
     if preemption.by is None:
-        why = (
-            "its worker was lost" if preemption.reason == "lost" else "it needed a block and nobody less urgent had one"
-        )
-        return f"{when} {why}"
+        is_lost = preemption.reason == "lost"
+        return f"{when} {'its worker was lost' if is_lost else 'it needed a block and no less urgent sequence had one'}"
     who = _names(explanation, [preemption.by])
     why = "needed a block" if preemption.reason == "memory" else "was admitted in its place"
     key = f" ({by_key(preemption.order)})" if preemption.order is not None else ""
@@ -241,8 +239,8 @@ def _text_end(explanation: Explanation, intervals: list[Interval]) -> str:
     return f"Then {milliseconds(_sum(intervals))} passed until the server had looked for the end of its text."
 
 
-def _told(opening: str, explanation: Explanation, intervals: list[Interval]) -> str:
-    """`opening` with the time of all, what each cause took of it, the longest first, and who was ahead by which key."""
+def _by_cause(opening: str, explanation: Explanation, intervals: list[Interval]) -> str:
+    """`opening` with the total time, the time of each cause, longest first, and why another sequence was ahead."""
     groups: dict[Cause, list[Interval]] = {}
     for interval in intervals:
         groups.setdefault(interval.cause, []).append(interval)
@@ -253,16 +251,16 @@ def _told(opening: str, explanation: Explanation, intervals: list[Interval]) -> 
     left = [interval for _, group in ordered[_MAX_CLAUSES:] for interval in group]
     if left:
         clauses.append(f"{milliseconds(_sum(left))} for other reasons")
-    told = opening.format(milliseconds(_sum(intervals)))
+    found = opening.format(milliseconds(_sum(intervals)))
     if len(groups) > 1:
-        told += f": {'; '.join(clauses)}"
+        found += f": {'; '.join(clauses)}"
     elif "step" not in groups:
-        told += f", {_reason(explanation, *ordered[0])}"
-    return f"{told}.{_order(explanation, intervals)}"
+        found += f", {_reason(explanation, *ordered[0])}"
+    return f"{found}.{_order(explanation, intervals)}"
 
 
 def _reason(explanation: Explanation, cause: Cause, group: list[Interval]) -> str:
-    """Why it was in no step, or its step was not computed, behind a duration."""
+    """Why it was in no step, or its step was not computed; follows a duration."""
     first = group[0]
     behind = _behind(explanation, group)
     if cause == "sequence_limit":
@@ -322,7 +320,7 @@ def _behind(explanation: Explanation, group: list[Interval]) -> str:
 
 
 def _names(explanation: Explanation, identities: Iterable[SequenceId]) -> str:
-    """`requests 7, 8 and 5 others`, each once; samples of its own request are called so."""
+    """`requests 7, 8 and 5 others`, each once; samples of its own request are named as such."""
     requests = sorted({identity.request for identity in identities})
     own = ["another sample of its own"] if explanation.request in requests else []
     others = [str(request) for request in requests if request != explanation.request]
@@ -344,7 +342,7 @@ def _steps(steps: Seq[int]) -> str:
 
 
 def _order(explanation: Explanation, intervals: list[Interval]) -> str:
-    """One sentence on who was ahead by which key: a later arrival before others, then of the longest interval."""
+    """One sentence on a sequence that was ahead: preferably a later arrival, then that of the longest interval."""
     known = [
         (each.order.other.request > explanation.request, each.duration_ns, each.order)
         for each in intervals
@@ -367,14 +365,14 @@ def _listed(words: Seq[str]) -> str:
 
 
 def to_object(explanation: Explanation) -> dict[str, Any]:
-    """The explanation as JSON has it: with its total, its parts and its story."""
-    fields: dict[str, Any] = msgspec.to_builtins(explanation)
-    more = {"total_ns": explanation.total_ns, "parts": msgspec.to_builtins(parts(explanation))}
-    return fields | more | {"story": tell(explanation)}
+    """The explanation for JSON, with its total, its parts and its sentences."""
+    more = {"total_ns": explanation.total_ns, "parts": parts(explanation), "story": describe(explanation)}
+    found: dict[str, Any] = msgspec.to_builtins(explanation) | msgspec.to_builtins(more)
+    return found
 
 
 def part_rows(explanation: Explanation) -> Iterator[list[str]]:
-    """Each part with its milliseconds and its share, the longest first, and the total they add up to."""
+    """Each part with its milliseconds and share, longest first, and the total."""
     total_ns = max(explanation.total_ns, 1)
     for part in parts(explanation):
         yield [label(part.phase, part.cause), _exact(part.duration_ns), f"{part.duration_ns / total_ns:.1%}"]
@@ -382,12 +380,12 @@ def part_rows(explanation: Explanation) -> Iterator[list[str]]:
 
 
 def _exact(ns: int) -> str:
-    """To the nanosecond, so that a column adds up."""
+    """Milliseconds to the nanosecond, so that a column adds up."""
     return f"{ns // NANOSECONDS_PER_MILLISECOND:,}.{ns % NANOSECONDS_PER_MILLISECOND:06d}"
 
 
 def largest_part(explanation: Explanation, *, from_ns: int | None = None, until_ns: int | None = None) -> str:
-    """The part that took most of all, or of the time between two moments, in a few words."""
+    """The longest part of all, or between two times, in a few words."""
     found = parts(explanation, from_ns=from_ns, until_ns=until_ns)
     if not found:
         return "-"

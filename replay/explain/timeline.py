@@ -1,8 +1,8 @@
-"""The timeline of one sequence, cut at the moments of the log so that every nanosecond has one cause.
+"""The timeline of one sequence, split at the events of the log so that every nanosecond has one cause.
 
-`cursor_ns` is how far it is cut. Behind a drain a sequence either waits (then all the time to the next moment has the
-cause that the state gives) or has rows in flight. What became of those is known with the completions: the worker's
-own start and end of each step cut the time since the cursor.
+`cursor_ns` is the end of the last interval. After a drain, a sequence either waits or has rows in flight. If it waits,
+the state gives the cause of the time until the next event. If it has rows in flight, the completions will show it: the
+worker's start and end of each step split the time since the cursor.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import NamedTuple
 from eventlm.core.scheduler import waiting_head
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
-from eventlm.core.wait_reason import WaitReason, find_wait_reason, urgency_now
+from eventlm.core.step_plan import StepPlan, WaitReason
+from eventlm.core.wait_reason import find_wait_reason, urgency_now
 from eventlm.events import Finished, Launched, Preempted, StepCompleted
 from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.types import SequenceId
 
-#: Of these it is told who was there and who came first.
+#: Causes for which an interval names the sequences that were ahead.
 _BEHIND_OTHERS = ("sequence_limit", "blocks", "token_budget", "head_of_line")
-#: With these no step was formed that it could have been in.
+#: With these causes, the sequence is not considered for any step.
 _OUT_OF_LINE = ("grammar", "worker", "paused", "draining", "text_end")
 
 
 class TimelineRow(NamedTuple):
-    """A row of a launch: `num_tokens` behind `position`, 0 for a decode."""
+    """A row of a launch: `num_tokens` after `position`, 0 for a decode."""
 
     position: int
     num_tokens: int
 
 
 class _Flight(NamedTuple):
-    """A step in flight with a row of the sequence: of `num_tokens` behind `position`, 0 for a decode."""
+    """A step in flight with a row of the sequence. is_final: the row ends the prompt."""
 
     launched: Launched
-    position: int
-    num_tokens: int
+    row: TimelineRow
     is_final: bool
     residency: int
 
@@ -55,14 +55,14 @@ class _Wait:
         self.order: Order | None = None
 
     def goes_on(self, reason: WaitReason, phase: Phase) -> bool:
-        """Whether what holds now is the same cause."""
+        """Whether the cause is unchanged."""
         before = self.reason
         same = (before.cause, before.replica, before.other) == (reason.cause, reason.replica, reason.other)
         return same and phase == self.phase
 
 
 class Timeline:
-    """`settle` is called behind every drain, the others for what the drain's facts and decisions say."""
+    """`settle` is called after every drain, the other methods for its facts and decisions."""
 
     def __init__(self, sequence: Sequence, state: CoreState) -> None:
         arrival = sequence.arrival
@@ -71,10 +71,10 @@ class Timeline:
         self.num_replicas = len(state.replicas)
         self.start_ns = self.cursor_ns = min(arrival.scheduling.received_ns or arrival.ts, arrival.ts)
         self.first_token_ns: int | None = None
-        #: Of its latest admission before the drain that is being read.
+        #: Of its latest admission before the current drain.
         self.urgency = sequence.urgency
         self.notes: list[str] = []
-        #: Something of it is in the log.
+        #: Whether an event of it has been read.
         self._is_seen = False
         self._intervals: list[Interval] = []
         self._steps: list[StepShare] = []
@@ -82,12 +82,12 @@ class Timeline:
         self._phase: Phase = "queue"
         self._wait: _Wait | None = None
         self._flights: deque[_Flight] = deque()
-        #: Since when it has been preempted with rows in flight.
+        #: The time of its preemption, if it still has rows in flight.
         self._draining_ns: int | None = None
         self._completed_ns = -1
         self._num_tokens = sequence.num_tokens
-        #: By replica the latest launch since it has been waiting, or resident without a row.
-        self._launches: dict[int, Launched] = {}
+        #: By replica, the latest plan since it began to wait, or to be resident without a row.
+        self._plans: dict[int, StepPlan] = {}
 
     def arrive(self) -> None:
         """Its request has been stamped."""
@@ -100,7 +100,7 @@ class Timeline:
             self._emit(arrival.ts, "edge", "receiving")
 
     def resume(self, sequence: Sequence, last_ns: int, now_ns: int, in_flight: list[Launched]) -> None:
-        """The log has nothing from `last_ns` to now; `in_flight` are launches of all replicas that may lie in there."""
+        """After a gap of the log from `last_ns` to now. in_flight: launches of all replicas that may lie in it."""
         self.notes.append("events of its life were not recorded" if self._is_seen else "its arrival is not in the log")
         self._is_seen = True
         self._close_wait(last_ns)
@@ -108,15 +108,14 @@ class Timeline:
         self.sequence = sequence
         self._num_tokens = sequence.num_tokens
         self._flights.clear()
-        self._launches.clear()
         for launched in in_flight if not sequence.ended else []:
             self.launch(launched, rows_of(launched).get(sequence.id))
-        self._launches.clear()
+        self._plans.clear()
         self._draining_ns = now_ns if self._flights and not sequence.resident else None
         self._phase = self._find_phase()
 
     def _find_phase(self) -> Phase:
-        """In the middle of its life."""
+        """The phase by the state of the sequence."""
         sequence = self.sequence
         if sequence.ended:
             return "text_end"
@@ -130,22 +129,19 @@ class Timeline:
         """A step has been launched, with a row of the sequence or without one."""
         if row is not None:
             is_final = row.num_tokens > 0 and row.position + row.num_tokens == self.sequence.prefill_tokens
-            self._fly(_Flight(launched, row.position, row.num_tokens, is_final, self.sequence.residency))
+            residency = self.sequence.residency
+            self._close_wait(launched.ts)
+            if self._phase in ("queue", "preempted"):
+                self._phase = "prefill" if residency == 1 else "recompute"
+            self._flights.append(_Flight(launched, row, is_final, residency))
+            self._plans.clear()
             return
-        self._launches[launched.replica] = launched
         wait = self._wait
         if wait is not None and wait.reason.cause in _BEHIND_OTHERS and wait.reason.replica == launched.replica:
             for request, index, *_ in launched.chunks:
                 identity = SequenceId(request, index)
                 if identity not in wait.held_by:
                     wait.admitted[identity] = None
-
-    def _fly(self, flight: _Flight) -> None:
-        self._close_wait(flight.launched.ts)
-        if self._phase in ("queue", "preempted"):
-            self._phase = "prefill" if flight.residency == 1 else "recompute"
-        self._flights.append(flight)
-        self._launches.clear()
 
     def complete(self, fact: StepCompleted) -> None:
         """The replica's oldest step has completed, with the sequence or without it."""
@@ -165,7 +161,7 @@ class Timeline:
         if not self._flights:
             self._emit_flight(fact.ts, "return")
             self._end_draining()
-            self._launches.clear()
+            self._plans.clear()
         if flight.is_final and self._phase in ("prefill", "recompute"):
             self._phase = "decode"
 
@@ -178,16 +174,16 @@ class Timeline:
             start_ns=fact.start_ns,
             end_ns=fact.end_ns,
             completed_ns=fact.ts,
-            position=flight.position,
-            num_tokens=flight.num_tokens,
+            position=flight.row.position,
+            num_tokens=flight.row.num_tokens,
             num_produced=self.sequence.num_tokens - self._num_tokens,
-            num_decodes=len(launched.decodes) - (not flight.num_tokens),
-            num_chunk_tokens=sum(chunk[3] for chunk in launched.chunks) - flight.num_tokens,
+            num_decodes=len(launched.decodes) - (not flight.row.num_tokens),
+            num_chunk_tokens=sum(chunk[3] for chunk in launched.chunks) - flight.row.num_tokens,
             residency=flight.residency,
         )
 
     def check_worker(self, state: CoreState, now_ns: int) -> None:
-        """After a fact that says so: if the worker of its steps in flight is lost, so are they."""
+        """If the worker of its steps in flight is lost, they are lost too."""
         if not self._flights:
             return
         launched = self._flights[0].launched
@@ -201,7 +197,7 @@ class Timeline:
     def preempt(self, decision: Preempted, order: Order | None) -> None:
         """It lost its blocks; rows of it may be in flight."""
         self._close_wait(decision.ts)
-        self._launches.clear()
+        self._plans.clear()
         self._preemptions.append(
             Preemption(
                 at_ns=decision.ts,
@@ -222,30 +218,30 @@ class Timeline:
             self._phase = "preempted"
 
     def close(self, now_ns: int) -> None:
-        """Its end was seen: rows in flight mean nothing any more."""
+        """It has ended except for its text: rows in flight no longer count."""
         self._stop(now_ns)
         self._phase = "text_end"
 
     def settle(self, state: CoreState) -> None:
-        """A drain is over: if the sequence is in no step, note why."""
+        """After a drain: if the sequence is in no step, note the reason."""
         self.urgency = self.sequence.urgency
         if self._flights:
             return
         if self.sequence.resident and self._phase in ("queue", "preempted"):
             self._close_wait(state.now_ns)
             self._phase = "prefill" if self.sequence.residency == 1 else "recompute"
-        reason = find_wait_reason(state, self.sequence, self._launches)
+        self._plans |= state.plans
+        reason = find_wait_reason(state, self.sequence, self._plans)
         assert reason is not None, f"{self.sequence} is in a step that the log does not have"
         if reason.cause in _OUT_OF_LINE:
-            self._launches.clear()
+            self._plans.clear()
         if self._wait is None or not self._wait.goes_on(reason, self._phase):
             self._close_wait(state.now_ns)
             self._wait = self._open_wait(state, reason)
         self._wait.num_lacking = max(self._wait.num_lacking, reason.num_lacking)
-        launched = self._launches.get(reason.replica)
-        if reason.cause == "token_budget" and launched is not None:
-            self._wait.steps[launched.step] = None
-        if reason.cause in _BEHIND_OTHERS and (launched or state.policy.static):
+        if reason.cause == "token_budget":
+            self._wait.steps[self._plans[reason.replica].step] = None
+        if reason.cause in _BEHIND_OTHERS:
             self._note_order(state, self._wait)
 
     def _open_wait(self, state: CoreState, reason: WaitReason) -> _Wait:
@@ -258,13 +254,13 @@ class Timeline:
             "steps_in_flight": config.max_steps_in_flight,
         }
         if cause == "steps_in_flight" and not state.replicas[reason.replica].has_room(config):
-            # Fewer where the last of them takes long.
+            # Fewer, if the last of them takes long.
             limits[cause] = len(state.replicas[reason.replica].in_flight)
         held_by: list[SequenceId] = []
         if cause in ("sequence_limit", "blocks"):
             held_by = [resident.id for resident in state.replicas[reason.replica].running]
         elif cause == "token_budget":
-            chunks = self._launches[reason.replica].chunks
+            chunks = self._plans[reason.replica].chunks
             held_by = [SequenceId(request, index) for request, index, *_ in chunks]
         wait = _Wait(reason, self._phase, limits.get(cause, 0), held_by)
         if cause == "steps_in_flight":
@@ -272,7 +268,7 @@ class Timeline:
         return wait
 
     def _note_order(self, state: CoreState, wait: _Wait) -> None:
-        """Who was ahead first; or the first that was ahead and had arrived later, for that is less to be expected."""
+        """Note the first sequence ahead; or the first later arrival ahead, which is more surprising."""
         sequence = self.sequence
         head = waiting_head(state, state.replicas[wait.reason.replica]) if sequence.ticket else None
         if head is not None and head.sequence is not sequence:
@@ -282,7 +278,7 @@ class Timeline:
             wait.order = self._find_order(state, wait)
 
     def _find_order(self, state: CoreState, wait: _Wait) -> Order | None:
-        """The first of those that came before it, if that is more urgent."""
+        """The first of the sequences ahead that has not ended, if it is more urgent."""
         sequence = self.sequence
         for identity in wait.admitted if sequence.ticket else wait.held_by:
             request = state.requests.get(identity.request)
@@ -297,7 +293,7 @@ class Timeline:
         return self._explanation(decision.reason, decision.position, decision.cached_tokens)
 
     def cut(self, now_ns: int, outcome: str) -> Explanation:
-        """The log says no more of it."""
+        """The log has no more of it."""
         self._stop(now_ns)
         return self._explanation(outcome, self.sequence.num_output_tokens, self.sequence.cached_tokens)
 
@@ -356,7 +352,7 @@ class Timeline:
         self.cursor_ns = now_ns
 
     def _emit_flight(self, end_ns: int, cause: Cause, *steps: int) -> None:
-        """Time with rows in flight; from its preemption on it waits for them."""
+        """Time with rows in flight. After a preemption it waits for them."""
         draining_ns = self._draining_ns
         if draining_ns is None:
             self._emit(end_ns, self._phase, cause, *steps)
@@ -390,7 +386,7 @@ def rows_of(launched: Launched) -> dict[tuple[int, int], TimelineRow]:
 
 
 def order_of(state: CoreState, other: Sequence, others: Urgency, own: Urgency) -> Order | None:
-    """That `other` is more urgent, if it is."""
+    """An order if `other` is more urgent, else None."""
     if others >= own:
         return None
     return Order(policy=state.policy_name, other=other.id, other_urgency=others[:2], own_urgency=own[:2])

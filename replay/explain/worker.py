@@ -1,7 +1,6 @@
 """The process that explains a reply of a running server: `python -m eventlm.replay.explain.worker`.
 
-One JSON object comes in, an `ExplainQuestion`, and one goes out, an `ExplainAnswer`. It takes the processor only when
-nobody else wants it, for the server runs beside it.
+It reads an `ExplainRequest` as JSON and writes an `ExplainResponse`, at low priority, because the server is running.
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ from collections.abc import Iterator
 
 import msgspec
 
-from eventlm.engine.explanations import ExplainAnswer, ExplainQuestion
+from eventlm.engine.explanations import ExplainRequest, ExplainResponse
 from eventlm.errors import EventLMError, UsageError
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.result import Explanation
-from eventlm.replay.explain.story import part_rows, tell, to_object
+from eventlm.replay.explain.story import describe, part_rows, to_object
 
 _NICENESS = 10
 _WIDTH = 100
 
 
-def answer(question: ExplainQuestion) -> ExplainAnswer:
+def respond(request: ExplainRequest) -> ExplainResponse:
     """The explanations, or why there are none."""
-    path = question.run_folder
+    path = request.run_folder
     try:
-        # The plug-ins are those that the server runs with, as whoever started it chose them.
-        found = explain(path, [(request, None) for request in question.requests], trust_local_plugins=True)
+        # The plug-ins are those of the running server.
+        found = explain(path, [(seq, None) for seq in request.requests], trust_local_plugins=True)
     except UsageError as error:
-        return ExplainAnswer(reason="not_kept", error=_without(path, str(error)))
+        return ExplainResponse(reason="not_kept", error=_without(path, str(error)))
     except EventLMError as error:
-        return ExplainAnswer(reason="failed", error=_without(path, str(error)))
-    return ExplainAnswer(
+        return ExplainResponse(reason="failed", error=_without(path, str(error)))
+    return ExplainResponse(
         explanations=[msgspec.json.encode(to_object(each)).decode() for each in found.explanations],
         warnings=[_without(path, warning) for warning in found.warnings],
         text="\n\n".join("\n".join(_lines(each)) for each in found.explanations) + "\n",
@@ -42,7 +41,7 @@ def answer(question: ExplainQuestion) -> ExplainAnswer:
 
 
 def _lines(explanation: Explanation) -> Iterator[str]:
-    for paragraph in tell(explanation):
+    for paragraph in describe(explanation):
         yield textwrap.fill(paragraph, _WIDTH, break_long_words=False, break_on_hyphens=False)
     yield ""
     rows = [["part", "ms", "share"], *part_rows(explanation)]
@@ -52,19 +51,19 @@ def _lines(explanation: Explanation) -> Iterator[str]:
 
 
 def _without(path: str, message: str) -> str:
-    """Clients need not know where traces lie, nor how to look for others' requests."""
+    """Hide from clients where traces are, and how to look for others' requests."""
     return message.partition("; `eventlm")[0].partition(": `eventlm")[0].replace(path, "the trace")
 
 
 def main() -> None:
-    """Answer one question."""
-    # Ctrl-C is for whoever started this; what a plug-in prints must not stand in the answer.
+    """Respond to one request."""
+    # Ctrl-C is for the parent process. The output of plug-ins must not mix with the response.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
-    with os.fdopen(os.dup(1), "wb") as answers:
+    with os.fdopen(os.dup(1), "wb") as output:
         os.dup2(2, 1)
-        question = msgspec.json.decode(sys.stdin.buffer.read(), type=ExplainQuestion)
-        answers.write(msgspec.json.encode(answer(question)))
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExplainRequest)
+        output.write(msgspec.json.encode(respond(request)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Virtual time: it goes from one thing that is due to the next."""
+"""Virtual time, which advances from one scheduled action to the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced. Ties go by rank, then in the order of asking."""
+    """A clock that stands still until it is advanced. Ties are ordered by rank, then by the order of the calls."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -20,27 +20,23 @@ class VirtualClock:
 
     @property
     def has_more(self) -> bool:
-        """Whether anything is still due."""
+        """Whether any action is still scheduled."""
         return bool(self._agenda)
 
     def at(self, due_ns: int, action: Callable[[], None], rank: int = 0) -> None:
-        """Do something at a time that has not passed."""
+        """Schedule an action at a time that has not passed."""
         heappush(self._agenda, (due_ns, rank, self._num_entries, action))
         self._num_entries += 1
 
     def call_at(self, due_ns: int, action: Callable[[], None]) -> Callable[[], None]:
-        """The same for a timer of the loop, which knows by itself whether a call that it cancelled still counts."""
+        """The same for a timer of the loop, which ignores calls that it has cancelled."""
         self.at(due_ns, action)
-        return _do_nothing
+        return lambda: None
 
     def advance(self) -> int:
-        """Go to the next time at which something is due, and do all of it; the time."""
+        """Go to the next scheduled time and run all its actions; returns the time."""
         agenda = self._agenda
         self._now_ns = now_ns = agenda[0][0]
         while agenda and agenda[0][0] <= now_ns:
             heappop(agenda)[3]()
         return now_ns
-
-
-def _do_nothing() -> None:
-    """There is nothing to take back."""

@@ -1,4 +1,4 @@
-"""The engine of a simulation: a configuration, and what it leaves open taken from the cost model and the workload."""
+"""The engine of a simulation: a configuration, with defaults from the cost model and the workload."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from msgspec import structs
 
 from eventlm.config import Config, CoreConfig, SchedulerConfig
 from eventlm.config.core import most_blocks
+from eventlm.engine.predictor.fit import fit
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
-from eventlm.replay.cost.model import CostModel
-from eventlm.replay.cost.predictor import predictor_for
+from eventlm.replay.cost.model import CostModel, LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.workload.workload import Workload
 from eventlm.types import ceil_div
+from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
+from eventlm.worker.warm_up import Shape, fitting_shapes
 
 #: Part of a GPU's memory that weights and KV blocks may take; the rest is for activations.
 MEMORY_SHARE_PPM = 900_000
+#: Block size and longest context of the steps that a predictor is fitted to.
+_BLOCK_SIZE = 16
+_MAX_MODEL_LEN = 1 << 18
+#: Contexts of long prompts' chunks, and of decodes, in addition to those of a warm-up.
+_CHUNK_CONTEXTS = (4096, 16_384, 32_768, 65_536, 131_072)
+_DECODE_CONTEXTS = (4096, 16_384)
+_LONG_CHUNK_TOKENS = 2048
 
 
 class SimulatedEngine(NamedTuple):
-    """What `simulation.simulate` needs beside workload and cost model. notes: what was chosen, and why."""
+    """What `simulation.simulate` needs in addition to workload and cost model. notes: what was chosen, and why."""
 
     setup: EngineSetup
     predictor: list[int]
@@ -37,12 +46,11 @@ def build_engine(
     model_name: str = "simulated",
     recorded: CoreConfig | None = None,
 ) -> SimulatedEngine:
-    """Resolve a configuration as an engine's start does.
+    """Resolve a configuration as an engine's start does. `recorded`: limits of the run that the workload is from.
 
-    A step has as many tokens as were `recorded`, or as on a processor, unless it says how many.
-    Without num_blocks in it there are as many as were `recorded`, or as the machine of the cost model has room for, or
-    else more than the workload can fill. Without max_model_len the context is as long as the longest request needs, as
-    far as the blocks reach. Raises UsageError for what makes no sense.
+    Defaults: max_num_batched_tokens as recorded, or as on a CPU; num_blocks as recorded, or what fits the cost model's
+    machine, or more than the workload can fill; max_model_len what the longest request needs, as far as the blocks
+    reach. Raises UsageError for an invalid configuration.
     """
     if not workload.requests:
         raise UsageError(f"{workload.source}: there is no request in this workload")
@@ -71,7 +79,7 @@ def build_engine(
 def _num_blocks(
     config: Config, workload: Workload, cost: CostModel, recorded: CoreConfig | None, notes: list[str]
 ) -> int:
-    """KV blocks of each replica; `notes` is told where they come from. Raises UsageError for too few or too many."""
+    """KV blocks of each replica; adds their origin to `notes`. Raises UsageError for too few or too many."""
     block_size = config.cache.block_size
     num_blocks = config.cache.num_blocks
     most = most_blocks(config.scheduler.replicas)
@@ -85,7 +93,7 @@ def _num_blocks(
         num_blocks = min(machine_blocks(cost, block_size), most)
         machine = cost.machine
         name = f"{machine.num_gpus} x {machine.name}" if machine.num_gpus > 1 else machine.name
-        notes.append(f"{num_blocks:,} KV blocks: what {name} holds beside the weights of {cost.model.name}")
+        notes.append(f"{num_blocks:,} KV blocks: what {name} holds besides the weights of {cost.model.name}")
     else:
         ample = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
         num_blocks = min(ample, most)
@@ -100,15 +108,42 @@ def _num_blocks(
 
 
 def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:
-    """With the tokens of a step: where nobody says how many, as recorded, or as on a processor."""
+    """With `max_num_batched_tokens` set: by default as recorded, or as on a CPU."""
     budget = scheduler.batched_tokens()
     if recorded is not None and not scheduler.max_num_batched_tokens:
         budget = max(recorded.max_num_batched_tokens, scheduler.max_num_seqs)
     return structs.replace(scheduler, max_num_batched_tokens=budget)
 
 
+def predictor_for(model: CostModel, *, max_num_batched_tokens: int, max_num_seqs: int) -> list[int]:
+    """Coefficients of `eventlm.core.predictor`, fitted to the cost model as a live engine's are to its worker.
+
+    Beyond the steps of a warm-up, which has only two seconds, the fit covers long contexts. Attention dominates at tens
+    of thousands of tokens, and an extrapolation would be too long by factors.
+    """
+    worker = WorkerSetup(
+        replica=0,
+        epoch=0,
+        model=FAKE_MODEL,
+        block_size=_BLOCK_SIZE,
+        num_blocks=_MAX_MODEL_LEN // _BLOCK_SIZE,
+        max_model_len=_MAX_MODEL_LEN,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+    )
+    if isinstance(model, LinearCost):
+        model = model.without_noise()
+    chunk_tokens = min(_LONG_CHUNK_TOKENS, max_num_batched_tokens)
+    long_shapes = [Shape(1, chunk_tokens, context) for context in _CHUNK_CONTEXTS]
+    long_shapes += [Shape(8, 1, context) for context in _DECODE_CONTEXTS]
+    shapes = [shape.step_shape() for shape in (*fitting_shapes(worker), *fitting_shapes(worker, long_shapes))]
+    return fit(
+        [StepSample(shape=shape, duration_ns=model.step_ns(shape, 0, step)) for step, shape in enumerate(shapes)]
+    )
+
+
 def machine_blocks(cost: RooflineCost, block_size: int) -> int:
-    """KV blocks that a machine holds beside the weights. Raises UsageError if it does not hold even those."""
+    """KV blocks that fit a machine besides the weights. Raises UsageError if fewer than 2 do."""
     machine, model = cost.machine, cost.model
     weights_bytes = (model.layer_weights + 2 * model.vocab_size * model.hidden_size) * model.bytes_per_weight
     token_values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
@@ -133,7 +168,7 @@ def ample_blocks(workload: Workload, block_size: int, max_num_seqs: int) -> int:
 
 
 def _context(config: Config, workload: Workload, num_blocks: int, notes: list[str]) -> int:
-    """The longest context, cut to what the blocks hold."""
+    """The longest context, limited to what the blocks hold."""
     asked = config.model.max_model_len
     holds = (num_blocks - 1) * config.cache.block_size
     if asked > holds:
@@ -145,5 +180,5 @@ def _context(config: Config, workload: Workload, num_blocks: int, notes: list[st
         return asked
     longest = max(request.arrival.prompt_tokens + request.arrival.max_tokens for request in workload.requests)
     if longest > holds:
-        notes.append(f"the context is cut to {holds:,} tokens, which is what the KV blocks hold")
+        notes.append(f"the context is limited to {holds:,} tokens, which is what the KV blocks hold")
     return min(longest, holds)

@@ -1,7 +1,7 @@
-"""What the shells around a core know of live requests, made from fates: what a worker's answer to a launch says.
+"""Live requests of a simulated engine, and what its workers report for a launch.
 
-The same as `eventlm.engine.live_requests` says of a real worker, without a token: counts, ends, and the names of the
-blocks whose last token's KV a step has stored.
+The counterpart of `eventlm.engine.live_requests`, without tokens: counts, ends, and the names of the blocks that a step
+has filled.
 """
 
 from __future__ import annotations
@@ -10,58 +10,57 @@ from itertools import islice
 from typing import NamedTuple
 
 from eventlm.events import Launched
-from eventlm.replay.workload.workload import Fate, WorkloadRequest
+from eventlm.replay.workload.workload import SequenceOutput, WorkloadRequest
 from eventlm.types import WorkerEnd
 
 
 class SimulatedSequence:
     """One live sequence. Totals are tokens of prompt and output; positions count output tokens.
 
-    flag_from: the smallest total of tokens before a row at which the row may mean more than a token. has_left: it takes
-    no more tokens.
-    chunks_in_flight: rows in flight that produce nothing.
+    flag_from: the smallest total before a row from which the row may have side effects: an end, a filled block or a
+    watched position. has_left: it takes no more tokens. chunks_in_flight: rows in flight that produce no token.
     """
 
     __slots__ = (
         "_marks",
         "blocks",
         "chunks_in_flight",
-        "fate",
         "flag_from",
         "has_left",
         "index",
         "num_named",
-        "place",
+        "output",
         "prompt_tokens",
+        "request",
         "seq",
         "watched",
     )
 
-    def __init__(self, request: WorkloadRequest, place: int, seq: int, index: int, num_named: int) -> None:
-        self.fate: Fate = request.fates[index]
-        self.place = place
+    def __init__(self, request: WorkloadRequest, seq: int, index: int, num_named: int) -> None:
+        self.request = request
+        self.output: SequenceOutput = request.outputs[index]
         self.seq = seq
         self.index = index
         self.prompt_tokens = request.arrival.prompt_tokens
-        #: Blocks that have a name, and names to come.
+        #: Number of blocks with a name, and the names to come.
         self.num_named = num_named
-        self.blocks = iter(self.fate.blocks)
-        #: Positions behind which somebody outside does something.
+        self.blocks = iter(self.output.blocks)
+        #: Positions that trigger a text end or a cancel, or end the client's patience.
         self.watched: set[int] = set()
-        if self.fate.text_end is not None:
-            self.watched.add(self.fate.text_end.position)
+        if self.output.text_end is not None:
+            self.watched.add(self.output.text_end.position)
         if request.patience is not None:
             self.watched.add(1)
         if request.cancel is not None and request.cancel.index == index:
             self.watched.add(request.cancel.position)
-        #: All positions at which something happens, latest first, and those that have been passed taken off.
-        self._marks = sorted({*self.watched, self.fate.worker_end}, reverse=True)
+        #: All positions with side effects that have not been passed, latest first.
+        self._marks = sorted({*self.watched, self.output.worker_end}, reverse=True)
         self.flag_from = 0
         self.has_left = False
         self.chunks_in_flight = 0
 
-    def flag_behind(self, total: int, block_size: int) -> None:
-        """Set `flag_from` for rows behind a total."""
+    def update_flag(self, total: int, block_size: int) -> None:
+        """Set `flag_from` for rows after a total."""
         position, marks = total - self.prompt_tokens, self._marks
         while marks and marks[-1] <= position:
             marks.pop()
@@ -71,14 +70,14 @@ class SimulatedSequence:
 
 
 class Watched(NamedTuple):
-    """A sample has reached a position that somebody outside waits for."""
+    """A sample has reached one of its watched positions."""
 
     sample: SimulatedSequence
     position: int
 
 
-class SimulatedAnswer(NamedTuple):
-    """What a worker will say of a launch: tokens of each row; rows that may mean more, with the total before them."""
+class SimulatedResult(NamedTuple):
+    """A worker's future result: tokens of each row; rows that may have side effects, with the total before them."""
 
     launched: Launched
     produced: list[int]
@@ -86,7 +85,7 @@ class SimulatedAnswer(NamedTuple):
 
 
 class SimulatedCompletion(NamedTuple):
-    """Sparse parts of a completion, and the positions that its tokens reach, by row."""
+    """Sparse parts of a completion, and the watched positions that it reaches, by row."""
 
     ends: list[tuple[int, WorkerEnd]]
     filled: list[tuple[int, list[int]]]
@@ -94,17 +93,16 @@ class SimulatedCompletion(NamedTuple):
 
 
 class SimulatedRequests:
-    """All live requests of a simulated engine. `first_free_name`: names from there on stand for unknown content."""
+    """All live requests of a simulated engine. `first_free_name`: from there on names stand for unknown content."""
 
     def __init__(self, *, block_size: int, first_free_name: int) -> None:
         self._block_size = block_size
         self._next_name = first_free_name
         self._samples: dict[int, list[SimulatedSequence | None]] = {}
 
-    def admit(self, request: WorkloadRequest, place: int, seq: int, num_named: int) -> None:
+    def admit(self, request: WorkloadRequest, seq: int, num_named: int) -> None:
         """A request gets its samples; `num_named` blocks of its prompt have names."""
-        samples = [SimulatedSequence(request, place, seq, index, num_named) for index in range(request.arrival.n)]
-        self._samples[seq] = list(samples)
+        self._samples[seq] = [SimulatedSequence(request, seq, index, num_named) for index in range(request.arrival.n)]
 
     def leave(self, seq: int, index: int) -> None:
         """A sample takes no more tokens."""
@@ -122,13 +120,8 @@ class SimulatedRequests:
         """A request was rejected."""
         del self._samples[seq]
 
-    def sample(self, seq: int, index: int) -> SimulatedSequence | None:
-        """A sample that takes tokens."""
-        samples = self._samples.get(seq)
-        return samples[index] if samples is not None else None
-
-    def answer(self, launched: Launched) -> SimulatedAnswer:
-        """What a worker will say of a launch. Runs for every row of every step: written for speed."""
+    def result(self, launched: Launched) -> SimulatedResult:
+        """A worker's future result for a launch. Runs for every row of every step: written for speed."""
         flagged = []
         all_samples = self._samples
         row = 0
@@ -142,46 +135,47 @@ class SimulatedRequests:
             row += 1
         produced = [1] * row
         for request, index, start, num_tokens, samples in launched.chunks:
-            computing = self.sample(request, index)
-            if computing is not None:
-                flagged.append((row, computing, start + num_tokens))
-                computing.chunks_in_flight += not samples
+            if request in all_samples:
+                sample = all_samples[request][index]
+                if sample is not None:
+                    flagged.append((row, sample, start + num_tokens))
+                    sample.chunks_in_flight += not samples
             produced.append(samples)
             row += 1
-        return SimulatedAnswer(launched, produced, flagged)
+        return SimulatedResult(launched, produced, flagged)
 
-    def give_up(self, answer: SimulatedAnswer) -> None:
-        """The worker is gone: nobody will answer."""
-        for _, sample, _ in answer.flagged:
+    def discard(self, result: SimulatedResult) -> None:
+        """The worker is lost, and the result with it."""
+        for _, sample, _ in result.flagged:
             sample.chunks_in_flight = 0
 
-    def complete(self, answer: SimulatedAnswer) -> SimulatedCompletion:
-        """The sparse parts of the completion, with names for blocks, as of now: who has left says nothing more."""
+    def complete(self, result: SimulatedResult) -> SimulatedCompletion:
+        """The sparse parts of the completion, with names for blocks. Sequences that have left are ignored."""
         found = SimulatedCompletion([], [], [])
-        size, num_decodes = self._block_size, len(answer.launched.decodes)
-        for row, sample, total in answer.flagged:
+        size, num_decodes = self._block_size, len(result.launched.decodes)
+        for row, sample, total in result.flagged:
             if sample.has_left:
                 continue
             if row >= num_decodes:
-                sample.chunks_in_flight -= not answer.produced[row]
-            # A decode stores the KV of all tokens before the one that it produces, a chunk that of its own.
+                sample.chunks_in_flight -= not result.produced[row]
+            # A decode stores the KV of all tokens before the one that it produces, a chunk the KV of its own.
             num_filled = total // size - sample.num_named
             if num_filled > 0:
                 found.filled.append((row, self._name(sample, num_filled)))
-            if answer.produced[row]:
+            if result.produced[row]:
                 position = total + 1 - sample.prompt_tokens
-                if position == sample.fate.worker_end:
-                    found.ends.append((row, sample.fate.worker_reason))
+                if position == sample.output.worker_end:
+                    found.ends.append((row, sample.output.worker_reason))
                 if position in sample.watched:
                     found.watched.append((row, Watched(sample, position)))
-            sample.flag_behind(total, size)
+            sample.update_flag(total, size)
         return found
 
     def _name(self, sample: SimulatedSequence, num_blocks: int) -> list[int]:
-        """Names of a sample's next blocks: its own as far as they are known, then new ones."""
+        """Names of a sample's next blocks: recorded ones as far as known, then new ones."""
         sample.num_named += num_blocks
         first = self._next_name
-        if not sample.fate.blocks:
+        if not sample.output.blocks:
             self._next_name += num_blocks
             return list(range(first, first + num_blocks))
         names = list(islice(sample.blocks, num_blocks))

@@ -1,9 +1,10 @@
-"""Run a workload through an engine that is not there: the core of `eventlm serve`, its clock, and a cost model."""
+"""Runs a workload through a simulated engine: the core of `eventlm serve`, a virtual clock and a cost model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from eventlm.worker.protocol import WorkerReady
 
 
 class SimulationResult(Struct, frozen=True, kw_only=True):
-    """What a simulation came to. `run_folder` has its trace, "" if none was asked for."""
+    """The result of a simulation. run_folder: of its trace; "" if it was not recorded."""
 
     header: Header
     outcome: RunOutcome
@@ -51,9 +52,8 @@ def simulate(
 ) -> SimulationResult:
     """Run a workload to its end.
 
-    predictor: the coefficients that the scheduler goes by, as `predictor` in the configuration. objectives: of requests
-    that bring none. record: a folder that gets the run's trace. `on_progress` gets how many requests have ended, and of
-    how many.
+    predictor: the coefficients for the scheduler. objectives: for requests without their own. record: a folder for the
+    trace. `on_progress` gets how many requests have ended, and their total.
 
     Raises UsageError for blocks that cannot be split or joined to the engine's, LogWriteError if the trace cannot be
     written.
@@ -66,22 +66,19 @@ def simulate(
     num_replicas = setup.core.num_replicas
     collector = OutcomeCollector(objectives)
     trace = SimulatedTrace(record, header.run) if record is not None else None
-    try:
+    with trace or nullcontext():
         simulator = Simulator(
             header,
             core,
             workload,
             ModelledTiming(cost, num_replicas),
-            incidents=[WorkerUp(replica=replica, epoch=1) for replica in range(num_replicas)],
+            external_facts=[WorkerUp(replica=replica, epoch=1) for replica in range(num_replicas)],
             closed_loop=closed_loop,
             checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
             subscribers=[collector.see, *subscribers, *([trace.see] if trace is not None else [])],
         )
         simulator.run(on_progress=on_progress)
         simulator.end()
-    finally:
-        if trace is not None:
-            trace.close()
     outcome = collector.outcome()
     return SimulationResult(
         header=header,
@@ -98,7 +95,7 @@ def simulate(
 
 
 def simulated_header(workload: Workload, setup: EngineSetup, cost: CostModel, predictor: Sequence[int]) -> Header:
-    """The header of a run that no worker has seen. It says so, and by which cost model."""
+    """The header of a simulated run, which contains the cost model."""
     description: dict[str, Any] = {"workload": workload.source, "cost_model": msgspec.to_builtins(cost)}
     no_worker = WorkerReady(epoch=1, pid=0, host={"simulated": description})
     system = real_system()

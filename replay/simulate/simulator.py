@@ -1,8 +1,8 @@
-"""The simulator is the engine: the same core, a virtual clock, a cost model in the worker's place.
+"""The simulator: the core and the loop of a live engine, with a virtual clock and a cost model instead of workers.
 
-All facts that are due at one time are one tick of the loop that live engines use too. What the core decides leads to
-further facts: a launch to its completion, a token to a cancel or a text end, the end of a turn to the next. Facts of
-one time go in the order of their ranks (their places in a recorded run, if it is repeated), then of asking.
+All facts that are due at one time form one tick of the loop. Decisions lead to further facts: a launch to its
+completion, a token to a cancel or a text end, the end of a turn to the next. Facts of one time are ordered by rank (in
+a repetition of a run their recorded positions), then by the order in which they were scheduled.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from eventlm.events import (
     TextEnded,
 )
 from eventlm.replay.simulate.clock import VirtualClock
-from eventlm.replay.simulate.requests import SimulatedAnswer, SimulatedRequests, Watched
+from eventlm.replay.simulate.requests import SimulatedRequests, SimulatedResult, Watched
 from eventlm.replay.simulate.timing import StepTimes, Timing
 from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
 from eventlm.types import OnProgress
 
-#: Sees every event in the order of the log.
+#: Gets every event in the order of the log.
 Subscriber = Callable[[Event], None]
-#: Whether there is still something to say. Asked before the drain.
+#: Whether a scheduled fact still applies.
 IsDue = Callable[[], bool]
 
 
 class Simulator:
     """Runs a workload through a core that has applied nothing yet.
 
-    incidents: facts from outside, with their times; without a WorkerUp no replica ever works.
-    closed_loop, pause_ns: see `ArrivalPlan`.
-    until_s: a recorded run is repeated; stop before this position. Then `markers` have their places in the log.
-    checkpoint_events: events between two digests of the state in the log; 0: there is none.
+    external_facts: facts of no request, with their times. A replica needs a WorkerUp to work.
+    closed_loop, pauses_ns: see `ArrivalPlan`.
+    until_s: repeat a recorded run and stop before this position. `markers` then have their recorded positions.
+    checkpoint_events: events between two digests of the state in the log; 0: no digests.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class Simulator:
         workload: Workload,
         timing: Timing,
         *,
-        incidents: Sequence[Fact] = (),
+        external_facts: Sequence[Fact] = (),
         closed_loop: int = 0,
-        pause_ns: int = 0,
+        pauses_ns: Sequence[int] = (),
         markers: Sequence[Marker] = (),
         until_s: int = NEVER,
         checkpoint_events: int = 0,
@@ -87,17 +87,17 @@ class Simulator:
             checkpoint_events=checkpoint_events,
             fires_timers=timing.fires_timers,
         )
-        #: What each launch will lead to, by its seq.
-        self._answers: dict[int, tuple[SimulatedAnswer, StepTimes]] = {}
-        #: Positions that the tokens of the completion being applied reach, by row.
+        #: The future result of each launch in flight, by its seq.
+        self._results: dict[int, tuple[SimulatedResult, StepTimes]] = {}
+        #: Watched positions that the completion being applied reaches, by row.
         self._watched: list[tuple[int, Watched]] = []
         #: The epoch of each replica's worker, None where there is none.
         self._workers: list[int | None] = [None] * header.core.num_replicas
-        #: The place in the workload of each request that has arrived, by its seq.
-        self.places: dict[int, int] = {}
-        #: How many sequences of each live request have not ended.
+        #: The index in the workload of each request that has arrived, by its seq.
+        self.workload_index: dict[int, int] = {}
+        #: Number of unfinished sequences of each live request.
         self._num_unended: dict[int, int] = {}
-        #: Live requests whose clients leave unless the first token comes before.
+        #: Live requests without a token whose clients may still run out of patience.
         self._patient: set[int] = set()
         self._markers = list(reversed(markers))
         self._handlers: dict[type[Decision], Callable[[Any], None]] = {
@@ -110,8 +110,8 @@ class Simulator:
         }
         if not markers:
             self._loop.mark(header)
-        self._plan = ArrivalPlan(workload, closed_loop=closed_loop, pause_ns=pause_ns)
-        for fact in incidents:
+        self._plan = ArrivalPlan(workload, closed_loop=closed_loop, pauses_ns=pauses_ns)
+        for fact in external_facts:
             self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [fact])  # type: ignore[misc]
         self._plan_arrivals(self._plan.first())
 
@@ -120,13 +120,8 @@ class Simulator:
         """Requests that have arrived and not ended."""
         return len(self._num_unended)
 
-    @property
-    def num_arrived(self) -> int:
-        """Groups that have arrived, or are about to."""
-        return self._plan.num_arrived
-
     def run(self, *, on_progress: OnProgress | None = None) -> None:
-        """Until nothing more happens. `on_progress` gets how many requests have ended, and of how many."""
+        """Run to the end. `on_progress` gets how many requests have ended, and their total."""
         num_requests, num_drains = len(self._workload.requests), 0
         self._take_markers()
         while self._clock.has_more and self.core.next_seq < self._until_s:
@@ -138,12 +133,12 @@ class Simulator:
             on_progress(self.num_ended, num_requests)
 
     def end(self, reason: str = "stop") -> None:
-        """Put the markers of a clean end behind the run."""
+        """Append the markers of a clean end."""
         self._loop.checkpoint()
         self._loop.mark(End(reason=reason))
 
     def _at(self, time_ns: int, rank: int, make: MakeFacts, is_due: IsDue | None = None) -> None:
-        """Put facts at a time, if they are still due then."""
+        """Schedule facts, which are dropped if they no longer apply then."""
         if is_due is None:
             self._clock.at(time_ns, lambda: self._loop.put(make), rank)
         else:
@@ -161,7 +156,7 @@ class Simulator:
             handler(decision)
 
     def _take_markers(self) -> None:
-        """Those of a repeated run, each at its place."""
+        """Insert the markers of a repeated run at their positions."""
         while self._markers and self._markers[-1].s == self.core.next_seq:
             self._loop.mark(self._markers.pop())
 
@@ -172,9 +167,9 @@ class Simulator:
 
     def _arrive(self, group: range, seq: int, ts: int) -> list[Fact]:
         facts: list[Fact] = []
-        for place in group:
+        for index in group:
             request = resize_request(
-                self._workload.requests[place], from_size=self._workload.block_size, to_size=self._block_size
+                self._workload.requests[index], from_size=self._workload.block_size, to_size=self._block_size
             )
             arrival, recorded = request.arrival, request.arrival.scheduling
             facts.append(
@@ -189,10 +184,10 @@ class Simulator:
                     ),
                 )
             )
-            own = seq + place - group.start
-            self.places[own] = place
+            own = seq + index - group.start
+            self.workload_index[own] = index
             self._num_unended[own] = arrival.n
-            self._live.admit(request, place, own, len(arrival.blocks))
+            self._live.admit(request, own, len(arrival.blocks))
         return facts
 
     def _launched(self, launched: Launched) -> None:
@@ -200,13 +195,13 @@ class Simulator:
         if times is None:
             return
         s = launched.s
-        self._answers[s] = (self._live.answer(launched), times)
-        self._at(times.completed_ns, times.rank, lambda seq, ts: [self._complete(s)], lambda: s in self._answers)
+        self._results[s] = (self._live.result(launched), times)
+        self._at(times.completed_ns, times.rank, lambda seq, ts: [self._complete(s)], lambda: s in self._results)
 
     def _complete(self, s: int) -> StepCompleted:
-        answer, times = self._answers.pop(s)
-        launched = answer.launched
-        completion = self._live.complete(answer)
+        result, times = self._results.pop(s)
+        launched = result.launched
+        completion = self._live.complete(result)
         self._watched = completion.watched
         return StepCompleted(
             c=s,
@@ -215,22 +210,22 @@ class Simulator:
             step=launched.step,
             start_ns=times.start_ns,
             end_ns=times.end_ns,
-            produced=answer.produced,
+            produced=result.produced,
             ends=completion.ends,
             filled=completion.filled,
         )
 
     def _change_worker(self, index: int, decisions: Sequence[Decision]) -> None:
-        """The answers of a worker that is gone will not come."""
+        """Discard the results of a lost worker."""
         worker = self.core.state.replicas[index].worker
         if worker == self._workers[index]:
             return
         self._workers[index] = worker
-        for s, (answer, _) in list(self._answers.items()):
-            launched = answer.launched
+        for s, (result, _) in list(self._results.items()):
+            launched = result.launched
             if launched.replica == index and launched.epoch != worker:
-                self._live.give_up(answer)
-                del self._answers[s]
+                self._live.discard(result)
+                del self._results[s]
         self._timing.worker_up(index, self.core.state.now_ns)
 
     def _emitted(self, emitted: Emitted) -> None:
@@ -240,18 +235,18 @@ class Simulator:
         watched, self._watched = self._watched, []
         for row, (sample, position) in watched:
             if row not in dropped:
-                self._reached(self._workload.requests[sample.place], sample.seq, sample.index, position, emitted.ts)
+                self._reached(sample.request, sample.seq, sample.index, position, emitted.ts)
 
     def _admitted(self, admitted: Admitted) -> None:
         seq, now_ns = admitted.request, admitted.ts
-        request = self._workload.requests[self.places[seq]]
+        request = self._workload.requests[self.workload_index[seq]]
         for index in range(request.arrival.n):
             self._reached(request, seq, index, 0, now_ns)
         patience = request.patience
         if patience is not None:
             self._patient.add(seq)
             self._plan_cancel(seq, patience.reason, now_ns + patience.limit_ns, patience.s, self._patient)
-        # A matcher that a run does not show to come is there at once, unless that run is repeated.
+        # A grammar whose result was not recorded is ready at once, unless the run is repeated.
         if request.grammar_s or (request.arrival.scheduling.waits_for_grammar and self._until_s == NEVER):
             error = request.grammar_error
             self._at(
@@ -262,9 +257,9 @@ class Simulator:
             )
 
     def _reached(self, request: WorkloadRequest, seq: int, index: int, position: int, now_ns: int) -> None:
-        """A sequence has so many tokens: who waited for that does something."""
-        fate, cancel = request.fates[index], request.cancel
-        end = fate.text_end
+        """A sequence has reached a watched position."""
+        output, cancel = request.outputs[index], request.cancel
+        end = output.text_end
         if end is not None and end.position == position:
             self._plan_text_end(seq, index, end.position, end.reason, now_ns + end.delay_ns, end.s)
         if cancel is not None and (cancel.index, cancel.position) == (index, position):
@@ -277,18 +272,18 @@ class Simulator:
         self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in self._num_unended)
 
     def _plan_cancel(self, seq: int, reason: str, due_ns: int, rank: int, due: Container[int]) -> None:
-        """The client leaves if the request is still among those `due` then."""
+        """The client leaves if the request is still in `due` then."""
         fact = Cancelled(c=seq, request=seq, reason=reason)
         self._at(due_ns, rank, lambda _, ts: [fact], lambda: seq in due)
 
     def _closing(self, closing: Closing) -> None:
         self._live.leave(closing.request, closing.index)
-        fate = self._workload.requests[self.places[closing.request]].fates[closing.index]
-        # An end in the text that lies before the worker's is under way already.
-        is_open = fate.text_end is None or fate.text_end.position > closing.position
-        if is_open and (fate.answer_delay_ns is not None or self._until_s == NEVER):
-            due_ns = closing.ts + (fate.answer_delay_ns or 0)
-            self._plan_text_end(closing.request, closing.index, closing.position, "", due_ns, fate.answer_s)
+        output = self._workload.requests[self.workload_index[closing.request]].outputs[closing.index]
+        # A text end at an earlier position is already scheduled.
+        is_open = output.text_end is None or output.text_end.position > closing.position
+        if is_open and (output.answer_delay_ns is not None or self._until_s == NEVER):
+            due_ns = closing.ts + (output.answer_delay_ns or 0)
+            self._plan_text_end(closing.request, closing.index, closing.position, "", due_ns, output.answer_s)
 
     def _finished(self, finished: Finished) -> None:
         seq = finished.request
@@ -305,10 +300,10 @@ class Simulator:
         del self._num_unended[seq]
         self._patient.discard(seq)
         self.num_ended += 1
-        self._plan_arrivals(self._plan.ended(self.places[seq], now_ns))
+        self._plan_arrivals(self._plan.ended(self.workload_index[seq], now_ns))
 
 
 def _first_free_name(workload: Workload, header: Header) -> int:
-    """Behind all names that the arrivals' blocks can get."""
+    """Larger than all names of the arrivals' blocks after resizing."""
     parts = max(workload.block_size // header.core.block_size, 1)
     return (workload.first_free_name + 1) * parts + 1

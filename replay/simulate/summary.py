@@ -1,4 +1,4 @@
-"""What a simulation came to in figures: what `eventlm simulate` prints and a sweep keeps of each of its cells."""
+"""The figures of a simulation, which `eventlm simulate` prints and a sweep keeps for each cell."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Struct, structs
 from eventlm.metrics.trace_metrics import Distribution
 from eventlm.replay.outcome import LATENCIES, RunOutcome, SequenceOutcome
 
-#: Prompt lengths in tokens with which one class ends and the next begins.
+#: Boundaries of the classes of prompt lengths, in tokens.
 CLASS_EDGES = (256, 1024, 4096, 16_384, 65_536)
 
 
 class ClassSummary(Struct, frozen=True, kw_only=True):
-    """Sequences whose prompts have from `min_tokens` to `max_tokens` tokens; None: no limit. Shares as in the whole."""
+    """Sequences with prompts of `min_tokens` to `max_tokens` tokens; None: no limit."""
 
     min_tokens: int
     max_tokens: int | None
@@ -32,11 +32,11 @@ class ClassSummary(Struct, frozen=True, kw_only=True):
 
 
 class SimulationSummary(Struct, frozen=True, kw_only=True):
-    """A simulation. Latencies by the names of `eventlm.replay.outcome.LATENCIES`, in ns, without those that nobody has.
+    """A simulation. Latencies in ns by the names of `eventlm.replay.outcome.LATENCIES`, if any sequence has them.
 
-    num_unserved: requests that never arrived because what they go on from was turned away. num_cut_short: sequences
-    that did not run to their end. duration_ns: simulated, from the first arrival to the last end; wall_ns: what it took
-    to simulate. Shares are in parts per million, None where they are of nothing.
+    num_unserved: requests that never arrived because the turn before was rejected. num_cut_short: sequences that did
+    not run to their end. duration_ns: simulated, from the first arrival to the last end; wall_ns: of the simulation
+    itself. Shares are in parts per million, None if they do not apply.
     """
 
     num_requests: int
@@ -63,12 +63,12 @@ class SimulationSummary(Struct, frozen=True, kw_only=True):
 
     @property
     def num_rejected(self) -> int:
-        """Requests that were turned away."""
+        """Requests that were rejected."""
         return sum(self.reject_reasons.values())
 
     @property
     def steps_per_second(self) -> float:
-        """Of the machine that simulated."""
+        """Speed of the simulation itself."""
         return self.num_steps * 1e9 / self.wall_ns if self.wall_ns else 0.0
 
 
@@ -108,7 +108,6 @@ def _latencies(outcome: RunOutcome, sequences: Sequence[SequenceOutcome]) -> dic
 
 
 def _classes(outcome: RunOutcome) -> list[ClassSummary]:
-    """Those that have members."""
     found = []
     lower = 1
     for upper in (*CLASS_EDGES, None):
@@ -116,10 +115,10 @@ def _classes(outcome: RunOutcome) -> list[ClassSummary]:
             s for s in outcome.sequences if lower <= s.prompt_tokens and (upper is None or s.prompt_tokens <= upper)
         ]
         if members:
-            refusals = [
-                each for each in outcome.refusals if lower <= each.prompt_tokens <= (upper or each.prompt_tokens)
+            rejections = [
+                each for each in outcome.rejections if lower <= each.prompt_tokens <= (upper or each.prompt_tokens)
             ]
-            of_class = structs.replace(outcome, sequences=members, refusals=refusals)
+            of_class = structs.replace(outcome, sequences=members, rejections=rejections)
             found.append(
                 ClassSummary(
                     min_tokens=lower,

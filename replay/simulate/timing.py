@@ -1,17 +1,18 @@
-"""When a simulated worker's steps begin and end: by a cost model, or as they did in a recorded run."""
+"""Times of a simulated worker's steps: from a cost model, or as in a recorded run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from eventlm.core.predictor import StepShape
 from eventlm.events import Launched
-from eventlm.replay.cost.model import CostModel, StepShape, shape_of
+from eventlm.replay.cost.model import CostModel, shape_of
 from eventlm.replay.cost.recorded_steps import RecordedStep
 
 
 class StepTimes(NamedTuple):
-    """When a step starts and ends in its worker, when its completion is applied, its rank among facts of that time."""
+    """Start and end in the worker, when the completion is applied, and its rank among facts of that time."""
 
     start_ns: int
     end_ns: int
@@ -20,24 +21,24 @@ class StepTimes(NamedTuple):
 
 
 class Timing(Protocol):
-    """The clock of the workers."""
+    """Step times of all workers."""
 
     @property
     def fires_timers(self) -> bool:
-        """Whether the core's timers fire when they are due; else they do as the incidents of the run say."""
+        """Whether the core's timers fire when they are due; else recorded `timer` facts replace them."""
         ...
 
     def step(self, launched: Launched) -> StepTimes | None:
-        """Times of a step that has just been launched; None: it never completes. In the order of the launches."""
+        """Times of a step that was just launched; None: it never completes. Called in launch order."""
         ...
 
     def worker_up(self, replica: int, now_ns: int) -> None:
-        """A new worker has nothing to do."""
+        """The replica has a new, idle worker."""
         ...
 
 
 class ModelledTiming:
-    """A step starts as soon as its launch has reached the worker and the step before has ended."""
+    """A step starts when its launch has reached the worker and the step before has ended."""
 
     fires_timers = True
 
@@ -64,7 +65,7 @@ class ModelledTiming:
 
 
 class RecordedTiming:
-    """As it was. Whoever is asked for what the run does not have answers with nothing."""
+    """As recorded; steps that the run does not have never complete."""
 
     fires_timers = False
 
@@ -76,4 +77,4 @@ class RecordedTiming:
         return None if found is None else StepTimes(found.start_ns, found.end_ns, found.completed_ns, found.s)
 
     def worker_up(self, replica: int, now_ns: int) -> None:
-        """Nothing depends on it."""
+        """The times do not depend on it."""

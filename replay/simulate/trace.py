@@ -1,41 +1,35 @@
-"""A simulated run as a trace like any other: `eventlm replay` verifies it, and all that reads traces reads it."""
+"""Writes a simulated run as an ordinary trace, which `eventlm replay` can verify."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 
 from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.events import Event
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 
-#: Events between two digests of the state, as a server's default.
+#: Events between two digests of the state; the default of a server too.
 CHECKPOINT_EVENTS = 1000
-#: So many lines go to the file in one write.
+#: Lines in one write.
 LINES_PER_WRITE = 1000
 
 
 class SimulatedTrace:
     """A subscriber that writes every event to `folder/<run>/trace.jsonl` and points `folder/latest` to it.
 
-    The simulator makes the markers: give it `checkpoint_events=CHECKPOINT_EVENTS`, and let it `end` before `close`; a
-    trace without that says that it has no clean end. Raises LogWriteError where the disk does not take it: unlike a
-    server a simulation has nothing to do that is worth more than its record.
+    The simulator makes the markers: pass it `checkpoint_events=CHECKPOINT_EVENTS`, and call its `end` before `close`,
+    else the trace has no clean end. Raises LogWriteError if the disk fails.
     """
 
     def __init__(self, folder: Path | str, run: str) -> None:
-        self._writer = LogWriter(folder, run)
+        self._writer = LogWriter(real_system(), folder, run)
         self._num_waiting = 0
 
     @property
     def run_folder(self) -> Path:
         """The folder of the run."""
         return self._writer.run_folder
-
-    @property
-    def num_bytes(self) -> int:
-        """What has been written."""
-        return self._writer.num_bytes
 
     def see(self, event: Event) -> None:
         """Take the next event, the header first."""
@@ -62,7 +56,5 @@ class SimulatedTrace:
     def __enter__(self) -> SimulatedTrace:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

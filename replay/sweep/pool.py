@@ -1,4 +1,4 @@
-"""Processes that run cells, as many at once as there are jobs. JSON goes in and out, no code and no pickle."""
+"""Runs cells in processes, one for each job. They exchange JSON, no pickle."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ OnResult = Callable[[CellSpec, CellResult], None]
 
 
 def run_cells(specs: Sequence[CellSpec], *, num_jobs: int, on_result: OnResult) -> None:
-    """Run cells, in the order given as far as jobs become free. `on_result` is called in this thread.
+    """Run cells in the given order. `on_result` is called in this thread.
 
-    A process that dies fails its cell; another takes its place. Whatever ends this call early ends the processes too.
+    A process that dies fails its cell and is replaced. An exception in this call ends the processes.
     """
     waiting: queue.SimpleQueue[CellSpec] = queue.SimpleQueue()
     for spec in specs:
@@ -51,7 +51,7 @@ class _Job(threading.Thread):
         self._waiting = waiting
         self._finished = finished
         self._process: subprocess.Popen[bytes] | None = None
-        #: Held while a process is started or killed, so that none is started behind a `stop`.
+        #: Held while a process is started or killed, so that none is started after `stop`.
         self._lock = threading.Lock()
         self._is_stopped = False
 
@@ -65,7 +65,7 @@ class _Job(threading.Thread):
                 try:
                     result = self._ask(spec, errors.fileno())
                 except (OSError, msgspec.MsgspecError) as error:
-                    result = CellResult(error=f"its process could not be used: {error}")
+                    result = CellResult(error=f"its process failed: {error}")
                 if result is None:
                     errors.seek(0)
                     result = CellResult(error=self._describe_death(errors.read()))
@@ -74,7 +74,7 @@ class _Job(threading.Thread):
         self.stop()
 
     def _ask(self, spec: CellSpec, errors_fd: int) -> CellResult | None:
-        """The answer of the process; None if it died."""
+        """The result from the process; None if it died."""
         process = self._ensure_process(errors_fd)
         if process is None or process.stdin is None or process.stdout is None:
             return None
@@ -103,7 +103,7 @@ class _Job(threading.Thread):
         return f"its process died ({'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}){said}"
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         with self._lock:
             self._is_stopped = True
             process = self._process
@@ -114,7 +114,7 @@ class _Job(threading.Thread):
 
 
 def _close(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process that ends or has ended, and close its pipes."""
+    """Wait for a process that has ended or is ending, and close its pipes."""
     code = process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -1,4 +1,4 @@
-"""Limits for quantiles of latencies, and the highest load that keeps them."""
+"""Limits on quantiles of latencies, and the highest load that keeps them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from eventlm.replay.simulate.summary import SimulationSummary
 
 METRICS = ("ttft", "tpot", "e2e")
 QUANTILES = ("p50", "p90", "p95", "p99", "max")
-#: A refinement ends where pass and miss are this close, in parts per million of the load.
+#: A refinement ends when pass and miss are this close, in parts per million of the load.
 MIN_GAP_PPM = 1000
 
 
 class Limit(NamedTuple):
-    """A quantile of a latency may be so many milliseconds at most."""
+    """An upper limit on a quantile of a latency."""
 
     quantile: str
     metric: str
@@ -28,16 +28,14 @@ class Limit(NamedTuple):
         return f"{self.quantile}_{self.metric}"
 
     def value_ms(self, summary: SimulationSummary) -> float | None:
-        """What it is for; None where nobody has such a latency."""
+        """The limited value; None if no sequence has this latency."""
         found = summary.latencies.get(self.metric)
         return None if found is None else getattr(found, self.quantile) / 1e6
 
 
 class Capacity(NamedTuple):
-    """The highest load that keeps the limits, with all lower ones keeping them too, in parts per million.
-
-    load_ppm: None if the lowest does not. first_miss_ppm: the lowest that does not; None if all do: then the capacity
-    is at least that.
+    """load_ppm: the highest load that keeps the limits, as all lower ones do; None if the lowest does not.
+    first_miss_ppm: the lowest load that does not; None if all do, so the capacity may be higher. Parts per million.
     """
 
     load_ppm: int | None
@@ -51,7 +49,7 @@ def parse_limits(text: str) -> list[Limit]:
         quantile, _, metric = name.partition("_")
         if quantile not in QUANTILES or metric not in METRICS:
             raise UsageError(
-                f"--slo {text!r}: {name} is no quantile of a latency; write one of {', '.join(QUANTILES)}, an "
+                f"--slo {text!r}: {name} is not a quantile of a latency; write one of {', '.join(QUANTILES)}, an "
                 f"underscore and one of {', '.join(METRICS)}, such as p99_ttft=2000"
             )
         if isinstance(value, bool | str) or not value > 0:
@@ -61,9 +59,9 @@ def parse_limits(text: str) -> list[Limit]:
 
 
 def keeps(summary: SimulationSummary, limits: Sequence[Limit]) -> bool:
-    """Whether a load is kept up with: nobody is turned away for a full queue, and all limits are kept.
+    """Whether all limits are kept and no request is rejected for a full queue.
 
-    Requests that no engine of this context could serve do not count.
+    Requests that exceed the context length do not count.
     """
     if summary.reject_reasons.get("queue_full") or not summary.num_complete:
         return False
@@ -71,7 +69,7 @@ def keeps(summary: SimulationSummary, limits: Sequence[Limit]) -> bool:
 
 
 def capacity(kept: Mapping[int, bool]) -> Capacity:
-    """Of loads in parts per million, and whether each was kept up with."""
+    """The capacity, given whether each load (in parts per million) keeps the limits."""
     best = None
     for load_ppm in sorted(kept):
         if not kept[load_ppm]:
@@ -81,7 +79,7 @@ def capacity(kept: Mapping[int, bool]) -> Capacity:
 
 
 def load_between(found: Capacity) -> int | None:
-    """The load that would say most about where the capacity lies; None if none would."""
+    """The load that would narrow the capacity down most; None if it is known closely enough."""
     if found.load_ppm is None or found.first_miss_ppm is None:
         return None
     gap_ppm = found.first_miss_ppm - found.load_ppm

@@ -1,6 +1,6 @@
-"""A sweep: configurations x loads, each a simulation in a process of its own, and the capacity of each configuration.
+"""A sweep: configurations x loads, each a simulation in a separate process, and the capacity of each configuration.
 
-Results lie in `DIR/cells`, one file each. A cell whose file is there is not run again.
+Results are in `DIR/cells`, one file for each cell. A cell with a file does not run again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 
 class SweepPlan(Struct, frozen=True, kw_only=True):
-    """What to simulate. loads_ppm: factors on the workload's arrivals; num_refinements: further loads between the last
-    that keeps the limits and the first that does not, for each configuration. options: of every engine.
+    """What to simulate. loads_ppm: factors on the arrival rate; num_refinements: further loads between the highest that
+    keeps the limits and the lowest that does not, for each configuration. options: of every engine.
     """
 
     workload_path: str
@@ -65,7 +65,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
 
 
 class ConfigurationResult(Struct, frozen=True, kw_only=True):
-    """A configuration's loads in ascending order, and what it is capable of. errors: by load."""
+    """A configuration's results by load, in ascending order, and its capacity."""
 
     name: str
     configuration: Configuration
@@ -76,9 +76,9 @@ class ConfigurationResult(Struct, frozen=True, kw_only=True):
 
 
 class SweepResult(Struct, frozen=True, kw_only=True):
-    """What a sweep came to. `num_run` of `num_cells` were not there from an earlier one.
+    """The result of a sweep. `num_run` of `num_cells` had no result from an earlier one.
 
-    requests_per_second: those that arrive at a load of 1; 0 where all arrive at once.
+    requests_per_second: arrivals at a load of 1; 0 if all arrive at once.
     """
 
     plan: SweepPlan
@@ -88,15 +88,15 @@ class SweepResult(Struct, frozen=True, kw_only=True):
     requests_per_second: float
 
 
-class _Place(NamedTuple):
-    """A cell of the grid: which configuration, under which load."""
+class _GridCell(NamedTuple):
+    """A cell of the grid: the index of a configuration, and a load."""
 
     configuration: int
     load_ppm: int
 
 
 class Sweep:
-    """Raises UsageError for configurations and loads that make no sense, before anything is run."""
+    """Raises UsageError for invalid configurations and loads before anything runs."""
 
     def __init__(self, plan: SweepPlan, loaded: LoadedWorkload, folder: Path | str, *, num_jobs: int) -> None:
         if num_jobs < 1:
@@ -104,92 +104,88 @@ class Sweep:
         if plan.num_refinements < 0:
             raise UsageError(f"--refine {plan.num_refinements}: 0 or more are needed")
         if plan.num_refinements and not plan.limits:
-            raise UsageError("--refine looks for the capacity at an SLO: say which with --slo")
+            raise UsageError("--refine looks for the capacity at an SLO, which needs --slo")
         self._plan = plan
         self._num_jobs = num_jobs
         self._folder = Path(folder) / CELLS_FOLDER
         self._hash = workload_hash(plan.workload_path)
         self._code = code_hash()
         self._plugin_hashes = [self._check(each, loaded) for each in plan.configurations]
-        self._summaries: dict[_Place, SimulationSummary] = {}
-        self._errors: dict[_Place, str] = {}
+        self._summaries: dict[_GridCell, SimulationSummary] = {}
+        self._errors: dict[_GridCell, str] = {}
         self._num_cells = self._num_run = 0
         requests = loaded.workload.requests
         duration_ns = loaded.workload.duration_ns
         self._requests_per_second = (len(requests) - 1) * 1e9 / duration_ns if duration_ns else 0.0
 
     def run(self, *, on_progress: OnProgress | None = None) -> SweepResult:
-        """Run all cells that have no result yet. `on_progress` gets how many cells are done, and of how many.
+        """Run all cells without a result. `on_progress` gets how many cells are done, and their total.
 
-        Raises UsageError if the folder cannot be written. What was finished until then, or until an interrupt, stays.
+        Raises UsageError if the folder cannot be written. Finished cells are kept, also after an interrupt.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             plan = self._plan
-            places = [
-                _Place(index, load_ppm)
+            cells = [
+                _GridCell(index, load_ppm)
                 for load_ppm, index in product(sorted(set(plan.loads_ppm)), range(len(plan.configurations)))
             ]
-            self._run(places, on_progress)
+            self._run(cells, on_progress)
             for _ in range(plan.num_refinements):
-                between = [(index, load_between(self._capacity(index))) for index in range(len(plan.configurations))]
-                places = [_Place(index, load_ppm) for index, load_ppm in between if load_ppm is not None]
-                if not places:
+                between = [
+                    (index, load_between(capacity(self._kept(index)))) for index in range(len(plan.configurations))
+                ]
+                cells = [_GridCell(index, load_ppm) for index, load_ppm in between if load_ppm is not None]
+                if not cells:
                     break
-                self._run(places, on_progress)
+                self._run(cells, on_progress)
         except OSError as error:
             raise UsageError(f"--output {self._folder.parent}: cannot be written: {error.strerror}") from error
         return self._result()
 
     def _check(self, configuration: Configuration, loaded: LoadedWorkload) -> list[str]:
-        """Build it once here; what identifies the code of its plug-ins."""
+        """Check the configuration by building its engine; returns the hashes of its plug-ins."""
         config = load_config(None, self._plan.options | configuration.options, environment={})
-        build_engine(
-            config,
-            loaded.workload,
-            self._plan.cost,
-            model_name=loaded.model_name,
-            recorded=loaded.recorded,
-        )
+        build_engine(config, loaded.workload, self._plan.cost, model_name=loaded.model_name, recorded=loaded.recorded)
         plugins = resolve_plugins(config.scheduler)
         return [plugin.record.source_hash for plugin in (plugins.policy, plugins.batcher, plugins.router)]
 
-    def _spec(self, place: _Place) -> CellSpec:
+    def _spec(self, cell: _GridCell) -> CellSpec:
         plan = self._plan
         return CellSpec(
             workload=str(Path(plan.workload_path).resolve()),
             workload_hash=self._hash,
             cost=plan.cost,
-            options=plan.options | plan.configurations[place.configuration].options,
-            load_ppm=place.load_ppm,
-            plugin_hashes=self._plugin_hashes[place.configuration],
+            options=plan.options | plan.configurations[cell.configuration].options,
+            load_ppm=cell.load_ppm,
+            plugin_hashes=self._plugin_hashes[cell.configuration],
             code=self._code,
         )
 
-    def _run(self, places: Sequence[_Place], on_progress: OnProgress | None) -> None:
-        by_key: dict[str, _Place] = {}
+    def _run(self, cells: Sequence[_GridCell], on_progress: OnProgress | None) -> None:
+        by_key: dict[str, _GridCell] = {}
         missing = []
         num_done = self._num_cells
-        self._num_cells += len(places)
-        for place in places:
-            spec = self._spec(place)
+        self._num_cells += len(cells)
+        for cell in cells:
+            spec = self._spec(cell)
             summary = read_finished(self._folder, spec)
             if summary is None:
-                by_key[spec.key] = place
+                by_key[spec.key] = cell
                 missing.append(spec)
             else:
-                self._summaries[place] = summary
-        num_done += len(places) - len(missing)
+                self._summaries[cell] = summary
+        num_done += len(cells) - len(missing)
 
         def on_result(spec: CellSpec, result: CellResult) -> None:
             nonlocal num_done
             num_done += 1
-            place = by_key[spec.key]
+            cell = by_key[spec.key]
             if result.summary is None:
-                self._errors[place] = result.error
+                self._errors[cell] = result.error
             else:
                 write_finished(self._folder, spec, result.summary)
-                self._summaries[place] = result.summary
+                self._summaries[cell] = result.summary
             if on_progress is not None:
                 on_progress(num_done, self._num_cells)
 
@@ -198,14 +194,11 @@ class Sweep:
         self._num_run += len(missing)
         run_cells(missing, num_jobs=self._num_jobs, on_result=on_result)
 
-    def _capacity(self, index: int) -> Capacity:
-        return capacity(self._kept(index))
-
     def _kept(self, index: int) -> dict[int, bool]:
-        """By load; one whose cell failed was not kept up with, as far as anybody knows."""
+        """Whether each load kept the limits; a failed cell counts as a miss."""
         limits = self._plan.limits
-        kept = {p.load_ppm: keeps(found, limits) for p, found in self._summaries.items() if p.configuration == index}
-        kept |= {p.load_ppm: False for p in self._errors if p.configuration == index}
+        kept = {c.load_ppm: keeps(found, limits) for c, found in self._summaries.items() if c.configuration == index}
+        kept |= {c.load_ppm: False for c in self._errors if c.configuration == index}
         return dict(sorted(kept.items()))
 
     def _result(self) -> SweepResult:
@@ -214,16 +207,17 @@ class Sweep:
         for index, (name, configuration) in enumerate(
             zip(configuration_names(plan.configurations), plan.configurations, strict=True)
         ):
-            summaries = {p.load_ppm: found for p, found in self._summaries.items() if p.configuration == index}
-            errors = {p.load_ppm: error for p, error in self._errors.items() if p.configuration == index}
+            summaries = {c.load_ppm: found for c, found in self._summaries.items() if c.configuration == index}
+            errors = {c.load_ppm: error for c, error in self._errors.items() if c.configuration == index}
+            kept = self._kept(index) if plan.limits else {}
             results.append(
                 ConfigurationResult(
                     name=name,
                     configuration=configuration,
                     summaries=dict(sorted(summaries.items())),
                     errors=dict(sorted(errors.items())),
-                    kept=self._kept(index) if plan.limits else {},
-                    capacity=self._capacity(index) if plan.limits else None,
+                    kept=kept,
+                    capacity=capacity(kept) if plan.limits else None,
                 )
             )
         return SweepResult(
@@ -251,7 +245,7 @@ def make_configurations(
 
 
 def configuration_names(configurations: Sequence[Configuration]) -> list[str]:
-    """Policy and batcher of each, and what else they differ by."""
+    """Policy and batcher of each; router and replicas if they differ."""
     has_routers = len({format_plugin_spec(each.router) for each in configurations}) > 1
     has_replicas = len({each.num_replicas for each in configurations}) > 1
     names = []

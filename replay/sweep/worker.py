@@ -1,6 +1,7 @@
 """The process that runs cells of a sweep: `python -m eventlm.replay.sweep.worker`.
 
-A line of JSON in is a `CellSpec`, a line out its `CellResult`; it ends when its input does. The workload is read once.
+It reads a `CellSpec` as JSON from each line of its input and writes a `CellResult` as a line, until its input ends. It
+reads the workload once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class CellRunner:
         self._loaded: tuple[str, str, LoadedWorkload] | None = None
 
     def run(self, spec: CellSpec) -> CellResult:
-        """Simulate a cell; an error is a result too."""
+        """Simulate a cell; errors are results too."""
         try:
             loaded = self._load(spec)
             config = load_config(None, spec.options, environment={})
@@ -39,7 +40,7 @@ class CellRunner:
         except EventLMError as error:
             return CellResult(error=str(error))
         except Exception as error:
-            # The other cells may be sound.
+            # Other cells may succeed.
             return CellResult(error=f"a defect, {type(error).__name__}: {error}")
 
     def _load(self, spec: CellSpec) -> LoadedWorkload:
@@ -51,16 +52,16 @@ class CellRunner:
 
 
 def main() -> None:
-    """Answer cells until there are none."""
-    # Ctrl-C is for whoever started this; what a plug-in prints must not stand among the answers.
+    """Run cells until the input ends."""
+    # Ctrl-C is for the parent process. The output of plug-ins must not mix with the results.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with os.fdopen(os.dup(1), "wb") as answers:
+    with os.fdopen(os.dup(1), "wb") as results:
         os.dup2(2, 1)
         runner = CellRunner()
         for line in sys.stdin.buffer:
             result = runner.run(msgspec.json.decode(line, type=CellSpec))
-            answers.write(msgspec.json.encode(result) + b"\n")
-            answers.flush()
+            results.write(msgspec.json.encode(result) + b"\n")
+            results.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a verification can find: stable codes, each with a cause and a remedy, and the story of the first difference."""
+"""What a verification can find: stable codes, each with a cause and a remedy, and details of the first difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventlm.events.codec import encode_body
 
 
 class Kind(NamedTuple):
-    """A code's exit status, what it means and what to do about it."""
+    """A code's exit status, meaning and remedy."""
 
     exit_code: ExitCode
     cause: str
@@ -24,8 +24,8 @@ class Kind(NamedTuple):
 
 
 _RERUN = (
-    "run the same version of eventlm and of the plug-ins as the header names; if they are, see whether a plug-in of "
-    "your own decides by a clock, by chance or by what it remembers; else report it with the trace"
+    "run the versions of eventlm and of the plug-ins that the header names; if you do, check whether a plug-in of your "
+    "own depends on a clock, on chance or on hidden state; else report it with the trace"
 )
 
 
@@ -34,34 +34,32 @@ class Code(Enum):
 
     MISSING_DECISION = Kind(ExitCode.DIFFERENT, "the replay made no decision where the trace has one", _RERUN)
     EXTRA_DECISION = Kind(ExitCode.DIFFERENT, "the replay made a decision that the trace does not have", _RERUN)
-    DIFFERENT_DECISION = Kind(ExitCode.DIFFERENT, "the replay decided otherwise than the trace", _RERUN)
+    DIFFERENT_DECISION = Kind(ExitCode.DIFFERENT, "the replay made another decision than the trace has", _RERUN)
     REORDERED_DECISION = Kind(ExitCode.DIFFERENT, "the replay made the same decisions in another order", _RERUN)
-    STATE_DIGEST = Kind(ExitCode.DIFFERENT, "the decisions agree, but the state behind them does not", _RERUN)
-    SNAPSHOT = Kind(
-        ExitCode.DIFFERENT, "the decisions agree, but the state that the next segment starts from is another", _RERUN
-    )
+    STATE_DIGEST = Kind(ExitCode.DIFFERENT, "the decisions agree, but the states do not", _RERUN)
+    SNAPSHOT = Kind(ExitCode.DIFFERENT, "the decisions agree, but the next segment starts from another state", _RERUN)
     CONFIG_DRIFT = Kind(
         ExitCode.DIFFERENT,
-        "the replay was given another configuration than the run",
-        "none is needed if this is what you asked for; leave the change out to verify the run itself",
+        "the replay has another configuration than the run",
+        "none is needed if you asked for it; leave the change out to verify the run itself",
     )
     POLICY_DRIFT = Kind(
         ExitCode.DIFFERENT,
-        "a plug-in is not the one that ran: another was asked for, or its source has changed",
-        "none is needed if this is what you asked for; else restore the recorded source",
+        "a plug-in is not the one that ran: you chose another, or its source has changed",
+        "none is needed if you asked for it; else restore the recorded source",
     )
     TOKEN = Kind(
         ExitCode.DIFFERENT,
-        "the model did not give again what it gave in the run",
-        "run it on the host, with the software and the threads that the header names, and the model's own files; "
-        "--teacher-force lists all that differs",
+        "the model did not produce what it produced in the run",
+        "use the host, software and number of threads that the header names, and the same model files; --teacher-force "
+        "lists all differences",
     )
     SAFETY = Kind(ExitCode.INVARIANT, "the state broke an invariant of the core", "report it with the trace")
-    LIVENESS = Kind(ExitCode.LIVENESS, "a sequence waits and nothing is under way", "report it with the trace")
+    LIVENESS = Kind(ExitCode.LIVENESS, "a sequence waits and nothing is in progress", "report it with the trace")
     GAP = Kind(
         ExitCode.GAP,
         "events were not recorded",
-        "what comes before the gap is verified; nothing can be said of the rest",
+        "everything before the gap is verified, the rest cannot be",
     )
 
 
@@ -79,11 +77,11 @@ class Divergence(Struct, frozen=True, kw_only=True):
     path: str = ""
     recorded: dict[str, Any] | None = None
     replayed: dict[str, Any] | None = None
-    #: Fields that differ: name, recorded, replayed; for lists the first differing place.
+    #: A sentence for each field that differs: name, recorded, replayed; of lists the first differing element.
     fields: list[str] = []
-    #: One line an event, from the difference back to the request.
+    #: One line for each event, from the difference back to the request.
     chain: list[str] = []
-    #: The replayed state of what the difference names, and digests that differ.
+    #: The replayed state of what the difference names.
     state: list[str] = []
 
 
@@ -91,6 +89,16 @@ def as_object(event: Event) -> dict[str, Any]:
     """An event as the JSON object that its line holds, without the hash."""
     found: dict[str, Any] = msgspec.json.decode(encode_body(event) + b"}")
     return found
+
+
+def one_line(event: Event, max_chars: int = 150) -> str:
+    """An event's line without the hash, shortened."""
+    return shortened((encode_body(event) + b"}").decode(), max_chars)
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """At most so many characters."""
+    return text if len(text) <= max_chars else text[: max_chars - 4] + " ..."
 
 
 def differing_fields(recorded: dict[str, Any], replayed: dict[str, Any]) -> list[str]:
@@ -101,50 +109,36 @@ def differing_fields(recorded: dict[str, Any], replayed: dict[str, Any]) -> list
         if before == after:
             continue
         if isinstance(before, list) and isinstance(after, list):
-            place = next((i for i, (x, y) in enumerate(zip(before, after, strict=False)) if x != y), None)
-            if place is None:
+            index = next((i for i, (x, y) in enumerate(zip(before, after, strict=False)) if x != y), None)
+            if index is None:
                 sentences.append(f"{name}: recorded {len(before)} entries, replayed {len(after)}")
             else:
-                sentences.append(f"{name}[{place}]: recorded {before[place]}, replayed {after[place]}")
+                sentences.append(f"{name}[{index}]: recorded {before[index]}, replayed {after[index]}")
         else:
-            sentences.append(f"{name}: recorded {_or_nothing(before)}, replayed {_or_nothing(after)}")
+            before, after = ("nothing" if value is None else value for value in (before, after))
+            sentences.append(f"{name}: recorded {before}, replayed {after}")
     return sentences
 
 
-def _or_nothing(value: Any) -> str:
-    return "nothing" if value is None else str(value)
-
-
 def requests_named(*objects: dict[str, Any] | None) -> list[int]:
-    """Requests that decisions name, each once, in the order of their mention; of launches those rows that differ."""
-    first, second = (*objects, None, None)[:2]
-    if first is not None and second is not None:
-        rows_differ = {
-            name: [row for row in [*first.get(name, []), *second.get(name, [])]
-                   if (row in first.get(name, [])) != (row in second.get(name, []))]
-            for name in ("decodes", "chunks", "forget")
-        }  # fmt: skip
-        objects = (first | rows_differ, second | rows_differ)
-    found: dict[int, None] = {}
-    for item in objects:
-        if item is None:
-            continue
-        if "request" in item:
-            found[item["request"]] = None
-        for name in ("decodes", "chunks", "forget"):
-            for row in item.get(name, []):
+    """Requests that one or two decisions name, each once, in order; of two launches only those of differing rows."""
+    present = [item for item in objects if item is not None]
+    found: dict[int, None] = {item["request"]: None for item in present if "request" in item}
+    for name in ("decodes", "chunks", "forget"):
+        for row in (row for item in present for row in item.get(name, [])):
+            if len(present) == 1 or any(row not in item.get(name, []) for item in present):
                 found[row[0]] = None
     return list(found)
 
 
 def state_lines(core: Core, requests: list[int], *, limit: int = 6) -> list[str]:
-    """How the replay sees the sequences of some requests, and its replicas."""
+    """The replay's state of some requests' sequences, and of its replicas."""
     state = core.state
     lines = []
     for seq in requests[:limit]:
         request = state.requests.get(seq)
         if request is None:
-            lines.append(f"request {seq}: has ended or was never admitted")
+            lines.append(f"request {seq}: ended or never admitted")
         else:
             lines += [repr(sequence) for sequence in request.sequences[:4]]
     for replica in state.replicas:
@@ -158,9 +152,9 @@ def state_lines(core: Core, requests: list[int], *, limit: int = 6) -> list[str]
 
 
 def classify(recorded: Sequence[Event], replayed: Sequence[Event]) -> Code:
-    """What a first difference is, given all decisions from it to the end of its apply, of the trace and the replay.
+    """The kind of a first difference, given all decisions from it to the end of its apply, of the trace and the replay.
 
-    Positions do not count: one decision more or less moves all that follow.
+    Positions are ignored, because one decision more or less shifts all that follow.
     """
     before, after = ([as_object(event) | {"s": 0} for event in events] for events in (recorded, replayed))
     is_known, is_wanted = before[0] in after, after[0] in before

@@ -1,4 +1,4 @@
-"""What a verification found, as text for a person and as JSON for a program."""
+"""The result of a verification as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 
 from eventlm.formatting import counted
-from eventlm.replay.verify.divergence import Divergence
+from eventlm.replay.verify.divergence import Divergence, shortened
 from eventlm.replay.verify.verifier import VerifyResult
 
-#: Longest line of an event that is shown whole.
+#: Longer events are shortened.
 MAX_EVENT_CHARS = 2000
 _LABEL_CHARS = 9
 
 
 def render(result: VerifyResult) -> str:
-    """The summary of a clean verification, or the story of the first difference; lines without a last newline."""
+    """The summary of a clean verification, or the first difference; without a final newline."""
     if result.divergence is None:
         return _summary(result)
     return "\n".join(_divergence_lines(result, result.divergence))
@@ -31,13 +31,13 @@ def render_json(result: VerifyResult) -> str:
 def _summary(result: VerifyResult) -> str:
     counts = f"{counted(result.num_events, 'event')}, {counted(result.num_decisions, 'decision')} verified, "
     if result.change:
-        return f"{counts}tokens not checked: with {result.change} none would have come out otherwise"
+        return f"{counts}tokens not checked: with {result.change} all decisions would have been the same"
     parts = [counted(result.num_checkpoints, "checkpoint")]
     parts += [counted(result.num_segments, "segment")] if result.num_segments > 1 else []
     parts += [f"from event {result.first_s:,} on, earlier ones are not in it"] if result.first_s else []
     text = f"{counts}tokens not checked ({', '.join(parts)})"
     if result.num_missing:
-        text += f"\ngap: {counted(result.num_missing, 'event')} not recorded; what lies before and behind is verified"
+        text += f"\ngap: {counted(result.num_missing, 'event')} not recorded; everything before and after is verified"
     return text
 
 
@@ -64,13 +64,12 @@ def _divergence_lines(result: VerifyResult, found: Divergence) -> list[str]:
 def _event(event: dict[str, Any] | None) -> str:
     if event is None:
         return "nothing"
-    text = msgspec.json.encode(event).decode()
-    return text if len(text) <= MAX_EVENT_CHARS else text[: MAX_EVENT_CHARS - 4] + " ..."
+    return shortened(msgspec.json.encode(event).decode(), MAX_EVENT_CHARS)
 
 
 def _block(label: str, texts: list[str]) -> list[str]:
-    """A label in front of the first line, the others under it."""
-    return [f"{label if place == 0 else '':<{_LABEL_CHARS}} {text}" for place, text in enumerate(texts)]
+    """The texts under each other, with a label before the first."""
+    return [f"{'' if index else label:<{_LABEL_CHARS}} {text}" for index, text in enumerate(texts)]
 
 
 def _section(title: str, texts: list[str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""Verification: a trace's facts go to a core, and every decision it makes is compared with the recorded one.
+"""Verification: applies a trace's facts to a core and compares every decision with the recorded one.
 
 Decisions are compared as bytes, so most lines are never decoded. The first difference ends the run and is explained:
-what was recorded and replayed, the chain of causes back to the request, the replayed state around it.
+what was recorded and replayed, the chain of causes back to the request, the replayed state.
 
-A later segment of a run begins with a snapshot. Where the log begins or goes on behind a gap there, the core is
-restored from it; where the replay has come there by itself, the snapshot must be that of its own state.
+Later segments of a run begin with a snapshot. If the log begins there, or continues after a gap, the core is restored
+from it. Otherwise it must equal the state of the replay.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from eventlm.replay.verify.divergence import (
     as_object,
     classify,
     differing_fields,
+    one_line,
     requests_named,
     state_lines,
 )
 from eventlm.types import OnProgress
 
-#: Most links of a causal chain that are shown.
+#: Links of a causal chain, at most.
 MAX_CHAIN = 12
 
 
 class VerifyResult(Struct, frozen=True, kw_only=True):
-    """What a verification found. `exit_code` is 0 if every decision was as recorded.
+    """The result of a verification. `exit_code` is 0 if every decision was as recorded.
 
-    `change` is what the replay did otherwise than the run, as text. Under a change the digests are not compared: the
-    state may differ (the policy in force is part of it) long before a decision does.
-    first_s: the first event of the trace, above 0 where the run's first segments are not kept. num_missing: events that
-    a gap says were not recorded; what lies on its both sides is verified.
+    change: the changes to the run, as text. Under a change digests are not compared, because the state may differ (it
+    contains the policy in force) long before a decision does.
+    first_s: the first event of the trace, above 0 if the run's first segments were not kept. num_missing: events in
+    gaps; both sides of a gap are verified.
     """
 
     path: str
@@ -61,7 +62,7 @@ class VerifyResult(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the divergence, else of the gaps."""
+        """That of the divergence, else of the gaps, else 0."""
         if self.divergence is not None:
             return self.divergence.exit_code
         return Code.GAP.value.exit_code if self.num_missing else 0
@@ -79,7 +80,7 @@ class Found(Exception):
 
 
 class Verifier:
-    """Takes a trace's lines in order, from the first. `check_invariants` validates the state after every fact."""
+    """Takes the lines of a trace in order. `check_invariants` validates the state after every fact."""
 
     def __init__(
         self, rebuilt: Rebuilt, header: Header, *, check_digests: bool = True, check_invariants: bool = False
@@ -91,11 +92,11 @@ class Verifier:
         self._header = header
         self._compare_digests = check_digests
         self._check_invariants = check_invariants
-        #: Decisions of the latest apply that the trace has not come to yet.
+        #: Decisions of the latest apply that have not been compared yet.
         self.expected: deque[Decision] = deque()
-        #: The core's state is not known before the next snapshot.
+        #: Whether the core's state is unknown until the next snapshot.
         self._is_lost = header.s > 0
-        #: Where the trace goes on if it has no gap here.
+        #: The next event, unless there is a gap.
         self._next_s = header.s
 
     def feed(self, line: LogLine) -> None:
@@ -106,12 +107,12 @@ class Verifier:
             return
         event = line.event()
         if encode_body(event) != line.body:
-            raise _damaged(line, "it is not written as eventlm writes it")
+            raise _damaged(line, "its encoding is not that of eventlm")
         if line.s != next_s:
-            self._lose_sight(event, next_s)
+            self._enter_gap(event, next_s)
         if self.expected:
             extra = self.expected[0]
-            raise Found(Code.EXTRA_DECISION, f"the trace goes on with `{line.tag}`", event, extra)
+            raise Found(Code.EXTRA_DECISION, f"the trace continues with `{line.tag}`", event, extra)
         if isinstance(event, Header):
             self._begin_segment(event, line)
         elif isinstance(event, Gap) and line.number != 2:
@@ -119,7 +120,7 @@ class Verifier:
         elif isinstance(event, Snapshot):
             self._take_snapshot(event, line)
         elif self._is_lost and not isinstance(event, Gap):
-            raise _damaged(line, "the segment has no snapshot to start from")
+            raise _damaged(line, "the segment has no snapshot")
         elif isinstance(event, Checkpoint) and self._compare_digests:
             self._check_digests(event)
         if isinstance(event, Fact | Marker) and not self._is_lost:
@@ -128,16 +129,16 @@ class Verifier:
     def _begin_segment(self, header: Header, line: LogLine) -> None:
         if line.number != 1:
             raise _damaged(line, "it is a second header")
-        place = {"s": self._header.s, "ts": self._header.ts, "c": self._header.c}
-        if structs.replace(header, **place, previous_h=self._header.previous_h) != self._header:
-            raise _damaged(line, "its header is not that of the run's first segment")
+        of_segment = {name: getattr(self._header, name) for name in ("s", "ts", "c", "previous_h")}
+        if structs.replace(header, **of_segment) != self._header:
+            raise _damaged(line, "its header differs from that of the run's first segment")
 
-    def _lose_sight(self, event: Event, next_s: int) -> None:
-        """The reader has found a gap here, which may begin with decisions of the last fact."""
+    def _enter_gap(self, event: Event, next_s: int) -> None:
+        """The reader has found a gap, which may begin with decisions of the last fact."""
         self.expected.clear()
         self._is_lost = True
         if not self._compare_digests:
-            what = f"events {next_s} to {event.s - 1} are missing: under a change nothing can be said of the rest"
+            what = f"events {next_s} to {event.s - 1} are missing: under a change the rest cannot be verified"
             raise Found(Code.GAP, what, event)
 
     def _take_snapshot(self, snapshot: Snapshot, line: LogLine) -> None:
@@ -145,7 +146,7 @@ class Verifier:
             try:
                 self.core = self._rebuilt.restored_core(bytes(snapshot.state))
                 if self._compare_digests:
-                    # One that was made up would fail anywhere later; under a change the limits may be others.
+                    # An invalid snapshot would fail anywhere later. Under a change the limits may differ.
                     validate(self.core.state)
             except (InvariantError, LookupError) as error:
                 raise _damaged(line, str(error)) from error
@@ -190,7 +191,7 @@ def _damaged(line: LogLine, what: str) -> TraceCorruptError:
 
 
 def _differing(replayed: bytes, recorded: bytes) -> str:
-    """The parts of two snapshots that are not the same."""
+    """The parts in which two snapshots differ."""
     after, before = msgspec.json.decode(replayed), msgspec.json.decode(recorded)
     return ", ".join(name for name in after if after[name] != before.get(name)) + " differ"
 
@@ -239,7 +240,7 @@ def verify(
 
 
 def _drift_code(changes: Changes | None, drift: list[str]) -> Code | None:
-    """What a difference is to be put down to, if something is known to differ."""
+    """The known cause of a difference, if any."""
     if changes is not None and changes.settings:
         return Code.CONFIG_DRIFT
     if drift or (changes is not None and (changes.policy or changes.batcher or changes.router)):
@@ -281,20 +282,20 @@ def _decisions_from(reader: LogReader, s: int) -> list[Event]:
 
 
 def _chain(reader: LogReader, line: LogLine, requests: list[int]) -> list[str]:
-    """The event, its causes one by one, and the arrivals of the requests that the difference names, as far as kept."""
+    """The event, its chain of causes, and the arrivals of the requests that the difference names."""
     links: list[str] = []
     s = line.s
     first_s = reader.header.s
     while s > first_s and len(links) < MAX_CHAIN:
         event = _event_at(reader, s)
-        links.append(_one_line(event))
-        # A cause lies before its effect; whatever else a made-up trace says is not followed.
+        links.append(one_line(event))
+        # A cause precedes its effect; a forged trace may say otherwise.
         s = event.c if event.c < s else 0
     if s > first_s:
         links.append("...")
     for request in requests[:3]:
         if first_s < request < line.s:
-            arrival = _one_line(_event_at(reader, request))
+            arrival = one_line(_event_at(reader, request))
             if arrival not in links:
                 links.append(arrival)
     return links
@@ -302,8 +303,3 @@ def _chain(reader: LogReader, line: LogLine, requests: list[int]) -> list[str]:
 
 def _event_at(reader: LogReader, s: int) -> Event:
     return next(iter(reader.lines_from(s))).event()
-
-
-def _one_line(event: Event, limit: int = 150) -> str:
-    text = (encode_body(event) + b"}").decode()
-    return text if len(text) <= limit else text[: limit - 4] + " ..."

@@ -1,4 +1,4 @@
-"""Another engine for a recorded run's work: what is changed, the core that follows from it, and what befalls it."""
+"""Another engine for a recorded run's work: the changes, the core that results, and the facts from outside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from eventlm.replay.workload.workload import Workload
 from eventlm.types import PluginKind
 
 MILLION = 1_000_000
-#: Facts that tell of one replica.
+#: Facts about one replica.
 _OF_REPLICA = (WorkerUp, WorkerLost, Desynced)
 
 
@@ -43,7 +43,7 @@ class Alternative(Struct, frozen=True, kw_only=True):
     """Another engine, or the same work at other times.
 
     num_replicas: None: as many as the run had. speed_up_ppm: how much closer together requests arrive, in parts per
-    million. closed_loop: so many clients send the requests one after the other; 0: they come as they came.
+    million. closed_loop: the number of clients that send the requests one after the other; 0: they arrive as recorded.
     """
 
     changes: Changes = Changes()
@@ -53,11 +53,11 @@ class Alternative(Struct, frozen=True, kw_only=True):
 
     @property
     def follows_run(self) -> bool:
-        """Whether the load comes when it came."""
+        """Whether requests arrive at the recorded times."""
         return self.speed_up_ppm == MILLION and not self.closed_loop
 
     def parts(self) -> dict[str, str]:
-        """What is changed, by kind, as one would say it."""
+        """The changes by kind, in words."""
         changes = self.changes
         specs = {"policy": changes.policy, "batcher": changes.batcher, "router": changes.router}
         found = {kind: format_plugin_spec(spec) for kind, spec in specs.items() if spec is not None}
@@ -72,12 +72,12 @@ class Alternative(Struct, frozen=True, kw_only=True):
         return found
 
     def describe(self) -> str:
-        """All that is changed; empty if nothing is."""
+        """All changes in words; empty if there are none."""
         return ", ".join(self.parts().values())
 
 
 def names(alternatives: Sequence[Alternative]) -> list[str]:
-    """A short name for each: what they have in common is left out, if that leaves something."""
+    """A short name for each, without what all have in common, unless nothing else is left."""
     all_parts = [alternative.parts() for alternative in alternatives]
     common = {
         kind
@@ -92,7 +92,7 @@ def names(alternatives: Sequence[Alternative]) -> list[str]:
 
 
 class AlternativeEngine(NamedTuple):
-    """What an alternative runs on. `notes`: what to know before believing in it."""
+    """The engine of an alternative. `notes`: its limits, for the reader of the results."""
 
     alternative: Alternative
     rebuilt: Rebuilt
@@ -106,7 +106,7 @@ class AlternativeEngine(NamedTuple):
 
 
 def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
-    """The engine of a header, changed. Raises UsageError for what makes no sense, as an engine does at its start."""
+    """The engine of a header with the changes. Raises UsageError for invalid ones, as an engine does at its start."""
     changes = alternative.changes
     if alternative.closed_loop < 0:
         raise UsageError(f"a closed loop of {alternative.closed_loop} clients makes no sense; it takes 1 or more")
@@ -117,7 +117,7 @@ def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
         raise UsageError(f"{alternative.num_replicas} replicas make no sense; an engine has 1 to {MAX_REPLICAS}")
     if "num_replicas" in changes.settings:
         raise UsageError("--set num_replicas: say --replicas instead")
-    # Where the run goes on from a snapshot, the alternative starts cold: nothing is bound to what was there.
+    # A log may begin in the middle of a run, with a snapshot. The alternative starts cold.
     rebuilt = rebuild(structs.replace(header, s=0), changes)
     config = rebuilt.config
     if alternative.num_replicas is not None:
@@ -132,7 +132,7 @@ def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
 
 
 def _check_limits(config: CoreConfig, changes: Changes) -> None:
-    """Limits that contradict each other, as at an engine's start. What has run may go on as it was."""
+    """Raise UsageError for changed limits that contradict each other, as at an engine's start."""
     is_changed = bool(changes.settings.keys() & {"max_num_batched_tokens", "max_num_seqs"})
     if is_changed and config.max_num_batched_tokens < config.max_num_seqs:
         raise UsageError(
@@ -166,7 +166,7 @@ def _notes(header: Header, config: CoreConfig) -> list[str]:
 
 
 def _plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
-    """As the header of a run with the changes has them; the first of each kind is the one that runs."""
+    """The plug-ins as the header of a run with the changes has them; the first of each kind is the one that runs."""
     asked: dict[PluginKind, PluginSpec | None] = {
         "policy": changes.policy,
         "batcher": changes.batcher,
@@ -181,7 +181,7 @@ def _plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
 
 
 def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cost: CostModel) -> Header:
-    """The first line of a simulated run. It says so, and of which run and by which cost model."""
+    """The header of a simulated run, with the run that it is made from and the cost model."""
     description: dict[str, Any] = {
         "run": run.header.run,
         "changes": engine.alternative.describe(),
@@ -197,7 +197,7 @@ def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cos
         code_version=__version__,
         run=f"{run.header.run}-what-if-{slug}",
         core=engine.config,
-        # They are those of the engine that ran.
+        # These describe the engine that was recorded.
         config={},
         config_hash="",
         plugins=engine.plugins,
@@ -207,13 +207,13 @@ def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cos
     )
 
 
-def incidents_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]:
-    """What befalls the engine from outside: what befell the run, as far as it has to do with it."""
+def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]:
+    """The facts from outside that apply to the alternative, out of those that the run had."""
     num_replicas = engine.config.num_replicas
-    incidents = _cold_start(run) + run.incidents
-    ups = [fact for fact in incidents if isinstance(fact, WorkerUp) and fact.replica == 0]
+    external_facts = _cold_start(run) + run.external_facts
+    ups = [fact for fact in external_facts if isinstance(fact, WorkerUp) and fact.replica == 0]
     found: list[Fact] = []
-    for fact in incidents:
+    for fact in external_facts:
         if isinstance(fact, _OF_REPLICA) and fact.replica >= num_replicas:
             continue
         if isinstance(fact, PolicySwapped) and engine.alternative.changes.policy is not None:
@@ -224,13 +224,13 @@ def incidents_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]:
                 structs.replace(fact, replica=replica, epoch=1)
                 for replica in range(run.header.core.num_replicas, num_replicas)
             ]
-    # What led to one is not where it was.
+    # Their causes have other positions here.
     found = [structs.replace(fact, c=0) for fact in found]
     return _sped_up(found, run.workload, engine.alternative.speed_up_ppm)
 
 
 def _cold_start(run: RecordedRun) -> list[Fact]:
-    """Where a log begins in the middle of the run: what makes a new engine like the old one, but for its caches."""
+    """For a log that begins in the middle of a run: facts that bring a new engine to its state, without its caches."""
     start, now_ns = run.start, run.header.ts
     if start is None:
         return []
@@ -249,15 +249,15 @@ def _cold_start(run: RecordedRun) -> list[Fact]:
     return found
 
 
-def _sped_up(incidents: list[Fact], workload: Workload, factor_ppm: int) -> list[Fact]:
-    """Incidents hit the same place of the load. What ends one takes as long as it took: a worker starts no faster."""
+def _sped_up(external_facts: list[Fact], workload: Workload, factor_ppm: int) -> list[Fact]:
+    """Move facts to the same position in the load. Outages last as long as they did: a worker starts no faster."""
     if factor_ppm == MILLION or not workload.requests:
-        return incidents
+        return external_facts
     first_ns = workload.requests[0].arrival_ns
-    #: By what is over again: when it began, and when it does so here.
+    #: By replica, or "pause": when an outage began in the run, and when it does here.
     began: dict[object, tuple[int, int]] = {}
     found = []
-    for fact in incidents:
+    for fact in external_facts:
         key = getattr(fact, "replica", "pause")
         if isinstance(fact, WorkerUp | Resumed) and key in began:
             before_ns, now_ns = began.pop(key)

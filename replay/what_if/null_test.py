@@ -1,7 +1,7 @@
 """The null test: a recorded run's workload, run through the simulator with the run's own durations, is that run.
 
-It shows that the workload holds all that decided, and that the simulator adds nothing of its own. What a replay with
-fitted durations differs by is then the cost model's.
+It shows that the workload holds everything that mattered, and that the simulator adds nothing of its own. Any
+difference of a simulation with fitted durations is then due to the cost model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eventlm.replay.workload.recorded_run import RecordedRun
 
 
 class NullResult(Struct, frozen=True, kw_only=True):
-    """How many decisions came out as recorded, byte for byte; `difference`: where the first did not, "" if all did."""
+    """How many decisions came out as recorded, byte for byte. difference: the first that did not, "" if all did."""
 
     num_decisions: int
     difference: str = ""
@@ -40,7 +40,7 @@ def null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool =
             run.workload,
             RecordedTiming(run.steps),
             # An engine's clock decides which of its timers fire together, and whether one does that was overtaken.
-            incidents=[*run.incidents, *run.no_ops, *run.timers],
+            external_facts=[*run.external_facts, *run.no_ops, *run.timers],
             markers=run.markers,
             until_s=run.num_events,
             subscribers=[comparison.see],
@@ -61,7 +61,7 @@ class _Different(Exception):
 
 
 class _Comparison:
-    """Takes the events of the repetition and compares each with the line of the log that stands at its place."""
+    """Compares each event of the repetition with the line of the log at its position."""
 
     def __init__(self, lines: Iterator[LogLine]) -> None:
         self.num_events = 0
@@ -72,7 +72,7 @@ class _Comparison:
     def see(self, event: Event) -> None:
         line = next(self._lines, None)
         if line is None:
-            # The log ends in the middle of what its last fact led to.
+            # The log ends before all decisions of its last fact.
             raise _Different
         if encode_body(event) != line.body:
             recorded = line.event()
@@ -90,7 +90,7 @@ class _Comparison:
 def _comparable(event: Event) -> Event:
     """Without what a repetition cannot know: the tokens behind a digest, and ends of rows that no longer counted.
 
-    A fact's cause is whatever its shell has said.
+    The cause of a fact comes from its shell, so it is left out too.
     """
     if isinstance(event, StepCompleted):
         return structs.replace(event, digest="", ends=[], filled=[])

@@ -1,4 +1,4 @@
-"""What a what-if has found, as a table for a person and as JSON for a program."""
+"""The result of a what-if, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from eventlm.replay.workload.recorded_policies import describe
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
-#: So many alternatives fit side by side in 120 columns, with one draw of the lengths and with several, where each has
-#: its own error bar. The others get a table of their own.
+#: How many alternatives fit side by side in 120 columns, with one draw and with several, where each has its own error
+#: bar. Further ones get another table.
 MAX_COLUMNS = 4
 MAX_COLUMNS_OF_DRAWS = 2
-#: A longer name is given once, and a number stands for it in the table.
+#: The table refers to an alternative with a longer name by a number.
 MAX_NAME_CHARS = 13
 MAX_WIDTH = 120
 NOT_SIGNIFICANT = "~"
@@ -42,7 +42,7 @@ def render_json(result: WhatIfResult) -> str:
 
 
 def as_object(result: WhatIfResult) -> dict[str, Any]:
-    """All that is in the table, and what it rests on."""
+    """All that is in the table, and the inputs."""
     comparison = result.comparison
     return {
         "path": result.path,
@@ -60,7 +60,7 @@ def as_object(result: WhatIfResult) -> dict[str, Any]:
         "num_requests": sum(each.num_requests for each in comparison.classes),
         "num_censored": comparison.num_censored,
         "num_draws": comparison.num_draws,
-        "closed_loop": result.closed_loop and result.closed_loop._asdict(),
+        "closed_loop": result.closed_loop and {"num_clients": result.closed_loop.num_clients},
         "length_classes": comparison.classes,
         "request_error": comparison.request_error,
         "metrics": {metric.name: _metric(metric) for metric in comparison.metrics},
@@ -74,7 +74,7 @@ def _engine(result: WhatIfResult) -> dict[str, Any]:
 
 
 def _plugins(result: WhatIfResult) -> list[str]:
-    """Those that ran: all policies, and the first of each other kind."""
+    """The plug-ins that ran: all policies, and the first of each other kind."""
     first: dict[str, str] = {}
     for record in result.header.plugins:
         first.setdefault(record.kind, format_plugin_spec({"type": record.name} | record.parameters))
@@ -222,9 +222,7 @@ def _bar(metric: Metric, bar: float | None, value: float | None) -> str:
 
 
 def _cell(metric: Metric, cell: Cell, *, has_bar: bool) -> str:
-    """The value, its error bar, and how much more or less it is than the baseline: percent, points of a share, or a
-    number.
-    """
+    """The value, its error bar, and the difference from the baseline: percent, points of a share, or a number."""
     bar = f" ±{_bar(metric, cell.error_bar, cell.value):<6}" if has_bar else ""
     if cell.value is None or cell.difference is None:
         return f"{_value(metric, cell.value)}{' ' * len(bar)}      "
@@ -255,12 +253,13 @@ def _legend(result: WhatIfResult) -> Iterator[str]:
     if comparison.num_censored:
         texts.append(
             f"The run does not show the length of {counted(comparison.num_censored, 'request')} (rejected, cut short "
-            "or unfinished): they neither win nor lose."
+            "or unfinished): it is drawn from requests of the same class and prompt length, and they neither win nor "
+            "lose."
         )
     if comparison.num_draws > 1:
         texts.append(
-            "What the run does not show was drawn from requests of the same class and prompt length, "
-            f"{comparison.num_draws} times. Values are medians of the draws, and ± includes their spread."
+            f"Each engine ran {comparison.num_draws} times, with what the run does not show drawn anew: lengths, "
+            "patience and the chance in durations. Values are medians of the draws, and ± includes their spread."
         )
     for text in texts:
         yield textwrap.fill(text, MAX_WIDTH)
@@ -273,7 +272,7 @@ def _legend(result: WhatIfResult) -> Iterator[str]:
 
 
 def _notes(result: WhatIfResult) -> Iterator[str]:
-    """Each once, with whom it is about."""
+    """Each note once, with the alternatives that it is about."""
     about: dict[str, list[str]] = {note: [] for note in result.notes}
     headings = _headings(result.alternatives)
     for heading, each in zip(headings, result.alternatives, strict=True):

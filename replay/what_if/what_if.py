@@ -1,13 +1,13 @@
-"""What-if: a recorded run's work for another engine, or for the same at other times.
+"""What-if: a recorded run's work on another engine, or on the same one at other times.
 
     found = what_if("runs/latest", [Alternative(changes=Changes(policy={"type": "edf"}))])
 
-Each step makes the next one believable. The null test repeats the run with its own durations and must come out as
-recorded. The baseline repeats it with modelled durations, and its distance from the record is the error bar of all that
-follows. Where these durations follow the run's own pace, it is repeated once more with durations that do not, and the
-larger error counts. Then each alternative runs with the model of the baseline. Where the run does not show every
-length, the baseline and the alternatives run once for each of several draws of the lengths. All of them are the core
-itself; no policy sees a length that the engine did not know.
+Each stage supports the next. The null test repeats the run with its own durations and must come out as recorded. The
+baseline repeats it with modelled durations; its distance from the record goes into all error bars. If these durations
+follow the run's own pace, the baseline runs again with durations that do not, and the larger error counts. Then each
+alternative runs with the model of the baseline. Each engine runs once for each draw of what the run does not show:
+unknown lengths, how long clients would have waited, and the durations that another run would have had. All engines run
+the core itself; no policy gets a length that the engine did not have.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
+from eventlm.core.predictor import StepShape
 from eventlm.errors import EventLMError, ExitCode, UsageError
 from eventlm.events import Arrived, Gap, Header
 from eventlm.formatting import counted
 from eventlm.replay.cost.fit import FitReport, fit_cost
-from eventlm.replay.cost.model import CostModel, LinearCost, StepShape
-from eventlm.replay.cost.shapes import RecordedShapes
+from eventlm.replay.cost.model import CostModel, LinearCost
+from eventlm.replay.cost.recorded_steps import RecordedShapes
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.simulate.simulator import Simulator
@@ -37,7 +38,7 @@ from eventlm.replay.what_if.engine import (
     Alternative,
     AlternativeEngine,
     build_engine,
-    incidents_of,
+    external_facts_of,
     names,
     simulated_header,
 )
@@ -45,16 +46,18 @@ from eventlm.replay.what_if.null_test import NullResult, null_test
 from eventlm.replay.workload.closed_loop import ClosedLoop, find_closed_loop
 from eventlm.replay.workload.recorded_policies import PolicySpan, what_if_note
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
-from eventlm.replay.workload.unknown import draw_unknown, num_draws
+from eventlm.replay.workload.unknown import draw_unknown, has_unknown
 from eventlm.replay.workload.workload import Workload
 from eventlm.types import OnProgress, TimeWindow
 
+#: How many times what the run does not show is drawn. An odd number has a middle one.
+NUM_DRAWS = 5
 #: What is done, how much of it, and of how much.
 OnStage = Callable[[str, int, int], None]
 
 
 class NullTestError(EventLMError):
-    """The run cannot be repeated: what an alternative would do cannot be told either."""
+    """The run cannot be repeated, so no alternative can be simulated."""
 
     exit_code = ExitCode.DIFFERENT
 
@@ -63,7 +66,7 @@ class Simulated(Struct, frozen=True, kw_only=True):
     """A simulated run.
 
     num_outside: steps whose shape lies outside those of the run. run_folder: where its trace lies; "" if none was asked
-    for. Where lengths are drawn all this is of the first draw.
+    for. All this is of the first draw.
     """
 
     name: str
@@ -144,15 +147,15 @@ def what_if(
         total = counted(len(run.workload.requests), "request")
         notes.append(f"the figures are of the {len(compared):,} of {total} that arrived in the window; all of them ran")
     follows_run = all(alternative.follows_run for alternative in alternatives)
-    cost, fit = _cost(run, cost_model, follows_run=follows_run)
-    workloads = [draw_unknown(run.workload, seed=seed) for seed in range(num_draws(run.workload))]
+    costs, fit = _costs(run, cost_model, follows_run=follows_run)
+    workloads = [draw_unknown(run.workload, seed=seed) for seed in range(len(costs))]
     shapes = RecordedShapes(step.shape for step in run.steps)
-    machine = _Machine(run, workloads, loop, cost, shapes, objectives, compared, has_window=window is not None)
+    machine = _Machine(run, workloads, loop, costs, shapes, objectives, compared, has_window=window is not None)
     baseline = build_engine(header, same)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
     unpaced_ran: list[Ran] = []
     if cost_model is None and follows_run:
-        unpaced = machine._replace(cost=fit_cost(run.steps, follows_run=False).model)
+        unpaced = machine._replace(costs=fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS).draws)
         _, unpaced_ran = unpaced.simulate("baseline", baseline, None, stage("simulating it at an even pace"))
     simulated = [
         machine.simulate(name, engine, output, stage(f"simulating {name}"))
@@ -168,7 +171,7 @@ def what_if(
         policies=run.policies,
         null=null,
         fit=fit,
-        cost=cost,
+        cost=costs[0],
         objectives=objectives,
         recorded=recorded,
         baseline=base,
@@ -209,11 +212,17 @@ def _load_notes(loop: ClosedLoop | None, alternatives: Sequence[Alternative], ba
     return []
 
 
-def _cost(run: RecordedRun, given: CostModel | None, *, follows_run: bool) -> tuple[CostModel, FitReport | None]:
-    if given is not None:
-        return given, None
-    fitted = fit_cost(run.steps, follows_run=follows_run)
-    return fitted.model, fitted.report
+def _costs(
+    run: RecordedRun, given: CostModel | None, *, follows_run: bool
+) -> tuple[Sequence[CostModel], FitReport | None]:
+    """The cost model of each draw. One draw shows everything if nothing is unknown and nothing is left to chance."""
+    if given is None:
+        fitted = fit_cost(run.steps, follows_run=follows_run, num_draws=NUM_DRAWS)
+        return fitted.draws, fitted.report
+    if isinstance(given, LinearCost):
+        num_draws = NUM_DRAWS if given.ratios_ppm or has_unknown(run.workload) else 1
+        return [structs.replace(given, seed=given.seed + draw) for draw in range(num_draws)], None
+    return [given] * (NUM_DRAWS if has_unknown(run.workload) else 1), None
 
 
 def _stages(on_progress: OnStage | None) -> Callable[[str], OnProgress | None]:
@@ -245,12 +254,12 @@ def _null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool)
 
 
 class _Machine(NamedTuple):
-    """What all simulations of a run share. workloads: one for each draw of the unknown lengths."""
+    """What all simulations of a run share. workloads, costs: one for each draw of what the run does not show."""
 
     run: RecordedRun
     workloads: list[Workload]
     loop: ClosedLoop | None
-    cost: CostModel
+    costs: Sequence[CostModel]
     shapes: RecordedShapes
     objectives: Objectives | None
     #: Places in the workload of the requests that are compared, with their places among these.
@@ -275,12 +284,12 @@ class _Machine(NamedTuple):
             num_outside += not self.shapes.is_inside(shape)
 
         alternative = engine.alternative
-        header = simulated_header(self.run, engine, name, self.cost)
+        header = simulated_header(self.run, engine, name, self.costs[draw])
         workload = self.workloads[draw].sped_up(alternative.speed_up_ppm)
-        has_loop_of_run = self.loop is not None and self.loop.num_clients == alternative.closed_loop
+        loop = self.loop if self.loop is not None and self.loop.num_clients == alternative.closed_loop else None
 
         def counts(arrival: Arrived) -> bool:
-            return simulator.places[arrival.s] in self.compared
+            return simulator.workload_index[arrival.s] in self.compared
 
         collector = OutcomeCollector(self.objectives, counts=counts if self.has_window else None)
         trace = SimulatedTrace(folder, header.run) if folder is not None else None
@@ -289,10 +298,10 @@ class _Machine(NamedTuple):
                 header,
                 engine.rebuilt.new_core(),
                 workload,
-                ModelledTiming(_of_draw(self.cost, draw), engine.config.num_replicas, on_shape=look),
-                incidents=incidents_of(self.run, engine),
+                ModelledTiming(self.costs[draw], engine.config.num_replicas, on_shape=look),
+                external_facts=external_facts_of(self.run, engine),
                 closed_loop=alternative.closed_loop,
-                pause_ns=self.loop.pause_ns if self.loop is not None and has_loop_of_run else 0,
+                pauses_ns=loop.shuffled(draw) if loop is not None else (),
                 checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
                 subscribers=[collector.see, *([trace.see] if trace is not None else [])],
             )
@@ -301,7 +310,7 @@ class _Machine(NamedTuple):
                 simulator.end()
         swaps = what_if_note(self.run.policies, is_replaced=alternative.changes.policy is not None)
         outcome = collector.outcome()
-        places = {s: self.compared[place] for s, place in simulator.places.items() if place in self.compared}
+        places = {s: self.compared[place] for s, place in simulator.workload_index.items() if place in self.compared}
         # Some of them may never have arrived: what they go on from did not end.
         ran = Ran(outcome, places, len(self.compared) - (outcome.num_requests - outcome.num_unfinished))
         simulated = Simulated(
@@ -313,8 +322,3 @@ class _Machine(NamedTuple):
             run_folder=str(trace.run_folder) if trace is not None else "",
         )
         return simulated, ran
-
-
-def _of_draw(cost: CostModel, draw: int) -> CostModel:
-    """The model with other durations by chance, if it has such."""
-    return structs.replace(cost, seed=cost.seed + draw) if isinstance(cost, LinearCost) else cost

@@ -1,8 +1,9 @@
-"""When the groups of a workload arrive: at their times, at the ends of those they go on from, or in a closed loop."""
+"""When the groups of a workload arrive: at their own times, after the turn that they continue, or in a closed loop."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from eventlm.errors import UsageError
@@ -10,65 +11,59 @@ from eventlm.replay.workload.workload import Workload
 
 
 class GroupArrival(NamedTuple):
-    """Places of requests in the workload that arrive as one, and when."""
+    """Indices of requests in the workload that arrive together, and when."""
 
     group: range
     arrival_ns: int
 
 
 class ArrivalPlan:
-    """Asked for arrivals at the start and at the end of each request.
+    """Gives the first arrivals, and those that follow the end of each request.
 
-    closed_loop: so many clients, each of which sends the next group in line `pause_ns` after its last one has ended. Of
-    the workload's times and sessions only the time of the first arrival counts then. 0: all of them count. Raises
-    UsageError for a negative number.
+    closed_loop: number of clients, each of which sends the next group when its last one has ended, after one of
+    `pauses_ns`, which are used in turn. The workload's own times and sessions are then ignored, except for the time of
+    the first arrival. 0: they apply. Raises UsageError for a negative number.
     """
 
-    def __init__(self, workload: Workload, *, closed_loop: int = 0, pause_ns: int = 0) -> None:
+    def __init__(self, workload: Workload, *, closed_loop: int = 0, pauses_ns: Sequence[int] = ()) -> None:
         if closed_loop < 0:
-            raise UsageError(f"a closed loop of {closed_loop} clients makes no sense; 1 or more, or 0 for none")
+            raise UsageError(f"a closed loop of {closed_loop} clients is impossible; 1 or more, or 0 for none")
         groups = workload.groups()
-        self._workload = workload
+        self._requests = workload.requests
         self._num_clients = closed_loop
-        self._pause_ns = pause_ns
-        self.num_groups = len(groups)
-        self.num_arrived = 0
-        self._waiting_in_line = deque(groups if closed_loop else [])
+        self._pauses_ns = pauses_ns or (0,)
+        self._queue = deque(groups if closed_loop else [])
         self._open = [] if closed_loop else groups
         self._num_unended = {group.start: len(group) for group in groups}
         self._group_of = [group for group in groups for _ in group]
-        #: Groups that wait for the end of a request, by its place.
+        #: Groups that wait for the end of a request, by its index.
         self._followers: dict[int, list[range]] = {}
 
     def first(self) -> list[GroupArrival]:
-        """Those that wait for nobody."""
-        requests = self._workload.requests
+        """Those that wait for no other request."""
         if self._num_clients:
-            num_first = min(self._num_clients, len(self._waiting_in_line))
-            first = [self._waiting_in_line.popleft() for _ in range(num_first)]
-            return [self._arrive(group, requests[0].arrival_ns) for group in first]
+            num_first = min(self._num_clients, len(self._queue))
+            return [GroupArrival(self._queue.popleft(), self._requests[0].arrival_ns) for _ in range(num_first)]
         found = []
         for group in self._open:
-            parent = requests[group.start].parent
-            if parent < 0:
-                found.append(self._arrive(group, requests[group.start].arrival_ns))
+            request = self._requests[group.start]
+            if request.parent < 0:
+                found.append(GroupArrival(group, request.arrival_ns))
             else:
-                self._followers.setdefault(parent, []).append(group)
+                self._followers.setdefault(request.parent, []).append(group)
         return found
 
-    def ended(self, place: int, now_ns: int) -> list[GroupArrival]:
-        """Those that the end of a request lets come. A turn that nobody has thought about comes at its time, or now."""
+    def ended(self, index: int, now_ns: int) -> list[GroupArrival]:
+        """Those that follow the end of a request. A turn without a think time comes at its own time, or now."""
         found = []
-        for group in self._followers.pop(place, ()):
-            request = self._workload.requests[group.start]
+        for group in self._followers.pop(index, ()):
+            request = self._requests[group.start]
             due_ns = now_ns + request.think_ns if request.think_ns is not None else max(request.arrival_ns, now_ns)
-            found.append(self._arrive(group, due_ns))
-        first = self._group_of[place].start
+            found.append(GroupArrival(group, due_ns))
+        first = self._group_of[index].start
         self._num_unended[first] -= 1
-        if not self._num_unended[first] and self._waiting_in_line:
-            found.append(self._arrive(self._waiting_in_line.popleft(), now_ns + self._pause_ns))
+        if not self._num_unended[first] and self._queue:
+            num_arrived = len(self._num_unended) - len(self._queue)
+            pause_ns = self._pauses_ns[num_arrived % len(self._pauses_ns)]
+            found.append(GroupArrival(self._queue.popleft(), now_ns + pause_ns))
         return found
-
-    def _arrive(self, group: range, arrival_ns: int) -> GroupArrival:
-        self.num_arrived += 1
-        return GroupArrival(group, arrival_ns)

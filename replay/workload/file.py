@@ -4,8 +4,8 @@
     {"arrival_s":0.0,"prompt_tokens":6758,"output_tokens":500,"blocks":[0,1,2]}
     {"arrival_s":1.5,"prompt_tokens":7400,"output_tokens":20,"blocks":[0,1,2,9],"parent":0,"think_s":0.4}
 
-Only the three lengths and times of the second line are needed. `parent` is the place of the request that one goes on
-from, counted from 0; `eventlm bench serve --trace` reads the same files.
+The fields of the second line other than `blocks` are required. `parent` is the index of the request that one continues,
+counted from 0. `eventlm bench serve --trace` reads the same files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from msgspec import Meta, Struct
 
 from eventlm.errors import UsageError
 from eventlm.events import Arrived
-from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 FORMAT_VERSION = 1
-#: Arrivals are within 463 days. A time since 1970 is none.
+#: 463 days. Rejects times since 1970.
 MAX_SECONDS = 40_000_000
 
 Name = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -35,7 +35,7 @@ _Milliseconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class WorkloadHeader(Struct, frozen=True, kw_only=True, tag="workload", tag_field="t", forbid_unknown_fields=True):
-    """The first line. block_size: tokens in each of the blocks that requests name; 0: they name none."""
+    """The first line. block_size: of the requests' blocks, in tokens; 0: they have none."""
 
     format: int = FORMAT_VERSION
     source: str = ""
@@ -45,7 +45,7 @@ class WorkloadHeader(Struct, frozen=True, kw_only=True, tag="workload", tag_fiel
 class WorkloadLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request. Seconds are decimal numbers, exact to the nanosecond.
 
-    `max_tokens` above `output_tokens`: the model ends it before; 0: it ends by its limit.
+    `max_tokens` above `output_tokens`: the model ends the output; 0: the limit does.
 
     service_class, priority, deadline_ms, slo_*: as in a request to the server.
     """
@@ -70,7 +70,7 @@ _line_decoder = msgspec.json.Decoder(WorkloadLine)
 
 
 class WorkloadSize(NamedTuple):
-    """What was written."""
+    """Size of a written workload."""
 
     num_requests: int
     num_bytes: int
@@ -78,10 +78,10 @@ class WorkloadSize(NamedTuple):
 
 def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[WorkloadLine]) -> WorkloadSize:
     """Write a workload, whole or not at all. Raises UsageError if the file cannot be written."""
-    # A link stays one, and what is no file, such as a device, must not be replaced by one.
+    # Write through a symbolic link. Do not replace a device.
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise UsageError(f"cannot write the workload {path}: it is no file; choose another")
+        raise UsageError(f"cannot write the workload {path}: it is not a file; choose another")
     partial = target.with_name(f".{target.name}.partial")
     encoder = msgspec.json.Encoder(decimal_format="number")
     num_requests = 0
@@ -101,7 +101,7 @@ def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[Wor
 
 
 def read_workload(path: Path | str) -> Workload:
-    """Read a workload file. Raises UsageError that says in which line what is wrong."""
+    """Read a workload file. Raises UsageError that names the line."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -111,7 +111,7 @@ def read_workload(path: Path | str) -> Workload:
         header = _header_decoder.decode(first)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{path} is no workload file ({error}); `eventlm trace import` makes one of a public trace"
+            f"{path} is not a workload file ({error}); `eventlm trace import` makes one from a public trace"
         ) from error
     if header.format != FORMAT_VERSION:
         raise UsageError(f"{path} is a workload of format {header.format}, this version reads {FORMAT_VERSION}")
@@ -139,25 +139,25 @@ def _requests(path: Path | str, content: bytes, *, has_blocks: bool) -> Iterator
         if request.arrival_ns < before_ns:
             raise UsageError(f"{path}:{number}: it arrives before the request above it; sort the file by arrival_s")
         if line.blocks and not has_blocks:
-            raise UsageError(f"{path}:{number}: it names blocks, but the first line does not say their block_size")
+            raise UsageError(f"{path}:{number}: it has blocks, but the first line has no block_size")
         if line.parent >= num_above:
-            raise UsageError(f"{path}:{number}: its parent {line.parent} does not stand above it")
+            raise UsageError(f"{path}:{number}: its parent {line.parent} is not above it")
         before_ns = request.arrival_ns
         num_above += 1
         yield request
 
 
 def _request(line: WorkloadLine) -> WorkloadRequest:
-    ends_early = line.max_tokens > line.output_tokens
-    fate = Fate(num_tokens=line.output_tokens, reason="eos" if ends_early else "length")
-    if ends_early:
-        fate = Fate(worker_end=line.output_tokens, num_tokens=line.output_tokens, reason="eos")
+    if line.max_tokens > line.output_tokens:
+        output = SequenceOutput(worker_end=line.output_tokens, num_tokens=line.output_tokens, reason="eos")
+    else:
+        output = SequenceOutput(num_tokens=line.output_tokens, reason="length")
     arrival = Arrived(
         prompt_tokens=line.prompt_tokens,
         blocks=[name + 1 for name in line.blocks],
         max_tokens=max(line.max_tokens, line.output_tokens),
         scheduling=SchedulingParams(
-            # An empty model is the one that the simulation gives it.
+            # The simulation fills in its own.
             model="",
             priority=line.priority,
             deadline_ns=line.deadline_ms * NANOSECONDS_PER_MILLISECOND,
@@ -170,7 +170,7 @@ def _request(line: WorkloadLine) -> WorkloadRequest:
     return WorkloadRequest(
         arrival=arrival,
         arrival_ns=_nanoseconds(line.arrival_s),
-        fates=[fate],
+        outputs=[output],
         parent=line.parent,
         think_ns=None if line.think_s is None else _nanoseconds(line.think_s),
     )

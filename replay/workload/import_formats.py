@@ -1,7 +1,7 @@
 """Public traces of real load, row by row, in the terms of their own formats.
 
-Times become integer nanoseconds exactly: no format's digits pass through a float. Columns are found by name, for files
-of one kind differ in which they have and in what order.
+Times become integer nanoseconds without a detour through floats. Columns are found by name, because files of one format
+differ in which columns they have and in what order.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 SourceName = Literal["azure", "burstgpt", "mooncake", "bailian", "vidur"]
 
-#: No count of tokens comes near it, nor a time in seconds.
+#: Far above any count of tokens or time in seconds.
 _MAX_NUMBER = 10**12
 _WALL_CLOCK = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:Z|([+-])(\d\d):?(\d\d))?")
 
 
 class SourceRow(Struct, kw_only=True, gc=False):
-    """A request as its source tells it. arrived_ns: from the source's own origin. blocks: of the prompt, the last of
-    them perhaps partial. key, parent_key: its name, and that of the request it goes on from. session_key: what its
-    turns have in common. elapsed_ns: until its answer was complete. Empty or None: the source does not say.
+    """A request of a public trace. arrived_ns: from the source's own origin. blocks: of the prompt; the last may be
+    partial. key, parent_key: its name, and that of the request that it continues. session_key: common to the turns of
+    a session. elapsed_ns: until its answer was complete. Empty or None: unknown.
     """
 
-    line_number: int
     arrived_ns: int
     prompt_tokens: int
     output_tokens: int
@@ -47,17 +46,37 @@ class SourceRow(Struct, kw_only=True, gc=False):
 
 
 class Source(NamedTuple):
-    """A format: columns that it must have, the size of its blocks in tokens (0: none), and how to read it."""
+    """A format: required columns, how to read it, and the size of its blocks in tokens (0: none)."""
 
     columns: tuple[str, ...]
     read: Callable[[str, TextIO], Iterator[SourceRow]]
     block_size: int = 0
-    #: Of its prompts' blocks, rather than said by the source.
+    #: From its prompts' blocks; the source does not name sessions.
     infers_sessions: bool = False
 
 
-def _csv_rows(name: SourceName, path: str, file: TextIO) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Rows by column, with the numbers of their lines. Columns are told apart without case and outer blanks."""
+class _CsvRow(NamedTuple):
+    """A row by column. line: file and line number, for errors."""
+
+    line: str
+    values: Mapping[str, str]
+
+    def tokens(self, column: str) -> int:
+        text = self.values[column].strip()
+        if text.isdecimal() and len(text) <= 12:
+            return int(text)
+        value = _exactly(f"{self.line}: {column}", text, 1_000)
+        if value % 1_000:
+            raise UsageError(f"{self.line}: {column}: {text!r} is not a whole number")
+        return value // 1_000
+
+    def seconds(self, column: str) -> int:
+        """A time in seconds, as nanoseconds."""
+        return _exactly(f"{self.line}: {column}", self.values[column].strip(), NANOSECONDS_PER_SECOND)
+
+
+def _csv_rows(name: SourceName, path: str, file: TextIO) -> Iterator[_CsvRow]:
+    """Names of columns are compared without case and outer blanks."""
     reader = csv.reader(file, skipinitialspace=True)
     try:
         columns = [column.strip() for column in next(filter(None, reader), [])]
@@ -72,13 +91,13 @@ def _csv_rows(name: SourceName, path: str, file: TextIO) -> Iterator[tuple[int, 
                 continue
             if len(values) != len(named):
                 raise UsageError(f"{path}:{reader.line_num}: {len(values)} values for {len(named)} columns")
-            yield reader.line_num, dict(zip(named, values, strict=True))
+            yield _CsvRow(f"{path}:{reader.line_num}", dict(zip(named, values, strict=True)))
     except csv.Error as error:
         raise UsageError(f"{path}:{reader.line_num}: it is not CSV: {error}") from error
 
 
 def _check_columns(name: SourceName, path: str, found: list[str]) -> None:
-    """Raises UsageError unless they are those of the format, and not of one that has them and more."""
+    """Raises UsageError unless this format fits, and no other with more columns does."""
     lowered = {column.lower() for column in found}
     fitting = [other for other, source in SOURCES.items() if {c.lower() for c in source.columns} <= lowered]
     best = max(fitting, key=lambda other: len(SOURCES[other].columns), default=None)
@@ -91,41 +110,37 @@ def _check_columns(name: SourceName, path: str, found: list[str]) -> None:
 
 
 def _azure(path: str, file: TextIO) -> Iterator[SourceRow]:
-    for number, row in _csv_rows("azure", path, file):
-        text = row["TIMESTAMP"]
+    for row in _csv_rows("azure", path, file):
+        text = row.values["TIMESTAMP"]
         try:
             arrived_ns = _wall_clock_ns(text)
         except ValueError as error:
-            raise UsageError(f"{path}:{number}: TIMESTAMP: {text!r} is not a time: {error}") from error
+            raise UsageError(f"{row.line}: TIMESTAMP: {text!r} is not a time: {error}") from error
         yield SourceRow(
-            line_number=number,
             arrived_ns=arrived_ns,
-            prompt_tokens=_tokens(path, number, row, "ContextTokens"),
-            output_tokens=_tokens(path, number, row, "GeneratedTokens"),
+            prompt_tokens=row.tokens("ContextTokens"),
+            output_tokens=row.tokens("GeneratedTokens"),
         )
 
 
 def _burstgpt(path: str, file: TextIO) -> Iterator[SourceRow]:
-    for number, row in _csv_rows("burstgpt", path, file):
-        elapsed = row.get("Elapsed time", "").strip()
+    for row in _csv_rows("burstgpt", path, file):
         yield SourceRow(
-            line_number=number,
-            arrived_ns=_seconds(path, number, row, "Timestamp"),
-            prompt_tokens=_tokens(path, number, row, "Request tokens"),
-            output_tokens=_tokens(path, number, row, "Response tokens"),
-            session_key=_key(row.get("Session ID", "")),
-            elapsed_ns=_seconds(path, number, row, "Elapsed time") if elapsed and _key(elapsed) else None,
-            service_class=row.get("Log Type", "").strip(),
+            arrived_ns=row.seconds("Timestamp"),
+            prompt_tokens=row.tokens("Request tokens"),
+            output_tokens=row.tokens("Response tokens"),
+            session_key=_key(row.values.get("Session ID", "")),
+            elapsed_ns=row.seconds("Elapsed time") if _key(row.values.get("Elapsed time", "")) else None,
+            service_class=row.values.get("Log Type", "").strip(),
         )
 
 
 def _vidur(path: str, file: TextIO) -> Iterator[SourceRow]:
-    for number, row in _csv_rows("vidur", path, file):
+    for row in _csv_rows("vidur", path, file):
         yield SourceRow(
-            line_number=number,
-            arrived_ns=_seconds(path, number, row, "arrived_at"),
-            prompt_tokens=_tokens(path, number, row, "num_prefill_tokens"),
-            output_tokens=_tokens(path, number, row, "num_decode_tokens"),
+            arrived_ns=row.seconds("arrived_at"),
+            prompt_tokens=row.tokens("num_prefill_tokens"),
+            output_tokens=row.tokens("num_decode_tokens"),
         )
 
 
@@ -150,10 +165,9 @@ class _BailianLine(Struct, gc=False):
 
 
 def _mooncake(path: str, file: TextIO) -> Iterator[SourceRow]:
-    for number, line in _json_lines("mooncake", path, file, msgspec.json.Decoder(_MooncakeLine)):
+    for where, line in _json_lines("mooncake", path, file, msgspec.json.Decoder(_MooncakeLine)):
         yield SourceRow(
-            line_number=number,
-            arrived_ns=_exactly(path, number, "timestamp", line.timestamp, NANOSECONDS_PER_MILLISECOND),
+            arrived_ns=_exactly(f"{where}: timestamp", line.timestamp, NANOSECONDS_PER_MILLISECOND),
             prompt_tokens=line.input_length,
             output_tokens=line.output_length,
             blocks=line.hash_ids,
@@ -161,10 +175,9 @@ def _mooncake(path: str, file: TextIO) -> Iterator[SourceRow]:
 
 
 def _bailian(path: str, file: TextIO) -> Iterator[SourceRow]:
-    for number, line in _json_lines("bailian", path, file, msgspec.json.Decoder(_BailianLine)):
+    for where, line in _json_lines("bailian", path, file, msgspec.json.Decoder(_BailianLine)):
         yield SourceRow(
-            line_number=number,
-            arrived_ns=_exactly(path, number, "timestamp", line.timestamp, NANOSECONDS_PER_SECOND),
+            arrived_ns=_exactly(f"{where}: timestamp", line.timestamp, NANOSECONDS_PER_SECOND),
             prompt_tokens=line.input_length,
             output_tokens=line.output_length,
             blocks=line.hash_ids,
@@ -176,7 +189,8 @@ def _bailian(path: str, file: TextIO) -> Iterator[SourceRow]:
 
 def _json_lines(
     name: SourceName, path: str, file: TextIO, decoder: msgspec.json.Decoder[Any]
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[str, Any]]:
+    """Decoded lines, each with file and line number."""
     is_first = True
     for number, text in enumerate(file, 1):
         if not text.strip():
@@ -188,11 +202,11 @@ def _json_lines(
             line = decoder.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise UsageError(f"{path}:{number}: {error}") from error
-        yield number, line
+        yield f"{path}:{number}", line
 
 
 def _columns_of(text: str) -> list[str]:
-    """Of a JSON object its fields; else what may be the columns of a CSV file. Raises msgspec.DecodeError."""
+    """The fields of a JSON object, else possible columns of a CSV file. Raises msgspec.DecodeError."""
     if text.lstrip().startswith("{"):
         return list(msgspec.json.decode(text, type=dict[str, Any]))
     return [column.strip() for column in text.split(",")]
@@ -214,34 +228,20 @@ _MORE_COLUMNS = {column.lower(): column for column in ("Session ID", "Elapsed ti
 
 
 def _key(text: str) -> str:
-    """A name, empty for what stands for none."""
+    """A name; empty for the values that mean none."""
     text = text.strip()
     return "" if text.lower() in ("", "-1", "nan", "none", "null") else text
 
 
-def _tokens(path: str, number: int, row: Mapping[str, str], column: str) -> int:
-    text = row[column].strip()
-    if text.isdecimal() and len(text) <= 12:
-        return int(text)
-    value = _exactly(path, number, column, text, 1_000)
-    if value % 1_000:
-        raise UsageError(f"{path}:{number}: {column}: {text!r} is not a whole number")
-    return value // 1_000
-
-
-def _seconds(path: str, number: int, row: Mapping[str, str], column: str) -> int:
-    return _exactly(path, number, column, row[column].strip(), NANOSECONDS_PER_SECOND)
-
-
-def _exactly(path: str, number: int, column: str, value: str | Decimal, unit: int) -> int:
-    """A decimal number in integer units; what is smaller than one is cut off."""
+def _exactly(where: str, value: str | Decimal, unit: int) -> int:
+    """A decimal number in integer units, rounded down."""
     try:
         decimal = Decimal(value)
         if not 0 <= decimal < _MAX_NUMBER:
-            raise UsageError(f"{path}:{number}: {column}: {value} is out of range")
+            raise UsageError(f"{where}: {value} is out of range")
         return int(decimal * unit)
     except InvalidOperation as error:
-        raise UsageError(f"{path}:{number}: {column}: {value!r} is not a number") from error
+        raise UsageError(f"{where}: {value!r} is not a number") from error
 
 
 def _wall_clock_ns(text: str) -> int:

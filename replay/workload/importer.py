@@ -1,4 +1,4 @@
-"""Public traces of real load become workload files, which `simulate` and `bench` read."""
+"""Converts public traces of real load to workload files, which `simulate` and `bench` read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eventlm.errors import UsageError
 from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.workload.file import MAX_SECONDS, WorkloadHeader, WorkloadLine, write_workload
 from eventlm.replay.workload.import_formats import SOURCES, Source, SourceName, SourceRow
-from eventlm.replay.workload.import_sessions import (
+from eventlm.replay.workload.sessions import (
     Link,
     link_by_blocks,
     link_by_name,
@@ -32,10 +32,10 @@ _ROWS_PER_PROGRESS = 16 * 1024
 
 
 class ImportSummary(Struct, frozen=True, kw_only=True):
-    """What a trace came to. left_out: requests by why. num_sorted: rows that stood behind a later one.
+    """The result of an import. left_out: requests by reason. num_sorted: rows that followed a later one.
 
-    num_blocks: of all prompts; num_distinct_blocks of them differ. sessions_from: where the sessions are known from,
-    empty if the source has none. num_turns: requests that go on from another.
+    num_blocks: of all prompts; num_distinct_blocks of them differ. sessions_from: how the sessions are known; empty if
+    the source has none. num_turns: requests that continue another.
     """
 
     source: str
@@ -66,9 +66,9 @@ def import_trace(
 ) -> ImportSummary:
     """Read a public trace and write it as a workload whose first request arrives at 0.
 
-    start_ns, duration_ns: the part of it that is taken, counted from its first request. Requests without a prompt or
-    without output (a failure, in BurstGPT) are left out: what they would have cost is not known.
-    Raises UsageError that says where the file is wrong.
+    start_ns, duration_ns: the part to take, counted from its first request. Requests without a prompt or without
+    output (a failure, in BurstGPT) are left out: their cost is unknown.
+    Raises UsageError that names the line.
     """
     if Path(output).exists() and Path(path).exists() and Path(output).samefile(path):
         raise UsageError(f"{output} is the trace itself; choose another file with -o")
@@ -113,9 +113,9 @@ def _rows(path: str, kind: Source, on_progress: OnProgress | None) -> Iterator[S
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            # A pipe cannot be read twice, nor tell how far it is.
+            # A pipe cannot be read twice and has no position.
             content = gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == _GZIP_MAGIC else file
-            # Without translation of newlines, which CSV may hold in quotes.
+            # Without translation of newlines, which may be part of a quoted CSV value.
             with io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:
                 for number, row in enumerate(kind.read(path, text)):
                     yield row
@@ -136,13 +136,13 @@ def _rows(path: str, kind: Source, on_progress: OnProgress | None) -> Iterator[S
 def _chosen(
     rows: Iterable[SourceRow], left_out: Counter[str], start_ns: int, duration_ns: int | None
 ) -> Iterator[SourceRow]:
-    """Those that are wanted, as they come: a trace of a week need not fit in memory for an hour of it."""
+    """The wanted rows, lazily: the whole trace need not fit in memory."""
     first_ns: int | None = None
     for row in rows:
         first_ns = row.arrived_ns if first_ns is None else first_ns
         after_ns = row.arrived_ns - first_ns - start_ns
         if (start_ns and after_ns < 0) or (duration_ns is not None and after_ns >= duration_ns):
-            left_out["outside the part that was asked for"] += 1
+            left_out["outside the requested part"] += 1
         elif row.output_tokens == 0:
             left_out["without output (failed)"] += 1
         elif row.prompt_tokens == 0:
@@ -156,13 +156,13 @@ def _in_words(counts: Counter[str]) -> str:
 
 
 def _links(rows: Sequence[SourceRow], kind: Source) -> tuple[list[Link], str]:
-    """Who goes on from whom, and how that is known."""
+    """Which request continues which, and how that is known."""
     if any(row.parent_key for row in rows):
         return link_by_name(rows), "named by the trace"
     if any(row.session_key for row in rows):
         return link_by_session(rows), "turns of the trace's sessions"
     if kind.infers_sessions:
-        return link_by_blocks(rows, kind.block_size), "inferred from prompts that hold an earlier one and its answer"
+        return link_by_blocks(rows, kind.block_size), "inferred from prompts that contain an earlier one and its answer"
     return [Link()] * len(rows), ""
 
 

@@ -1,7 +1,7 @@
-"""A recorded run taken apart: the workload that it served, what befell it from outside, and the times of its steps.
+"""Splits a recorded run into the workload that it served, external facts, and the times of its steps.
 
-Delays count from what they followed: a cancel and a text end from the token before, a turn of a conversation from the
-end of the turn before. An answer whose end the run does not show keeps how much of it was seen.
+Delays count from their cause: a cancel and a text end from the token before, a turn of a conversation from the end of
+the turn before.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from eventlm.events import (
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents
-from eventlm.replay.workload.workload import NEVER, Cancel, Fate, Patience, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import NEVER, Cancel, Patience, SequenceOutput, TextEnd, Workload, WorkloadRequest
 from eventlm.types import OnProgress
 
-#: What befalls an engine from outside and has nothing to do with a request. A what-if lets it befall the other one too.
-INCIDENTS = (
+#: Facts from outside that belong to no request. They also apply to the engine of a what-if.
+EXTERNAL_FACTS = (
     WorkerUp,
     WorkerLost,
     Desynced,
@@ -64,22 +64,21 @@ INCIDENTS = (
     CacheFlushed,
     FrontEndLost,
 )
-#: Ends behind which nothing is known of what a sequence would have produced.
+#: After these ends, the full length of the output is unknown.
 CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """A run, read once. Incidents and no-ops are facts as they stand in the log, with their times and positions.
+    """A recorded run. External facts, no-ops and timers are facts as in the log, with their times and positions.
 
-    no_ops: facts of requests, steps and workers that had no effect; only an exact repetition has use for them.
-    timers: with the times at which they were applied. start: the state of the engine where the log begins in the middle
-    of the run; None: it does not. ends_ns: when each request of the workload ended or was rejected; -1: the log does
-    not show it. num_unfinished: requests that it does not show to their end.
+    no_ops: facts without effect; only an exact repetition needs them. start: the state of the engine if the log begins
+    in the middle of the run, else None. ends_ns: when each request of the workload ended or was rejected; -1: unknown.
+    num_unfinished: requests whose end is not in the log.
     """
 
     header: Header
     workload: Workload
-    incidents: list[Fact]
+    external_facts: list[Fact]
     no_ops: list[Fact]
     markers: list[Marker]
     timers: list[TimerDue]
@@ -94,17 +93,17 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def num_skipped(self) -> int:
-        """Requests that were under way where the log begins."""
+        """Requests that were in progress where the log begins."""
         return len(self.start.requests) if self.start is not None else 0
 
     @property
     def policies(self) -> list[PolicySpan]:
-        """Those that ran, one after the other."""
-        return recorded_policies(self.header, self.start, self.incidents)
+        """The policies in force, in order."""
+        return recorded_policies(self.header, self.start, self.external_facts)
 
 
 class _Sample(Struct, kw_only=True):
-    """A sequence of the run, as far as it has been read."""
+    """A sequence of the run, as far as read."""
 
     emitted_ns: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -118,7 +117,7 @@ class _Sample(Struct, kw_only=True):
 
 
 class _Request(Struct, kw_only=True):
-    """A request of the run, as far as it has been read."""
+    """A request of the run, as far as read."""
 
     arrival: Arrived
     samples: list[_Sample]
@@ -131,12 +130,12 @@ class _Request(Struct, kw_only=True):
 
 
 class _Reader:
-    """Takes the events of a log in their order."""
+    """Takes the events of a log in order."""
 
     def __init__(self) -> None:
         self.requests: dict[int, _Request] = {}
         self.live: dict[int, _Request] = {}
-        self.incidents: list[Fact] = []
+        self.external_facts: list[Fact] = []
         self.no_ops: list[Fact] = []
         self.markers: list[Marker] = []
         self.timers: list[TimerDue] = []
@@ -163,12 +162,12 @@ class _Reader:
     def apply(self, event: Event) -> None:
         self.last_ns = event.ts
         self.steps.apply(event)
-        if isinstance(event, INCIDENTS):
-            self.incidents.append(event)
+        if isinstance(event, EXTERNAL_FACTS):
+            self.external_facts.append(event)
         elif isinstance(event, Marker):
             self.markers.append(event)
             if isinstance(event, Snapshot) and len(self.markers) == 2:
-                # Right behind the header: this is where the log begins.
+                # Directly after the header: the log begins here.
                 self.start = msgspec.json.decode(event.state, type=StateSnapshot)
         else:
             handler = self._handlers.get(type(event))
@@ -180,7 +179,7 @@ class _Reader:
         self.requests[event.s] = _Request(arrival=event, samples=samples, num_unfinished=event.n)
 
     def _admitted(self, event: Admitted) -> None:
-        # A request whose arrival lies in a gap is not known.
+        # The arrival may lie in a gap.
         if event.request in self.requests:
             self.live[event.request] = self.requests[event.request]
 
@@ -194,7 +193,7 @@ class _Reader:
 
     def _step_completed(self, event: StepCompleted) -> None:
         launched = self._launches.pop(event.c, None)
-        # One of a worker that was given up names no launch, and nothing comes of it.
+        # A completion from a lost worker names no launch and has no effect.
         self._completing = None if launched is None else (launched, event)
         if launched is None:
             self.no_ops.append(event)
@@ -205,17 +204,14 @@ class _Reader:
         launched, fact = self._completing
         rows = [*launched.decodes, *launched.chunks]
         reasons, filled, dropped = dict(fact.ends), dict(fact.filled), dict(event.dropped)
-        for place, (row, produced) in enumerate(zip(rows, fact.produced, strict=True)):
-            request = self.live.get(row[0])
-            if request is None:
+        for row, ((seq, index, *_), produced) in enumerate(zip(rows, fact.produced, strict=True)):
+            request = self.live.get(seq)
+            if request is None or (sample := request.samples[index]).finish is not None:
                 continue
-            sample = request.samples[row[1]]
-            if sample.finish is not None:
-                continue
-            sample.blocks += filled.get(place, [])
-            sample.emitted_ns += [event.ts] * (produced - dropped.get(place, 0))
-            if place in reasons and place not in dropped:
-                sample.worker_end, sample.worker_reason = len(sample.emitted_ns), reasons[place]
+            sample.blocks += filled.get(row, [])
+            sample.emitted_ns += [event.ts] * (produced - dropped.get(row, 0))
+            if row in reasons and row not in dropped:
+                sample.worker_end, sample.worker_reason = len(sample.emitted_ns), reasons[row]
 
     def _closing(self, event: Closing) -> None:
         request = self.live.get(event.request)
@@ -235,8 +231,8 @@ class _Reader:
     def _text_ended(self, event: TextEnded) -> None:
         request = self.live.get(event.request)
         sample = request.samples[event.index] if request is not None and event.index < len(request.samples) else None
-        is_heard = sample is not None and sample.finish is None and (event.reason or sample.closed_ns >= 0)
-        if request is None or sample is None or not is_heard or not request.arrival.scheduling.has_text_ends:
+        is_expected = sample is not None and sample.finish is None and (event.reason or sample.closed_ns >= 0)
+        if request is None or sample is None or not is_expected or not request.arrival.scheduling.has_text_ends:
             self.no_ops.append(event)
         elif event.reason:
             position = min(max(event.position, 0), len(sample.emitted_ns))
@@ -251,7 +247,7 @@ class _Reader:
         if request is None or request.cancel is not None or request.patience is not None:
             self.no_ops.append(event)
             return
-        # A token of the same tick did not lead to it: nobody had seen that yet.
+        # A token of the same tick is not the cause: the client had not received it.
         positions = [bisect_left(sample.emitted_ns, event.ts) for sample in request.samples]
         latest = [
             sample.emitted_ns[position - 1] if position else -1
@@ -280,8 +276,8 @@ def read_run(
     subscribers: Sequence[Callable[[Event], None]] = (),
     on_progress: OnProgress | None = None,
 ) -> RecordedRun:
-    """Take a run apart; `subscribers` see its events too. Raises what LogReader raises, and UsageError for a run whose
-    rows may produce several tokens.
+    """Read a run; `subscribers` get its events too. Raises what LogReader raises, and UsageError if its rows may
+    produce several tokens.
     """
     with LogReader(path, strict=strict) as log:
         if log.header.core.max_tokens_per_row > 1:
@@ -297,7 +293,7 @@ def read_run(
         found = _whole_groups(list(reader.requests.values()))
         requests = _link(found, reader.last_ns)
         names = [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
-        names += [max(fate.blocks) for request in requests for fate in request.fates if fate.blocks]
+        names += [max(output.blocks) for request in requests for output in request.outputs if output.blocks]
         return RecordedRun(
             header=log.header,
             workload=Workload(
@@ -306,7 +302,7 @@ def read_run(
                 block_size=log.header.core.block_size,
                 first_free_name=1 + max(names, default=0),
             ),
-            incidents=reader.incidents,
+            external_facts=reader.external_facts,
             no_ops=reader.no_ops,
             markers=reader.markers,
             timers=reader.timers,
@@ -322,8 +318,8 @@ def read_run(
 
 
 def _whole_groups(found: list[_Request]) -> list[_Request]:
-    """Without the groups of which a member is missing: a log may end in the middle of one, and a gap begin there."""
-    # The members of a group are stamped in a row.
+    """Without incomplete groups: a log may end, or a gap begin, in the middle of one."""
+    # The members of a group have consecutive positions.
     num_members = Counter(request.arrival.s - request.arrival.group_index for request in found)
     return [
         request
@@ -333,19 +329,19 @@ def _whole_groups(found: list[_Request]) -> list[_Request]:
 
 
 def _link(found: list[_Request], last_ns: int) -> list[WorkloadRequest]:
-    """The requests of the workload, each with the one whose end it came after."""
+    """The requests of the workload, each with its parent."""
     ends = [request.end_ns for request in found]
     generated = [[block for sample in request.samples for block in sample.blocks] for request in found]
     parents = find_parents([request.arrival for request in found], ends, generated)
     requests = []
     for request, parent in zip(found, parents, strict=True):
         arrival = request.arrival
-        fates = [_fate(request, sample) for sample in request.samples]
+        outputs = [_output(request, sample) for sample in request.samples]
         requests.append(
             WorkloadRequest(
                 arrival=arrival,
                 arrival_ns=arrival.ts,
-                fates=fates,
+                outputs=outputs,
                 received_before_ns=arrival.ts - arrival.scheduling.received_ns if arrival.scheduling.received_ns else 0,
                 ready_before_ns=arrival.ts - arrival.scheduling.ready_ns if arrival.scheduling.ready_ns else 0,
                 patience=request.patience,
@@ -370,14 +366,14 @@ def _waited_ns(request: _Request, last_ns: int) -> int:
     return min(first, default=end_ns) - request.arrival.ts
 
 
-def _fate(request: _Request, sample: _Sample) -> Fate:
+def _output(request: _Request, sample: _Sample) -> SequenceOutput:
     num_seen = len(sample.emitted_ns)
     finish = sample.finish
     reason = finish.reason if finish is not None else ""
     has_failed_grammar = request.grammar is not None and bool(request.grammar.error)
     has_known_end = sample.worker_end < NEVER or sample.text_end is not None or has_failed_grammar
     is_cut = finish is None or reason in CUT_SHORT
-    return Fate(
+    return SequenceOutput(
         worker_end=sample.worker_end,
         worker_reason=sample.worker_reason,
         text_end=sample.text_end,

@@ -1,8 +1,8 @@
-"""A workload: what asks an engine for work, told so that any engine can be asked for it, under any policy.
+"""A workload: requests in a form that any engine can serve, under any policy.
 
-Everything that happens *because* of something is told relative to it: a cancel to the token after which it came, a text
-end to the token in which it was found, a turn of a conversation to the end of the turn before. So a workload taken from
-a run that was slow is not slow itself. What a sequence will produce is its fate; no policy ever sees it.
+Everything with a cause is relative to its cause: a cancel to the token before it, a text end to the token in which it
+was found, a turn of a conversation to the end of the turn before. So a workload taken from a slow run is not slow
+itself. Outputs are part of the workload; policies do not see them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from eventlm.errors import UsageError
 from eventlm.events import Arrived
 from eventlm.types import FinishReason, WorkerEnd
 
-#: No position of an output is that large.
+#: Larger than any position of an output.
 NEVER = 1 << 62
 
 
 class TextEnd(Struct, frozen=True, kw_only=True):
-    """The edge finds an end in a sequence's text behind `position` output tokens, and says so `delay_ns` after them.
+    """The text of the first `position` output tokens has an end, which is reported `delay_ns` after them.
 
-    Here and below `s` is the position of the fact in the run that it was taken from, else 0.
+    Here and below, `s` is the seq of the fact in the recorded run, else 0.
     """
 
     position: int
@@ -29,15 +29,14 @@ class TextEnd(Struct, frozen=True, kw_only=True):
     s: int = 0
 
 
-class Fate(Struct, frozen=True, kw_only=True):
-    """What becomes of one sequence, whatever the schedule. Positions count output tokens.
+class SequenceOutput(Struct, frozen=True, kw_only=True):
+    """What one sequence generates, whatever the schedule. Positions count output tokens.
 
-    worker_end: behind the token at which position its worker sees an end, for `worker_reason`; NEVER: it goes on to
-    max_tokens. answer_delay_ns: how long its edge takes to answer `closing`; None: nobody has seen that. blocks: the
-    names of the blocks that its output fills, as far as they are known. reason, num_tokens: how it ended where it was
-    seen, "" if it was not.
-    seen_tokens: so many tokens were seen of a sequence whose length is not known because it was rejected, cut short or
-    unfinished; `eventlm.replay.workload.unknown` draws the rest. None: its length is known.
+    worker_end: the position at which the worker ends it, for `worker_reason`; NEVER: it reaches max_tokens.
+    answer_delay_ns: from `closing` to its text end; None: unknown. blocks: names of the blocks that it fills, as far as
+    known. reason, num_tokens: how it ended in the recorded run, else "".
+    seen_tokens: recorded tokens of a sequence whose length is unknown because it was rejected, cut short or unfinished;
+    `eventlm.replay.workload.unknown` draws the rest. None: the length is known.
     """
 
     worker_end: int = NEVER
@@ -52,7 +51,7 @@ class Fate(Struct, frozen=True, kw_only=True):
 
 
 class Cancel(Struct, frozen=True, kw_only=True):
-    """A client leaves `delay_ns` after output token `position`, counted from 1, of its sample `index`."""
+    """The client leaves `delay_ns` after output token `position`, counted from 1, of sample `index`."""
 
     index: int
     position: int
@@ -62,7 +61,7 @@ class Cancel(Struct, frozen=True, kw_only=True):
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """A client leaves `limit_ns` after the arrival unless the first token of any sample has come."""
+    """The client leaves `limit_ns` after the arrival if no sample has a token by then."""
 
     limit_ns: int
     reason: str = "client"
@@ -70,20 +69,20 @@ class Patience(Struct, frozen=True, kw_only=True):
 
 
 class WorkloadRequest(Struct, frozen=True, kw_only=True):
-    """One request. `arrival` is its fact but for place and time; its blocks are of the workload's own size.
+    """One request. `arrival`: its fact, except for seq and time; blocks have the workload's size.
 
-    arrival_ns: on the workload's axis. received_before_ns, ready_before_ns: how long before its arrival its socket was
-    accepted and its prompt tokenized. parent: the place, in the workload, of the request whose end it waits for, else
-    -1. think_ns: how long after that end it comes; None: not before that end, and not before `arrival_ns`.
-    grammar_delay_ns: from its arrival to its matcher, which is `grammar_error` if that failed.
-    waited_ns: how long its client waited for a first token in the run that it was taken from, or for its rejection.
-    is_unfinished: that run does not show its end.
-    s: its seq in the run that it was taken from, else 0; `grammar_s` likewise.
+    arrival_ns: on the workload's time axis. received_before_ns, ready_before_ns: from its reception, and from the end
+    of tokenizing, to its arrival. parent: the index of the request whose end it waits for, else -1. think_ns: from that
+    end to its arrival; None: not before that end, and not before `arrival_ns`.
+    grammar_delay_ns: from its arrival until its grammar was built, or failed with `grammar_error`.
+    waited_ns: how long the client of the recorded run waited for a first token or a rejection. is_unfinished: that run
+    does not contain its end.
+    s: its seq in the recorded run, else 0; `grammar_s` likewise.
     """
 
     arrival: Arrived
     arrival_ns: int
-    fates: list[Fate]
+    outputs: list[SequenceOutput]
     received_before_ns: int = 0
     ready_before_ns: int = 0
     patience: Patience | None = None
@@ -99,14 +98,14 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def has_unknown_length(self) -> bool:
-        """Whether the length of one of its sequences is not known."""
-        return any(fate.seen_tokens is not None for fate in self.fates)
+        """Whether the length of one of its sequences is unknown."""
+        return any(output.seen_tokens is not None for output in self.outputs)
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """Requests in the order of their arrival. Members of a group follow each other and arrive at one time.
+    """Requests in order of arrival. Members of a group are adjacent and arrive at the same time.
 
-    block_size: of the blocks in the arrivals, in tokens; 0: none has any. Their names count from 1. first_free_name:
+    block_size: of the blocks in the arrivals, in tokens; 0: there are none. Their names count from 1. first_free_name:
     larger than all of them.
     """
 
@@ -121,17 +120,17 @@ class Workload(Struct, frozen=True, kw_only=True):
         return self.requests[-1].arrival_ns - self.requests[0].arrival_ns if self.requests else 0
 
     def groups(self) -> list[range]:
-        """Places of the members of each group."""
+        """Indices of the members of each group."""
         found = []
-        place = 0
-        while place < len(self.requests):
-            size = self.requests[place].arrival.group_size
-            found.append(range(place, place + size))
-            place += size
+        index = 0
+        while index < len(self.requests):
+            size = self.requests[index].arrival.group_size
+            found.append(range(index, index + size))
+            index += size
         return found
 
     def sped_up(self, factor_ppm: int) -> Workload:
-        """The same with arrivals closer together by a factor in parts per million; people think no faster.
+        """The same with arrivals closer together by a factor in parts per million. Think times stay.
 
         Raises UsageError for a factor that is not positive.
         """
@@ -150,11 +149,9 @@ class Workload(Struct, frozen=True, kw_only=True):
 def resize_blocks(blocks: list[int], *, from_size: int, to_size: int, num_tokens: int) -> list[int]:
     """Names of a prompt's full blocks of `to_size` tokens, given those of its blocks of `from_size`.
 
-    The last given block may be partial; its name stands for what it holds, so the full smaller blocks in it get names
-    of their own from it. Where blocks become larger, a name stands for the whole path, as that of its last part does.
-    A name that stands for everything before it leads to others that do, and equal prompts to equal names; 0, which is
-    none, to 0.
-    Raises UsageError if neither size divides the other.
+    A name stands for its block and everything before it; so do the new names. Equal prompts get equal names. The last
+    given block may be partial; the full smaller blocks in it are named after it. A larger block is named after its last
+    part. 0, no name, stays 0. Raises UsageError if neither size divides the other.
     """
     num_full = num_tokens // to_size
     if not blocks or from_size == to_size:
@@ -171,14 +168,16 @@ def resize_blocks(blocks: list[int], *, from_size: int, to_size: int, num_tokens
 
 def resize_request(request: WorkloadRequest, *, from_size: int, to_size: int) -> WorkloadRequest:
     """A request with the full blocks of its prompt and its outputs as `resize_blocks` names them."""
-    arrival, fates = request.arrival, request.fates
+    arrival, outputs = request.arrival, request.outputs
     blocks = resize_blocks(arrival.blocks, from_size=from_size, to_size=to_size, num_tokens=arrival.prompt_tokens)
-    if from_size != to_size and any(fate.blocks for fate in fates):
-        # What a sequence fills goes on behind the full blocks that its prompt has names for.
+    if from_size != to_size and any(output.blocks for output in outputs):
+        # An output's blocks follow the full blocks of its prompt.
         full = arrival.blocks[: arrival.prompt_tokens // from_size]
         named = [
-            resize_blocks([*full, *fate.blocks], from_size=from_size, to_size=to_size, num_tokens=NEVER)
-            for fate in fates
+            resize_blocks([*full, *output.blocks], from_size=from_size, to_size=to_size, num_tokens=NEVER)
+            for output in outputs
         ]
-        fates = [structs.replace(fate, blocks=names[len(blocks) :]) for fate, names in zip(fates, named, strict=True)]
-    return structs.replace(request, arrival=structs.replace(arrival, blocks=blocks), fates=fates)
+        outputs = [
+            structs.replace(output, blocks=names[len(blocks) :]) for output, names in zip(outputs, named, strict=True)
+        ]
+    return structs.replace(request, arrival=structs.replace(arrival, blocks=blocks), outputs=outputs)

@@ -24,9 +24,7 @@ async def test_the_null_server_streams_what_is_asked_for(endpoint: Endpoint) -> 
 
 
 async def test_ceiling() -> None:
-    measured = await ceiling.measure_ceiling("completions", num_streams=4, seconds=0.1)
-    assert measured.tokens_per_second > 0
-    assert measured.num_streams == 4
+    assert await ceiling.measure_ceiling("completions", num_streams=4, seconds=0.1) > 0
 
 
 async def test_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

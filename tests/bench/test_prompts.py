@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
+from eventlm.bench.draws import random_stream
 from eventlm.bench.prompts import (
     WORDS,
     SharedPrefixes,
     TokenizerPrompts,
-    WordCost,
     WordPrompts,
-    fit_word_cost,
+    fit_word_prompts,
     word_text,
 )
-from eventlm.bench.random_streams import random_stream
 from eventlm.errors import UsageError
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ def test_exactly_so_many_tokens(tokenizer: Tokenizer, add_special_tokens: bool) 
 
 def test_there_is_always_a_prompt() -> None:
     assert TokenizerPrompts(WordTokenizer(), add_special_tokens=True)(1, random_stream(0))
-    assert WordPrompts(WordCost(30.0, 1.0), counts_fixed=True)(1, random_stream(0))
+    assert WordPrompts(30.0, 1.0)(1, random_stream(0))
 
 
 def test_words_come_from_the_vocabulary() -> None:
@@ -59,17 +59,17 @@ def test_words_come_from_the_vocabulary() -> None:
 
 def test_word_cost_of_a_server() -> None:
     """A server with bytes for tokens and a template of 9: n words are 5n - 1 bytes."""
-    cost = fit_word_cost((64, 192), (64 * 5 - 1 + 9, 192 * 5 - 1 + 9))
-    assert cost == (8.0, 5.0)
-    without_template = WordPrompts(cost, counts_fixed=False)(100, random_stream(0))
+    cost = fit_word_prompts((64, 192), (64 * 5 - 1 + 9, 192 * 5 - 1 + 9))
+    assert cost == WordPrompts(8.0, 5.0)
+    without_template = structs.replace(cost, fixed=0.0)(100, random_stream(0))
     assert len(without_template.split()) == 20
-    with_it = WordPrompts(cost, counts_fixed=True)(108, random_stream(0))
+    with_it = cost(108, random_stream(0))
     assert len(with_it) + 9 == 108
 
 
 def test_a_server_that_counts_nonsense() -> None:
     with pytest.raises(UsageError, match="give --tokenizer"):
-        fit_word_cost((64, 192), (10, 10))
+        fit_word_prompts((64, 192), (10, 10))
 
 
 def test_equal_streams_make_equal_prompts() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from eventlm.bench.lengths import parse_lengths
+from eventlm.bench import serve_bench
+from eventlm.bench.ceiling import measure_ceiling
+from eventlm.bench.draws import parse_lengths
 from eventlm.bench.serve_bench import ServeBench, ServeOptions, ServeResult
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
@@ -159,10 +161,18 @@ async def test_a_warm_up_that_fails() -> None:
             await load.prepare(lambda phase: None)
 
 
-async def test_the_ceiling_is_measured_where_it_is_asked_for() -> None:
+async def test_the_ceiling_is_measured_with_the_streams_of_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def measure(endpoint: str, *, num_streams: int) -> float:
+        asked.append((endpoint, num_streams))
+        return await measure_ceiling("completions", num_streams=num_streams, seconds=0.1)
+
+    monkeypatch.setattr(serve_bench, "measure_ceiling", measure)
     result = await bench(ByteServer("m"), tokenizer="fake", measures_ceiling=True, max_concurrency=2)
-    assert result.ceiling is not None
-    assert result.ceiling.num_streams == 2
+    assert asked == [("completions", 2)]
+    assert result.ceiling_tokens_per_second is not None
+    assert result.ceiling_tokens_per_second > 0
 
 
 async def test_a_load_without_an_end_is_refused() -> None:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 import pytest
 
-from eventlm.bench.dataset import DatasetPrompt
-from eventlm.bench.lengths import parse_lengths
-from eventlm.bench.prompts import SharedPrefixes, WordCost, WordPrompts
-from eventlm.bench.trace_arrivals import Arrival
+from eventlm.bench.draws import parse_lengths
+from eventlm.bench.input_files import Arrival, DatasetPrompt
+from eventlm.bench.prompts import SharedPrefixes, WordPrompts
+from eventlm.bench.records import Messages
 from eventlm.bench.workload import (
-    BodyShape,
     SizedPrompt,
     dataset_prompts,
     load_requests,
+    request_body,
     synthetic_prompts,
     trace_prompts,
 )
 from eventlm.errors import UsageError
 
-MAKE = WordPrompts(WordCost(0.0, 1.0), counts_fixed=True)
+MAKE = WordPrompts(0.0, 1.0)
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 
 
@@ -76,26 +77,24 @@ def test_a_shuffled_data_set_is_whole_in_each_round() -> None:
 
 def test_bodies() -> None:
     usage = {"stream_options": {"include_usage": True}}
-    completion = BodyShape(model="m", endpoint="completions")
-    assert completion.body("hi", 5) == {
-        "model": "m", "prompt": "hi", "max_tokens": 5, "temperature": 0.0, **usage
+    common = {"model": "m", "temperature": 1, "top_k": 3}
+    assert request_body("completions", "hi", 5, common) == {"prompt": "hi", "max_tokens": 5, **common, **usage}
+    assert request_body("chat", "hi", 5, common | {"max_tokens": 6}) == {
+        "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, **common, **usage,
     }  # fmt: skip
-    chat = BodyShape(model="m", endpoint="chat", ignore_eos=True, extra={"temperature": 1, "top_k": 3})
-    assert chat.body("hi", 5) == {
-        "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "temperature": 1,
-        "ignore_eos": True, "top_k": 3, **usage,
-    }  # fmt: skip
-    assert chat.body(MESSAGES, 5)["messages"] == MESSAGES
+    assert request_body("chat", MESSAGES, 5, common)["messages"] == MESSAGES
     with pytest.raises(UsageError, match="only --endpoint chat"):
-        completion.body(MESSAGES, 5)
+        request_body("completions", MESSAGES, 5, common)
 
 
 def test_requests_have_their_arrivals() -> None:
-    shape = BodyShape(model="m", endpoint="completions")
+    def body(content: str | Messages, max_tokens: int) -> dict[str, Any]:
+        return {"prompt": content, "max_tokens": max_tokens}
+
     prompts = [SizedPrompt("a", 1, 4), SizedPrompt("b", 2)]
-    requests = list(load_requests(prompts, shape, iter([0.25, 0.5, 0.75])))
+    requests = list(load_requests(prompts, body, iter([0.25, 0.5, 0.75])))
     assert [(request.index, request.arrival_ns, request.prompt_tokens) for request in requests] == [
         (0, 250_000_000, 4),
         (1, 500_000_000, None),
     ]
-    assert [request.arrival_ns for request in load_requests(prompts, shape, None)] == [None, None]
+    assert [request.arrival_ns for request in load_requests(prompts, body, None)] == [None, None]

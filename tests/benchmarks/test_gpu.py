@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, gpu_report
+from benchmarks import gpu
 from benchmarks.gpu_sections import SECTIONS, Section, sanitizer
+from benchmarks.gpu_sections import report as gpu_report
 from benchmarks.gpu_sections.process import Limits, run_section
 from benchmarks.gpu_sections.row import Context, Row, check, cost, speed
 

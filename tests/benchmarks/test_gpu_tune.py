@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.kernels import matmul
 from benchmarks.kernels import tune as module
-from benchmarks.kernels.tune import Config, Tuning
+from benchmarks.kernels.tune import Config, Tuning, store
 from eventlm.kernels.gpu import tuned
 
 REPOSITORY = Path(__file__).parents[2]
@@ -96,3 +96,23 @@ def test_only_rows_of_the_weight_choose() -> None:
                 yield from shape
 
     assert set(keys()) <= {"dtype", "max_N"}
+
+
+def test_an_entry_is_stored_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned, "PATH", path)
+    store("op", {"max_rows": 16}, {"BLOCK": 3}, gpu="Big", path=path)
+    assert tuned.tuned("op", rows=16) == {"BLOCK": 3}
+    store("op", {"max_rows": 16}, {"BLOCK": 7}, gpu="Big", path=path)
+    assert tuned.tuned("op", rows=16) == {"BLOCK": 7}
+    store("new", {}, {"num_warps": 4}, gpu='A "GPU"', path=path)
+    store("new", {}, {"num_warps": 8}, gpu="default", path=path)
+    assert tuned.tuned("new") == {"num_warps": 8}
+    written = path.read_text()
+    assert written.count("[[op]]") == 2
+    assert written.startswith('# Head.\n\n[[new]]\ngpu = "default"\nconfig = { num_warps = 8 }\n\n')
+    store("op", {"max_rows": 16}, {"BLOCK": 7}, gpu="Big", path=path)
+    assert path.read_text() == written
+    assert [file.name for file in path.parent.iterdir()] == ["tuned.toml"]
+    monkeypatch.undo()
+    tuned._entries.cache_clear()
+    tuned.tuned.cache_clear()

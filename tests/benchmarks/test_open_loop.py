@@ -40,7 +40,7 @@ def test_a_run_has_the_workload_in_it(tmp_path: Path) -> None:
     run = run_workload(workload, tmp_path, model="fake", num_blocks=256, max_model_len=MAX_MODEL_LEN)
     recorded = read_run(run.folder)
     assert null_test(recorded, run.folder).difference == ""
-    lengths = [(request.arrival.prompt_tokens, request.fates[0].num_tokens) for request in recorded.workload.requests]
+    lengths = [(request.arrival.prompt_tokens, request.outputs[0].num_tokens) for request in recorded.workload.requests]
     asked = [(request.arrival.prompt_tokens, request.arrival.max_tokens) for request in workload.requests]
     assert sorted(lengths) == sorted(asked)
     # Prefixes are shared as in the workload.

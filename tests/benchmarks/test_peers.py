@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import peer_checkpoints, peer_openvino_server, peer_servers, peers
-from benchmarks.peer_report import COLUMNS, Measurement, format_ratios, format_table, medians, ratios
-from benchmarks.peer_servers import COMMANDS, Server, ServerError, Target
-from benchmarks.peer_setup import MENDS, SetupError, apply_mends, locate, run_step
+from benchmarks import peers
+from benchmarks.peer import checkpoints, openvino_server, servers
+from benchmarks.peer.report import COLUMNS, Measurement, format_ratios, format_table, medians, ratios
+from benchmarks.peer.servers import COMMANDS, Server, ServerError, Target
+from benchmarks.peer.setup import MENDS, SetupError, apply_mends, locate, run_step
 from eventlm.cli.bench import serve as bench_serve
 from eventlm.cli.parser import Parser
 from eventlm.errors import PullError
@@ -129,7 +130,7 @@ def test_figures_of_another_load_do_not_count(changes: dict[str, Any], said: str
 
 
 def test_peers_get_a_slot_for_every_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_servers, "checkpoint", lambda name, _: tmp_path / name)
+    monkeypatch.setattr(servers, "checkpoint", lambda name, _: tmp_path / name)
     located = locate(tmp_path)
     target = Target("smollm2", "int8", 32, 8123, located)
     file = tmp_path / "models" / "smollm2" / "q8_0.gguf"
@@ -147,7 +148,7 @@ def test_peers_get_a_slot_for_every_client(tmp_path: Path, monkeypatch: pytest.M
 
 def test_openvino_has_a_thread_for_every_processor() -> None:
     """Of itself it leaves the second ones of cores idle."""
-    for properties in peer_openvino_server.PROPERTIES.values():
+    for properties in openvino_server.PROPERTIES.values():
         assert properties["INFERENCE_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
         assert properties["ENABLE_HYPER_THREADING"] == "YES"
 
@@ -170,8 +171,8 @@ def test_progress_is_none_of_the_tables(
 ) -> None:
     make_tokenizer(tmp_path / "default")
     monkeypatch.setattr("eventlm.models.pull.cached", lambda _: tmp_path / "default")
-    monkeypatch.setattr(peer_checkpoints, "save_random_qwen", lambda _: None)
-    folder = peer_checkpoints.checkpoint("qwen3-0.6b", locate(tmp_path))
+    monkeypatch.setattr(checkpoints, "save_random_qwen", lambda _: None)
+    folder = checkpoints.checkpoint("qwen3-0.6b", locate(tmp_path))
     assert (folder / "tokenizer.json").is_file()
     printed = capsys.readouterr()
     assert (printed.out, "make random weights" in printed.err) == ("", True)
@@ -181,7 +182,7 @@ def test_a_larger_vocabulary_leaves_texts_as_they_were(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     make_tokenizer(small)
     large.mkdir()
-    peer_checkpoints._pad_tokenizer(small, large, VOCAB_SIZE + 100)
+    checkpoints._pad_tokenizer(small, large, VOCAB_SIZE + 100)
     before, after = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (small, large))
     text = "The quick brown fox, pad400 and ünicode."
     assert after.encode(text).ids == before.encode(text).ids

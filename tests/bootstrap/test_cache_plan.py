@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from eventlm.bootstrap import cache_plan
 from eventlm.bootstrap.cache_plan import (
     FAKE_MAX_MODEL_LEN,
     FAKE_NUM_BLOCKS,
+    CachePlan,
     check_kv_memory,
     memory_bytes,
     plan_cache,
@@ -51,6 +55,27 @@ def config_with(**overrides: object) -> Config:
     return load_config(None, overrides, environment={})
 
 
+def plan_in(config: Config, folder: Path, *, free: int | None = None, total: int | None = None) -> CachePlan:
+    """The plan on a machine with so much memory free, and so much in all."""
+    with machine(free, total):
+        return plan_cache(config, folder)
+
+
+def check_in(config: Config, *, total: int) -> None:
+    with machine(None, total):
+        check_kv_memory(config)
+
+
+@contextmanager
+def machine(free: int | None, total: int | None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if free is not None:
+            patch.setattr(cache_plan, "free_bytes", lambda: free)
+        if total is not None:
+            patch.setattr(cache_plan, "total_bytes", lambda: total)
+        yield
+
+
 def test_a_given_number_of_blocks_is_taken(checkpoint: Path) -> None:
     assert plan_cache(config_with(num_blocks=100), checkpoint) == (100, 512, [])
 
@@ -63,9 +88,9 @@ def test_blocks_fill_the_memory_that_is_given(checkpoint: Path) -> None:
 
 def test_auto_is_a_quarter_of_what_the_weights_leave_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
     left = 4 * 100 * BLOCK_BYTES
-    assert plan_cache(config_with(), checkpoint, available_bytes=left + WEIGHT_BYTES).num_blocks == 100
-    assert plan_cache(config_with(replicas=2), checkpoint, available_bytes=left + 2 * WEIGHT_BYTES).num_blocks == 50
-    assert plan_cache(config_with(), checkpoint, available_bytes=1 << 60).num_blocks == (4 << 30) // BLOCK_BYTES
+    assert plan_in(config_with(), checkpoint, free=left + WEIGHT_BYTES).num_blocks == 100
+    assert plan_in(config_with(replicas=2), checkpoint, free=left + 2 * WEIGHT_BYTES).num_blocks == 50
+    assert plan_in(config_with(), checkpoint, free=1 << 60).num_blocks == (4 << 30) // BLOCK_BYTES
     assert plan_cache(config_with(), checkpoint).num_blocks > 0
 
 
@@ -113,17 +138,17 @@ def test_a_context_that_cannot_be_had_is_an_error(checkpoint: Path, overrides: d
 
 def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None:
     least = WEIGHT_BYTES + 2 * BLOCK_BYTES
-    assert plan_cache(config_with(num_blocks=2), checkpoint, available_bytes=least).num_blocks == 2
+    assert plan_in(config_with(num_blocks=2), checkpoint, free=least).num_blocks == 2
     with pytest.raises(UsageError) as raised:
-        plan_cache(config_with(num_blocks=2), checkpoint, available_bytes=least - 1)
+        plan_in(config_with(num_blocks=2), checkpoint, free=least - 1)
     assert str(raised.value) == (
         f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, the KV cache of one sequence 8,192 bytes, and "
         f"{least - 1:,} bytes of memory are free; take a smaller model, or end other programs"
     )
     with pytest.raises(UsageError, match=r"for each of 2 replicas, .*; lower --replicas, take"):
-        plan_cache(config_with(num_blocks=2, replicas=2), checkpoint, available_bytes=2 * least - 1)
+        plan_in(config_with(num_blocks=2, replicas=2), checkpoint, free=2 * least - 1)
     with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*; lower --max-model-len, take"):
-        plan_cache(config_with(max_model_len=512), checkpoint, available_bytes=least)
+        plan_in(config_with(max_model_len=512), checkpoint, free=least)
 
 
 def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:
@@ -132,34 +157,34 @@ def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:
     floats = 2 * (100 * 32 + 2 * 2 * 32 + 32)
     least = matrices + floats + 2 * BLOCK_BYTES // 2
     options = {"num_blocks": 2, "quantization": "int8"}
-    assert plan_cache(config_with(**options), checkpoint, available_bytes=least).num_blocks == 2
+    assert plan_in(config_with(**options), checkpoint, free=least).num_blocks == 2
     with pytest.raises(UsageError, match=f"its weights take {matrices + floats:,} bytes"):
-        plan_cache(config_with(**options), checkpoint, available_bytes=least - 1)
+        plan_in(config_with(**options), checkpoint, free=least - 1)
     assert matrices + floats < WEIGHT_BYTES
 
 
 def test_a_cache_that_memory_may_not_hold_is_warned_of(checkpoint: Path) -> None:
     free = WEIGHT_BYTES + 40 * BLOCK_BYTES
-    assert plan_cache(config_with(num_blocks=40), checkpoint, available_bytes=free).warnings == []
-    [warning] = plan_cache(config_with(num_blocks=41), checkpoint, available_bytes=free).warnings
+    assert plan_in(config_with(num_blocks=40), checkpoint, free=free).warnings == []
+    [warning] = plan_in(config_with(num_blocks=41), checkpoint, free=free).warnings
     assert "may grow to 167,936 bytes, and the weights leave 163,840 bytes of the memory that is free" in warning
 
 
 def test_a_cache_that_all_of_memory_does_not_hold_is_an_error(checkpoint: Path) -> None:
-    check_kv_memory(config_with(kv_memory="4GiB", replicas=2), all_bytes=8 << 30)
-    check_kv_memory(config_with(kv_memory="auto"), all_bytes=1)
-    check_kv_memory(config_with(kv_memory="1TiB", model="fake"), all_bytes=1)
+    check_in(config_with(kv_memory="4GiB", replicas=2), total=8 << 30)
+    check_in(config_with(kv_memory="auto"), total=1)
+    check_in(config_with(kv_memory="1TiB", model="fake"), total=1)
     with pytest.raises(UsageError) as raised:
-        check_kv_memory(config_with(kv_memory="5GiB", replicas=2), all_bytes=8 << 30)
+        check_in(config_with(kv_memory="5GiB", replicas=2), total=8 << 30)
     assert str(raised.value) == (
         "--kv-memory 5GiB: KV caches of 10,240 MiB for 2 replicas (5,120 MiB each) are more than all the memory here, "
         "which is 8,192 MiB; give less, or leave it out for what fits"
     )
     of_blocks = config_with(num_blocks=41, kv_memory="1TiB")
-    check_kv_memory(of_blocks, all_bytes=1)
-    assert plan_cache(of_blocks, checkpoint, all_bytes=41 * BLOCK_BYTES).num_blocks == 41
+    check_in(of_blocks, total=1)
+    assert plan_in(of_blocks, checkpoint, total=41 * BLOCK_BYTES).num_blocks == 41
     with pytest.raises(UsageError, match=r"--num-blocks 41: a KV cache of 167,936 bytes is more than all the memory"):
-        plan_cache(of_blocks, checkpoint, all_bytes=41 * BLOCK_BYTES - 1)
+        plan_in(of_blocks, checkpoint, total=41 * BLOCK_BYTES - 1)
 
 
 def test_the_fake_model_has_a_pool_of_its_own() -> None:
@@ -170,14 +195,14 @@ def test_the_fake_model_has_a_pool_of_its_own() -> None:
 
 def test_no_more_blocks_than_an_engine_can_have(checkpoint: Path) -> None:
     much = (MAX_BLOCKS + 5) * BLOCK_BYTES
-    plan = plan_cache(config_with(kv_memory=f"{much}B"), checkpoint, available_bytes=2 * much, all_bytes=2 * much)
+    plan = plan_in(config_with(kv_memory=f"{much}B"), checkpoint, free=2 * much, total=2 * much)
     assert plan.num_blocks == MAX_BLOCKS
     assert plan.warnings == [
         f"there is memory for {MAX_BLOCKS + 5:,} KV blocks of each replica, and an engine can have at most "
         f"{MAX_BLOCKS:,}: the rest stays free; raise --block-size to use it"
     ]
     of_two = config_with(kv_memory=f"{much}B", replicas=2)
-    assert plan_cache(of_two, checkpoint, available_bytes=4 * much, all_bytes=4 * much).num_blocks == MAX_BLOCKS // 2
+    assert plan_in(of_two, checkpoint, free=4 * much, total=4 * much).num_blocks == MAX_BLOCKS // 2
     fake = config_with(model="fake", num_blocks=MAX_BLOCKS)
     assert plan_cache(fake, None).num_blocks == MAX_BLOCKS
     with pytest.raises(

@@ -70,7 +70,7 @@ def test_why_no_gpu_is_taken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     install(monkeypatch, gpu())
     monkeypatch.setattr(device, "missing_software", lambda: "no triton")
     config = load_config(None, {"model": str(make_checkpoint(tmp_path))}, environment={})
-    assert any(warning.endswith("is here: no triton") for warning in compose_engine(config).warnings)
+    assert any(warning.endswith("is here: no triton") for warning in compose_engine(config)[1])
 
 
 CONFIG = {
@@ -128,7 +128,7 @@ def test_threads_without_a_processor(
 ) -> None:
     monkeypatch.setattr("eventlm.bootstrap.composition.usable_cores", lambda: 2)
     folder = make_checkpoint(tmp_path)
-    warnings = compose_engine(load_config(None, {"model": str(folder), "num_blocks": 100} | options)).warnings
+    warnings = compose_engine(load_config(None, {"model": str(folder), "num_blocks": 100} | options))[1]
     assert [said in warning for warning in warnings] == [True] * bool(said)
 
 
@@ -151,7 +151,7 @@ def test_threads_that_are_not_pinned(
     monkeypatch.setattr("eventlm.engine.setup.spread_processors", lambda: [0])
     folder = write_checkpoint(tmp_path, Shape())
     wish = {"model": str(folder), "num_blocks": 300, "threads": 1, "pin_threads": True} | options
-    composed = compose_engine(load_config(None, wish, environment={}))
-    assert [warning.endswith(said) for warning in composed.warnings] == [True] * bool(said)
-    is_pinned = worker_setups(composed.engine.setup)[0].processors == [0]
+    engine, warnings = compose_engine(load_config(None, wish, environment={}))
+    assert [warning.endswith(said) for warning in warnings] == [True] * bool(said)
+    is_pinned = worker_setups(engine.setup)[0].processors == [0]
     assert is_pinned == (bool(wish["pin_threads"]) and options.get("replicas") is None)

@@ -77,10 +77,10 @@ def test_a_gpu_that_cannot_be_used_is_spoken_of(monkeypatch: pytest.MonkeyPatch)
 def test_gpus_that_are_too_old_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "missing_software", lambda: "")
     install(monkeypatch, gpu("Tesla V100", capability=(7, 0)), gpu())
-    assert [each.device.name for each in choose_device(config_with()).gpus] == ["cuda:1"]
+    assert [each.device.name for each in choose_device(config_with())[0]] == ["cuda:1"]
     install(monkeypatch, gpu("Tesla V100", capability=(7, 0)), gpu("GTX 1080", capability=(6, 1)))
     assert refusal(device="cuda").startswith("--device cuda: Tesla V100 has compute capability 7.0, and 8.0 (Ampere)")
-    assert "not on the Tesla V100 that is here" in choose_device(config_with()).warnings[0]
+    assert "not on the Tesla V100 that is here" in choose_device(config_with())[1][0]
 
 
 @pytest.mark.usefixtures("h100")
@@ -121,8 +121,8 @@ def test_the_interpreter_of_triton_takes_the_place_of_a_gpu_if_both_are_asked_fo
 ) -> None:
     install(monkeypatch, no_driver="Driver Not Loaded")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert [each.name for each in choose_device(config_with(device="cuda")).gpus] == ["Triton's interpreter"]
-    assert choose_device(config_with()).gpus == []
+    assert [each.name for each in choose_device(config_with(device="cuda"))[0]] == ["Triton's interpreter"]
+    assert choose_device(config_with())[0] == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_of_a_machine_without_limits(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert free_bytes(machine(tmp_path, 1 << 30), [], nowhere) == 1 << 30
     assert free_bytes(machine(tmp_path, 1 << 30), [nowhere, group(tmp_path / "g", "max", 5)], nowhere) == 1 << 30
-    with pytest.raises(UsageError, match="does not tell how much memory there is"):
+    with pytest.raises(UsageError, match="does not say how much memory there is"):
         free_bytes(nowhere, [], nowhere)
     assert free_bytes() > 0
 
@@ -62,6 +62,6 @@ def test_all_of_memory(tmp_path: Path) -> None:
     assert total_bytes(meminfo, groups, nowhere) == 9000
     (tmp_path / "memory.limit_in_bytes").write_text("7000\n")
     assert total_bytes(meminfo, groups, tmp_path) == 7000
-    with pytest.raises(UsageError, match="does not tell how much memory there is"):
+    with pytest.raises(UsageError, match="does not say how much memory there is"):
         total_bytes(nowhere, [], nowhere)
     assert total_bytes() >= free_bytes()

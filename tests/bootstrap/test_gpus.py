@@ -12,7 +12,7 @@ from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
 
 def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = install(monkeypatch, gpu(), gpu("NVIDIA A10", 24 * GIB, 20 * GIB, (8, 6)))
-    found = find_gpus({})
+    found = find_gpus()
     assert found.gpus == [
         Gpu(0, H100, 80 * GIB, 79 * GIB, (9, 0)),
         Gpu(1, "NVIDIA A10", 24 * GIB, 20 * GIB, (8, 6)),
@@ -48,26 +48,21 @@ def test_those_that_cuda_would_see_are_counted_as_it_does(
     visible: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, gpu("a"), gpu("b"), gpu("c"))
-    found = find_gpus({"CUDA_VISIBLE_DEVICES": visible})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = find_gpus()
     assert [(each.number, each.name) for each in found.gpus] == list(enumerate(names))
     assert found.problem == ("" if names else f"CUDA_VISIBLE_DEVICES={visible} leaves none of the GPUs here")
 
 
-def test_the_environment_of_this_process_counts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, gpu("a"), gpu("b"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [each.name for each in find_gpus().gpus] == ["b"]
-
-
 def test_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    assert find_gpus({}).problem == "the NVIDIA driver 570.1 has no GPU"
+    assert find_gpus().problem == "the NVIDIA driver 570.1 has no GPU"
     install(monkeypatch, gpu(), no_driver="NVML Shared Library Not Found")
-    assert "no NVIDIA driver that answers (NVML Shared Library Not Found); install it" in find_gpus({}).problem
+    assert "no NVIDIA driver that answers (NVML Shared Library Not Found); install it" in find_gpus().problem
     nvml = install(monkeypatch, gpu(), error="Unknown Error")
-    assert "the NVIDIA driver does not answer (Unknown Error); see what `nvidia-smi`" in find_gpus({}).problem
+    assert "the NVIDIA driver does not answer (Unknown Error); see what `nvidia-smi`" in find_gpus().problem
     assert not nvml.is_open
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    found = find_gpus({})
+    found = find_gpus()
     assert found.gpus == []
     assert "the package nvidia-ml-py, which finds GPUs, is not installed" in found.problem

@@ -14,15 +14,18 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.errors import EventLMError
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import traces
 
 WRITE_FOR_EVER = """
 import sys
 from eventlm.bus.log_writer import LogWriter
+from eventlm.system.system import real_system
 from eventlm.events import UserMark
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus.traces import header
-writer = LogWriter(sys.argv[1], "run")
+writer = LogWriter(real_system(), sys.argv[1], "run")
 writer.append(encode_body(header()))
 s = 0
 while True:
@@ -44,7 +47,7 @@ def test_the_file_holds_the_closed_lines_in_order(tmp_path: Path) -> None:
 def test_nothing_is_written_before_flush_and_all_of_it_after(tmp_path: Path) -> None:
     made = traces.events(4)
     closed = traces.lines(made)
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         writer.append(encode_body(made[0]))
         writer.append(encode_body(made[1]))
         assert writer.path.read_bytes() == b""
@@ -67,7 +70,7 @@ def test_only_the_owner_can_read_a_trace(tmp_path: Path, umask: int) -> None:
 
 def test_latest_points_to_the_newest_run_by_a_relative_link(tmp_path: Path) -> None:
     for run in ("first", "second"):
-        with LogWriter(tmp_path, run) as writer:
+        with LogWriter(real_system(), tmp_path, run) as writer:
             writer.append(encode_body(traces.header()))
             writer.flush()
             link = tmp_path / "latest"
@@ -79,7 +82,7 @@ def test_latest_points_to_the_newest_run_by_a_relative_link(tmp_path: Path) -> N
 
 def test_counters_count_what_was_flushed(tmp_path: Path) -> None:
     made = traces.events(200, rows=50)
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         for event in made:
             writer.append(encode_body(event))
         assert (writer.num_events, writer.num_bytes) == (0, 0)
@@ -101,7 +104,7 @@ def test_a_run_whose_header_cannot_be_written_is_a_clear_error(tmp_path: Path, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = traces.record(tmp_path, "before", traces.events(3))
-    writer = LogWriter(tmp_path, "run")
+    writer = LogWriter(real_system(), tmp_path, "run")
     writer.append(encode_body(traces.header()))
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(LogWriteError, match="No space left on device; choose another folder"):
@@ -114,7 +117,7 @@ def test_a_run_whose_header_cannot_be_written_is_a_clear_error(tmp_path: Path, m
 
 
 def test_a_header_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path, "run")
+    writer = LogWriter(real_system(), tmp_path, "run")
     writer.append(encode_body(traces.header(predictor=[1, 2, 3, 4, 1 << 63])))
     with pytest.raises(
         LogWriteError, match=r"cannot record to .*, because nothing could read it: predictor\[4\]: Expec"
@@ -126,7 +129,7 @@ def test_a_header_that_no_reader_would_take_is_not_written(tmp_path: Path) -> No
 
 def test_a_folder_where_latest_is_something_else_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         writer.append(encode_body(traces.header()))
         with pytest.raises(LogWriteError, match=r"cannot replace .*/latest: Is a directory"):
             writer.flush()
@@ -136,18 +139,18 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     path = traces.record(tmp_path, "run", traces.events(3))
     content = path.read_bytes()
     with pytest.raises(LogWriteError, match=r"cannot record to .*run/trace\.jsonl: File exists"):
-        LogWriter(tmp_path, "run")
+        LogWriter(real_system(), tmp_path, "run")
     assert path.read_bytes() == content
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LogWriteError, match="choose another folder"):
-        LogWriter(tmp_path / "file", "run")
+        LogWriter(real_system(), tmp_path / "file", "run")
 
 
 def test_close_twice(tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path, "run")
+    writer = LogWriter(real_system(), tmp_path, "run")
     writer.close()
     writer.close()
 

@@ -15,6 +15,7 @@ from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.bus.recorder import Recorder, ThreadedRecorder
 from eventlm.events import End, Event, Gap, Snapshot, UserMark
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import traces
 from tests.bus.slow_disk import SECONDS, HandLoop, SlowDisk
 
@@ -34,8 +35,9 @@ class Run:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.messages: list[str] = []
         self.loop = HandLoop()
-        self.writer = LogWriter(folder, "run", on_problem=self.messages.append, **options)
+        self.writer = LogWriter(real_system(), folder, "run", on_problem=self.messages.append, **options)
         self.recorder = ThreadedRecorder(
+            real_system(),
             self.writer,
             loop=self.loop,  # type: ignore[arg-type]
             lag_seconds=1.0,
@@ -103,7 +105,7 @@ class Run:
 
 def test_who_waits_for_the_disk_waits_until_it_answers(tmp_path: Path, disk: SlowDisk) -> None:
     left: list[int] = []
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         recorder = Recorder(writer)
         recorder.write([encode_body(traces.header())], lambda: left.append(0))
         assert left == [0]
@@ -195,7 +197,7 @@ def test_a_write_that_is_late_while_nothing_else_happens_loses_nothing(tmp_path:
 def test_a_loop_that_was_busy_blames_no_disk(tmp_path: Path, disk: SlowDisk) -> None:
     run = Run(tmp_path)
     run.note()
-    assert run.recorder._has_returned.wait(SECONDS)
+    assert run.recorder._thread.wait(SECONDS)
     run.loop.sleep(5)
     assert run.messages == []
     run.loop.turn()
@@ -274,7 +276,7 @@ def test_a_segment_behind_what_is_lost_is_lost_too(tmp_path: Path, disk: SlowDis
     run = run_on_a_disk_that_hangs(tmp_path, disk)
     run.note()
     disk.answer()
-    assert run.recorder._has_returned.wait(SECONDS)
+    assert run.recorder._thread.wait(SECONDS)
     disk.num_full = num_full
     # The note and the beginning of a segment that would follow it.
     run.loop.turn()
@@ -309,10 +311,10 @@ def test_an_end_waits_for_a_disk_that_hangs_no_longer_than_anybody(tmp_path: Pat
     run.note()
     run.end(patience_seconds=0.01)
     assert run.all_left()
-    assert run.recorder._thread.is_alive()
+    *_, thread = (each for each in threading.enumerate() if each.name == "eventlm-recorder")
     disk.answer()
-    run.recorder._thread.join(SECONDS)
-    assert not run.recorder._thread.is_alive()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
     # The write came to its end, and the lock is released.
     assert run.read() == ([0, 1], [], False)
     with LogReader(run.writer.run_folder) as reader:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO
 
-import pytest
-
-from eventlm.bus import run_folder
 from eventlm.bus.log_writer import LogWriter
-from eventlm.bus.run_folder import TRACE_NAME, closed_name, is_locked, newest_run, prune
+from eventlm.bus.run_folder import TRACE_NAME, closed_name, newest_run, prune
 from eventlm.events.codec import encode_body
+from eventlm.system.disk import SYSTEM_DISK, ReadableFile, SystemDisk
+from eventlm.system.system import real_system
 from tests.bus import traces
 
 OLD, MIDDLE, NEW = "20250101-000000-aaaaaa", "20250102-000000-aaaaaa", "20250103-000000-aaaaaa"
@@ -33,9 +31,9 @@ def left(folder: Path) -> list[str]:
 def test_the_oldest_segments_of_a_run_go_first_and_its_last_never(tmp_path: Path) -> None:
     run = make_run(tmp_path, NEW, [10, 10, 10, 10])
     other = make_run(tmp_path, OLD, [100])
-    prune(run, keep_bytes=25, all_runs=False)
+    prune(SYSTEM_DISK, run, keep_bytes=25, all_runs=False)
     assert [path.name for path in sorted(run.iterdir())] == [closed_name(200), TRACE_NAME]
-    prune(run, keep_bytes=0, all_runs=False)
+    prune(SYSTEM_DISK, run, keep_bytes=0, all_runs=False)
     assert [path.name for path in run.iterdir()] == [TRACE_NAME]
     assert (other / TRACE_NAME).exists()
 
@@ -46,7 +44,7 @@ def test_of_a_folder_of_runs_the_oldest_go_first_with_all_that_is_theirs(tmp_pat
     run = make_run(tmp_path, NEW, [10, 10])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / TRACE_NAME).write_bytes(b"x" * 1000)
-    prune(run, keep_bytes=55, all_runs=True)
+    prune(SYSTEM_DISK, run, keep_bytes=55, all_runs=True)
     assert left(tmp_path) == sorted(
         [
             f"20250101/{TRACE_NAME}",
@@ -57,49 +55,48 @@ def test_of_a_folder_of_runs_the_oldest_go_first_with_all_that_is_theirs(tmp_pat
             f"mine/{TRACE_NAME}",
         ]
     )
-    prune(run, keep_bytes=15, all_runs=True)
+    prune(SYSTEM_DISK, run, keep_bytes=15, all_runs=True)
     assert left(tmp_path) == [f"20250103/{TRACE_NAME}", f"mine/{TRACE_NAME}"]
     assert sorted(os.listdir(tmp_path)) == [NEW, "mine"]
 
 
 def test_a_run_that_is_being_written_stays_whole(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, OLD) as writer:
+    with LogWriter(real_system(), tmp_path, OLD) as writer:
         writer.append(encode_body(traces.header()))
         writer.flush()
         (tmp_path / OLD / closed_name(0)).write_bytes(b"x" * 100)
         run = make_run(tmp_path, NEW, [10])
-        prune(run, keep_bytes=0, all_runs=True)
+        prune(SYSTEM_DISK, run, keep_bytes=0, all_runs=True)
         assert sorted(os.listdir(tmp_path / OLD)) == [closed_name(0), TRACE_NAME]
-    prune(run, keep_bytes=0, all_runs=True)
+    prune(SYSTEM_DISK, run, keep_bytes=0, all_runs=True)
     assert not (tmp_path / OLD).exists()
 
 
-def test_a_run_whose_segment_begins_while_it_is_looked_at_stays_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LogWriter(tmp_path, OLD) as writer:
+def test_a_run_whose_segment_begins_while_it_is_looked_at_stays_whole(tmp_path: Path) -> None:
+    with LogWriter(real_system(), tmp_path, OLD) as writer:
         writer.append(encode_body(traces.header()))
         writer.flush()
 
-        def begin_segment(file: BinaryIO) -> bool:
-            header = traces.header()
-            writer.start_segment(header.s, iter([encode_body(header)]))
-            return is_locked(file)
+        class Disk(SystemDisk):
+            def open(self, path: Path) -> ReadableFile:
+                found = super().open(path)
+                header = traces.header()
+                writer.start_segment(header.s, iter([encode_body(header)]))
+                return found
 
-        monkeypatch.setattr(run_folder, "is_locked", begin_segment)
-        prune(make_run(tmp_path, NEW, [10]), keep_bytes=0, all_runs=True)
+        prune(Disk(), make_run(tmp_path, NEW, [10]), keep_bytes=0, all_runs=True)
         assert sorted(os.listdir(tmp_path / OLD)) == [closed_name(0), TRACE_NAME]
 
 
 def test_a_file_of_the_users_keeps_its_folder(tmp_path: Path) -> None:
     (make_run(tmp_path, OLD, [10]) / "notes.txt").write_text("mine")
-    prune(make_run(tmp_path, NEW, [10]), keep_bytes=0, all_runs=True)
+    prune(SYSTEM_DISK, make_run(tmp_path, NEW, [10]), keep_bytes=0, all_runs=True)
     assert left(tmp_path) == ["20250101/notes.txt", f"20250103/{TRACE_NAME}"]
 
 
 def test_a_run_makes_room_when_it_starts(tmp_path: Path) -> None:
     make_run(tmp_path, OLD, [1000])
-    with LogWriter(tmp_path, NEW, segment_bytes=100, keep_bytes=600, keep_all_runs=True):
+    with LogWriter(real_system(), tmp_path, NEW, segment_bytes=100, keep_bytes=600, keep_all_runs=True):
         assert not (tmp_path / OLD).exists()
 
 

@@ -14,6 +14,7 @@ from eventlm.bus.run_list import RunSummary, list_runs
 from eventlm.bus.trace_info import info
 from eventlm.errors import UsageError
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import traces
 from tests.replay.workload_runs import record
 
@@ -65,7 +66,7 @@ def test_how_each_ended(tmp_path: Path) -> None:
     traces.write(other, previous)
     (tmp_path / "hollow").mkdir()
     (tmp_path / "hollow" / TRACE_NAME).touch()
-    writer = LogWriter(tmp_path, "live")
+    writer = LogWriter(real_system(), tmp_path, "live")
     for event in traces.events(5, end=False):
         writer.append(encode_body(event))
     writer.flush()

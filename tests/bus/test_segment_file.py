@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -7,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bus.run_folder import is_locked
 from eventlm.bus.segment_file import SegmentFile, Written
 from eventlm.events.codec import chain, close_line
+from eventlm.system.disk import SYSTEM_DISK
 
 BODIES = [b'{"t":"a","s":%d' % number for number in range(3)]
 
@@ -30,7 +31,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
         self._write = os.write
-        monkeypatch.setattr("eventlm.bus.segment_file.os.write", self.write)
+        monkeypatch.setattr("eventlm.system.disk.os.write", self.write)
 
     def write(self, fd: int, content: bytes) -> int:
         if not self.room:
@@ -40,7 +41,7 @@ class FullDisk:
 
 
 def test_lines_are_appended_and_chained(tmp_path: Path) -> None:
-    file = SegmentFile(tmp_path / "t", first_s=0)
+    file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     closed, hashes = lines(BODIES)
     assert file.write(BODIES[:2], "") == Written(2, len(closed[0]) + len(closed[1]), hashes[1], None)
     file.begin()
@@ -55,16 +56,16 @@ def test_lines_are_appended_and_chained(tmp_path: Path) -> None:
 def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("mine")
     with pytest.raises(FileExistsError):
-        SegmentFile(tmp_path / "t", first_s=0)
+        SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     assert (tmp_path / "t").read_text() == "mine"
 
 
 def test_the_lock_lasts_as_long_as_the_file(tmp_path: Path) -> None:
-    file = SegmentFile(tmp_path / "t", first_s=0)
-    with (tmp_path / "t").open("rb") as reader:
-        assert is_locked(reader)
+    file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
+    with contextlib.closing(SYSTEM_DISK.open(tmp_path / "t")) as reader:
+        assert reader.is_locked()
         file.close()
-        assert not is_locked(reader)
+        assert not reader.is_locked()
     file.close()
 
 
@@ -76,7 +77,7 @@ def test_of_a_failed_write_the_whole_lines_stay(
     room = sum(map(len, closed[:num_whole])) + more
     num_kept = num_whole - (more < 0)
     disk = FullDisk(monkeypatch, room)
-    file = SegmentFile(tmp_path / "t", first_s=0)
+    file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     written = file.write(BODIES, "")
     assert written.error is not None
     assert written.error.errno == errno.ENOSPC
@@ -93,13 +94,13 @@ def test_of_a_failed_write_the_whole_lines_stay(
 def test_half_a_line_that_could_not_be_cut_is_cut_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed, _ = lines(BODIES)
     FullDisk(monkeypatch, len(closed[0]) + 5)
-    file = SegmentFile(tmp_path / "t", first_s=0)
+    file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     with monkeypatch.context() as patch:
 
         def refuse(fd: int, length: int) -> None:
             raise OSError(errno.EIO, "Input/output error")
 
-        patch.setattr("eventlm.bus.segment_file.os.ftruncate", refuse)
+        patch.setattr("eventlm.system.disk.os.ftruncate", refuse)
         assert file.write(BODIES, "").num_lines == 1
         assert (tmp_path / "t").stat().st_size == len(closed[0]) + 5
         with pytest.raises(OSError, match="Input/output error"):
@@ -116,8 +117,8 @@ def test_a_closed_segment_gets_its_name_once(tmp_path: Path, monkeypatch: pytest
         def refuse(source: Path, target: Path) -> None:
             raise OSError(errno.EPERM, "Operation not permitted")
 
-        monkeypatch.setattr("eventlm.bus.segment_file.os.link", refuse)
-    file = SegmentFile(tmp_path / "t", first_s=0)
+        monkeypatch.setattr("eventlm.system.disk.os.link", refuse)
+    file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     file.write(BODIES, "")
     for _ in range(2):
         file.close_as(tmp_path / "closed")
@@ -128,7 +129,7 @@ def test_a_closed_segment_gets_its_name_once(tmp_path: Path, monkeypatch: pytest
 
 def test_a_closed_segment_takes_nobodys_name(tmp_path: Path) -> None:
     (tmp_path / "closed").write_text("another")
-    file = SegmentFile(tmp_path / "t", first_s=0)
+    file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     with pytest.raises(FileExistsError):
         file.close_as(tmp_path / "closed")
     file.rename(tmp_path / "renamed")

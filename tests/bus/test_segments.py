@@ -17,6 +17,8 @@ from eventlm.bus.run_folder import NEXT_NAME, TRACE_NAME, closed_segments
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import End, Event, Gap, Snapshot, UserMark
 from eventlm.events.codec import encode_body
+from eventlm.system.clock import SystemClock
+from eventlm.system.system import real_system
 from tests.bus import traces
 from tests.bus.crashes import Killed, die_at
 
@@ -26,7 +28,7 @@ class Recorder:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.problems: list[str] = []
-        self.writer = LogWriter(folder, "run", on_problem=self.problems.append, **options)
+        self.writer = LogWriter(real_system(), folder, "run", on_problem=self.problems.append, **options)
         self.events: list[Event] = []
         self.writer.append(self._add(traces.header()))
         self.writer.flush()
@@ -94,7 +96,7 @@ def test_a_run_in_segments_reads_as_one_log(recorder: Recorder) -> None:
 
 
 def test_a_segment_is_due_by_the_bytes_behind_its_snapshot(tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path, "run", segment_bytes=1000)
+    writer = LogWriter(real_system(), tmp_path, "run", segment_bytes=1000)
     writer.append(encode_body(traces.header()))
     writer.append(encode_body(UserMark(s=1, text="x" * 1000)))
     writer.flush()
@@ -194,7 +196,7 @@ class Disk:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("eventlm.bus.log_writer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(SystemClock, "monotonic_ns", lambda _: int(now[0] * 1e9))
     return now
 
 

@@ -14,6 +14,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.subscription import Lagged, Subscription
 from eventlm.events import Arrived, End, Event, Fact, Finished
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import traces
 
 MADE = traces.events(200)
@@ -76,7 +77,7 @@ async def test_kinds_are_classes_or_their_bases() -> None:
 
 
 async def test_history_comes_first_and_is_read_from_a_real_trace(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         bus = Bus(history=lambda first_s, last_s: read_history(writer.path, first_s, last_s))
 
         def publish(events: list[Event]) -> None:

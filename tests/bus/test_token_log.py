@@ -19,6 +19,8 @@ from eventlm.events import Arrived, End, Event, Gap, Snapshot, StepCompleted
 from eventlm.events.codec import encode_body
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.system.clock import SystemClock
+from eventlm.system.system import real_system
 from tests.bus import traces
 from tests.bus.crashes import Killed, die_at
 from tests.bus.token_logs import facts_without_tokens
@@ -31,7 +33,7 @@ class Run:
     """Writes arrivals and completions with their tokens, and starts segments as an engine core does."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.writer = LogWriter(folder, "run", digest_key=KEY, **options)
+        self.writer = LogWriter(real_system(), folder, "run", digest_key=KEY, **options)
         self.num_events = 0
         self.write(self._header())
 
@@ -119,12 +121,12 @@ def test_lines_come_back_as_they_were() -> None:
 
 
 def test_a_run_without_a_line_leaves_nothing(tmp_path: Path) -> None:
-    LogWriter(tmp_path, "run", digest_key=KEY).close()
+    LogWriter(real_system(), tmp_path, "run", digest_key=KEY).close()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_trace_without_tokens_has_no_token_log(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         writer.append(encode_body(traces.header()))
     assert os.listdir(tmp_path / "run") == ["trace.jsonl"]
 
@@ -155,12 +157,12 @@ def test_old_token_logs_go_with_their_segments(tmp_path: Path) -> None:
 
 def test_an_old_run_goes_with_all_its_files(tmp_path: Path) -> None:
     old = tmp_path / "20250101-000000-abcdef"
-    with LogWriter(tmp_path, old.name, digest_key=KEY) as writer:
+    with LogWriter(real_system(), tmp_path, old.name, digest_key=KEY) as writer:
         writer.append(encode_body(traces.header()))
     # Of a writer that died between naming this and naming its trace.
     (old / "tokens-000000000009.jsonl").write_text("")
     (old / "tokens.jsonl.next").write_text("")
-    with LogWriter(tmp_path, "20250102-000000-abcdef", keep_bytes=1, keep_all_runs=True):
+    with LogWriter(real_system(), tmp_path, "20250102-000000-abcdef", keep_bytes=1, keep_all_runs=True):
         assert not old.exists()
 
 
@@ -201,7 +203,7 @@ def test_where_a_segment_cannot_begin_the_last_one_goes_on(
         run = Run(tmp_path / str(fail_at))
         run.facts()
         clock = [1000.0]
-        monkeypatch.setattr("eventlm.bus.log_writer.time.monotonic", lambda clock=clock: clock[0])
+        monkeypatch.setattr(SystemClock, "monotonic_ns", lambda _, clock=clock: int(clock[0] * 1e9))
         with pytest.MonkeyPatch.context() as patch:
             _refuse_at(patch, "rename", fail_at)
             if refused == "link":
@@ -241,7 +243,7 @@ def test_what_a_full_disk_does_not_take_is_a_gap_and_no_fact_lacks_its_tokens(
         return written
 
     monkeypatch.setattr(os, "write", limited)
-    monkeypatch.setattr("eventlm.bus.log_writer.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(SystemClock, "monotonic_ns", lambda _: int(clock[0] * 1e9))
     for left in range(0, 1600, 97):
         run = Run(tmp_path / str(left))
         run.facts()

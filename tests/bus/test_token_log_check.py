@@ -10,6 +10,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.token_log_check import TokenLogCheck, check_token_logs
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import token_logs, traces
 from tests.replay.executions import record_with_tokens
 
@@ -42,7 +43,7 @@ def test_a_whole_run_has_the_tokens_of_all_facts(run: Path) -> None:
 
 
 def test_a_trace_without_tokens_has_none_to_check(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         writer.append(encode_body(traces.header()))
     assert check_token_logs(writer.run_folder) is None
 

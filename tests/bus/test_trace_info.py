@@ -12,6 +12,7 @@ from eventlm.errors import TornTraceError, TraceCorruptError
 from eventlm.events import Admitted, Arrived, Emitted, End, Finished, Launched, Preempted, Rejected, UserMark
 from eventlm.events.codec import chain, close_line, encode_body
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.system.system import real_system
 from tests.bus import traces
 
 
@@ -74,7 +75,7 @@ def test_check_names_the_end_state(tmp_path: Path) -> None:
     assert found.torn == TornTail(21, num_bytes, 4)
     with pytest.raises(TornTraceError):
         check(path, strict=True)
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         for event in traces.events(20):
             writer.append(encode_body(event))
         writer.flush()

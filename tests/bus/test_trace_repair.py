@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
+import os
 import stat
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.trace_repair import RepairResult, repair
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import traces
 
 
@@ -76,7 +77,7 @@ def test_a_torn_header_leaves_nothing_to_keep(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_is_being_written_is_refused(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         for event in traces.events(6, end=False):
             writer.append(encode_body(event))
         writer.flush()
@@ -101,7 +102,7 @@ def test_without_room_for_the_copy_the_trace_stays_as_it_is(tmp_path: Path, monk
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    monkeypatch.setattr(os, "write", fail)
     _, content = _torn(tmp_path / "t")
     with pytest.raises(UsageError, match="No space left on device; it is as it was"):
         repair(tmp_path / "t")

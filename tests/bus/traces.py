@@ -23,6 +23,7 @@ from eventlm.events import (
 )
 from eventlm.events.codec import chain, close_line, encode_body
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.system.system import real_system
 from eventlm.types import PluginKind
 
 PLUGINS: list[tuple[PluginKind, str]] = [("policy", "fcfs"), ("batcher", "fixed"), ("router", "pull")]
@@ -95,7 +96,7 @@ def write(path: Path, made: Sequence[Event]) -> list[bytes]:
 
 def record(folder: Path, run: str, made: Sequence[Event]) -> Path:
     """Write a trace as an engine does, and close it."""
-    with LogWriter(folder, run) as writer:
+    with LogWriter(real_system(), folder, run) as writer:
         for event in made:
             writer.append(encode_body(event))
     return writer.path

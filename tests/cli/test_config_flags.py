@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-from msgspec import Meta
 
 from eventlm.cli.config_flags import add_config_flags, add_flag, config_from_arguments
 from eventlm.cli.main import main
@@ -78,8 +76,7 @@ def test_sections_can_be_left_out() -> None:
 
 
 def test_a_boolean_option_has_two_flags() -> None:
-    meta = Meta(description="100 % on")
-    option = Option("server", "log_it", Annotated[bool, meta], bool, True, meta.description or "", meta)
+    option = Option("server", "log_it", bool, bool, True, "100 % on", "VALUE", "true or false", ())
     parser = Parser(prog="x")
     add_flag(parser, option)
     assert vars(parser.parse_args([])) == {}

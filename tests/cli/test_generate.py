@@ -13,7 +13,7 @@ import pytest
 
 from eventlm.bootstrap.composition import compose
 from eventlm.cli.config_flags import config_from_arguments
-from eventlm.cli.generate import _request, configure
+from eventlm.cli.generate import _requests, configure
 from eventlm.cli.parser import Parser
 from eventlm.events import Arrived, End, Finished
 from eventlm.sampling_params import SamplingParams
@@ -87,7 +87,7 @@ def test_several_completions_with_their_logprobs(tmp_path: Path) -> None:
         assert all("-0.693 " in line for line in tokens)  # the most likely one of the fake worker
 
 
-def test_every_flag_reaches_the_request() -> None:
+async def test_every_flag_reaches_the_request() -> None:
     parser = Parser()
     configure(parser)
     arguments = parser.parse_args([
@@ -97,7 +97,7 @@ def test_every_flag_reaches_the_request() -> None:
         "--frequency-penalty", "0.5", "--logit-bias", "5=-100", "--logit-bias", "6=2.5", "--allowed-token-ids", "5,6",
         "--bad-word", "no", "--logprobs", "2", "--prompt-logprobs", "1", "--show-special-tokens",
     ])  # fmt: skip
-    request = _request(compose(config_from_arguments(arguments)), arguments, "hi")
+    [request] = await _requests(compose(config_from_arguments(arguments)), arguments, ["hi"])
     assert request.sampling == SamplingParams(
         max_tokens=9, min_tokens=2, ignore_eos=True, eos_token_ids=(257,), stop_token_ids=(1, 2), temperature=0.5,
         top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1.0, frequency_penalty=0.5,
@@ -133,7 +133,7 @@ def test_a_checkpoint_by_its_folder_and_in_the_hubs_cache(
         (["-", "-"], "- is given twice"),
         (["hi", "--temperature", "3"], "error: --temperature: must be at most 2.0\n"),
         (["hi", "-n", "0"], "error: -n: must be at least 1\n"),
-        (["hi", "--bad-word", ""], "error: --bad-word: a bad word has 1 to 256 characters\n"),
+        (["hi", "--bad-word", ""], "error: --bad-word: it must not be empty\n"),
         (["hi", "--top-p", "0"], "error: --top-p: "),
         (["hi", "--max-tokens", "0"], "error: --max-tokens: must be at least 1\n"),
         (["hi", "--max-tokens", "9000"], "maximum context length is 8192 tokens"),

@@ -73,8 +73,8 @@ def drop_a_tensor(folder: Path) -> None:
 BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
     (lambda folder: edit_json(folder / "config.json", model_type="mamba", architectures=["Mamba"]), "Mamba"),
-    (cut_weights, "truncated"),
-    (scramble_weights, "not a safetensors file"),
+    (cut_weights, "cut short or damaged"),
+    (scramble_weights, "cut short or damaged"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
     (lambda folder: point_to_lfs(folder / "model.safetensors"), "model.safetensors: this is a git-LFS pointer"),
     (lambda folder: point_to_lfs(folder / "config.json"), "config.json: this is a git-LFS pointer"),
@@ -82,7 +82,7 @@ BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (drop_a_tensor, "is missing"),
     (lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
-    (lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be read as a tokenizer"),
+    (lambda folder: (folder / "tokenizer.json").write_text("[]"), "not a tokenizer"),
 ]
 
 
@@ -135,8 +135,8 @@ def test_int8_in_another_type(
     for model in (str(checkpoint(tmp_path / "model")), "/nowhere"):
         flags = ["--model", model, "--quantization", "int8", "--dtype", dtype]
         assert error_of("generate", "hi", *flags) == (
-            "--quantization int8 computes in bfloat16 what it does not quantize, --dtype "
-            f"{dtype.replace('half', 'float16')} cannot be had with it; leave one of them out"
+            "--quantization int8 computes in bfloat16 what it does not quantize; --dtype "
+            f"{dtype.replace('half', 'float16')} cannot be combined with it; leave one of them out"
         )
 
 
@@ -204,7 +204,7 @@ def test_a_config_with_a_typo(error_of: ErrorOf, tmp_path: Path) -> None:
 def test_a_config_with_a_quantization_that_is_none(error_of: ErrorOf, tmp_path: Path) -> None:
     for table, message in (
         ("quantization = 'int3'", "must be one of none, int8"),
-        ("quantization = 'int8'\ndtype = 'float32'", "--dtype float32 cannot be had with it"),
+        ("quantization = 'int8'\ndtype = 'float32'", "--dtype float32 cannot be combined with it"),
     ):
         (tmp_path / "eventlm.toml").write_text(f"[model]\nmodel = 'fake'\n{table}\n")
         assert message in error_of("generate", "hi", "--config", "eventlm.toml")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.cli.time_window import add_window_flags, parse_window, window_in_words
+from eventlm.cli.time_window import add_window_flags, nanoseconds, parse_window, window_in_words
 from eventlm.errors import UsageError
 from eventlm.types import TimeWindow
 from tests.bus.traces import header, lines
@@ -108,3 +108,17 @@ def test_what_lies_in_a_window() -> None:
         False, True, True, True, False, True,
     ]  # fmt: skip
     assert TimeWindow(5, None).has(10**18)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("1.5s", 1_500_000_000), ("0s", 0), ("20ms", 20_000_000), ("0.000000001s", 1), ("2min", 120 * 10**9), ("7ns", 7)],
+)
+def test_a_duration_is_exact(text: str, ns: int) -> None:
+    assert nanoseconds(text, flag="--from") == ns
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "1e3s", "-1s", "1 s", "nans"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--from .*such as 1.5s"):
+        nanoseconds(text, flag="--from")

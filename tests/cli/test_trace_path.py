@@ -9,13 +9,14 @@ import pytest
 from eventlm.bus.log_writer import LogWriter
 from eventlm.cli.trace_path import LATEST, trace_file
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.bus import traces
 
 OLD, MIDDLE, NEW = "20250101-000000-aaaaaa", "20250102-000000-aaaaaa", "20250103-000000-aaaaaa"
 
 
 def begin(folder: Path, run: str) -> LogWriter:
-    writer = LogWriter(folder, run)
+    writer = LogWriter(real_system(), folder, run)
     writer.append(encode_body(traces.header()))
     writer.flush()
     return writer

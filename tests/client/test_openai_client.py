@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from eventlm.client.errors import ClientError
-from eventlm.client.openai_client import OpenAIClient, StreamDelta, base_url
+from eventlm.client.openai_client import OpenAIClient, base_url
+from eventlm.client.sse import StreamDelta
 from eventlm.errors import UsageError
 from tests.cli.conftest import StartServer
 from tests.cli.conftest import start_server as start_server
@@ -197,7 +198,7 @@ async def test_an_error_within_a_stream() -> None:
 async def test_a_stream_that_is_done_before_it_begins(end: bytes) -> None:
     error = await failure(streaming(end))
     assert (error.kind, error.status) == ("broken", None)
-    assert "/v1/completions ended its stream before it said anything" in str(error)
+    assert "/v1/completions ended its stream before any output" in str(error)
     # There are servers that give no reason for the end of a text.
     assert [delta.text for delta in await completion(streaming(chunk("a"), end))] == ["a"]
 

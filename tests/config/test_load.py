@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventlm.config import CoreConfig, ServiceClass
-from eventlm.config.load import config_hash, load_config, redacted, replace_fields
+from eventlm.config.load import config_hash, load_config, redacted, replace_fields, to_toml
 from eventlm.config.options import options, sections
 from eventlm.config.plugin_spec import parse_parameters
-from eventlm.config.toml_text import to_toml
 from eventlm.errors import UsageError
 
 NO_ENVIRONMENT: dict[str, str] = {}
@@ -219,8 +218,8 @@ def test_service_classes_of_file_and_flags(tmp_path: Path) -> None:
     [
         ("a:priorty=1", "priorty = 1", "unknown key 'priorty'; did you mean priority?"),
         ("a:zzz=1", "zzz = 1", "unknown key 'zzz'; known: priority, deadline_ms, slo_ttft_ms"),
-        ("a:priority=x", "priority = 'x'", "priority = 'x': expected `int`, got `str`"),
-        ("a:deadline_ms=-1", "deadline_ms = -1", "deadline_ms = -1: expected `int` >= 0"),
+        ("a:priority=x", "priority = 'x'", "priority=x: expected `int`, got `str`"),
+        ("a:deadline_ms=-1", "deadline_ms = -1", "deadline_ms=-1: expected `int` >= 0"),
         ("a:drop_if_late=true", "drop_if_late = true", "drop_if_late needs a deadline_ms or a slo_ttft_ms"),
     ],
 )

@@ -82,11 +82,10 @@ def test_slack_exists_under_every_policy() -> None:
 
 
 def test_a_load_counts_its_chunks() -> None:
-    load = StepLoad()
+    load = StepLoad(num_decodes=2, decode_tokens=4)
     load.add_chunk(100, 8)
     load.add_chunk(0, 3)
-    assert (load.num_tokens, load.prefill_tokens, load.context_tokens) == (11, 11, 111)
-    assert load.chunk_context == 8 * 104 + 3 * 1
+    assert (load.num_tokens, load.prefill_tokens, load.context_tokens) == (15, 11, 111)
 
 
 @pytest.mark.parametrize(("milliseconds", "wanted"), [

@@ -6,15 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor, StepShape
 from eventlm.errors import UsageError
 
 PREDICTOR = Predictor.from_coefficients([7_000, 1_100, 1_300, 17, 3])
 
 
 def test_a_step_is_the_sum_of_its_features() -> None:
-    found = PREDICTOR.step_ns(prefill_tokens=11, num_decodes=5, context_tokens=1001, chunk_context=77)
-    assert found == (7_000 + 1_100 * 11 + 1_300 * 5 + 17 * 1001 + 3 * 77) // 1000
+    shape = StepShape(prefill_tokens=11, num_decodes=5, context_tokens=1001, chunk_context=77, num_chunks=2)
+    assert PREDICTOR.step_ps(shape) == 7_000 + 1_100 * 11 + 1_300 * 5 + 17 * 1001 + 3 * 77
+
+
+def test_a_shape_counts_its_chunks() -> None:
+    shape = StepShape(num_decodes=2, context_tokens=50)
+    shape.add_chunk(100, 8)
+    shape.add_chunk(0, 3)
+    assert shape == StepShape(
+        prefill_tokens=11, num_decodes=2, context_tokens=161, chunk_context=8 * 104 + 3 * 1, num_chunks=2
+    )
 
 
 def test_a_prompt_alone_takes_its_chunks() -> None:
@@ -54,8 +63,8 @@ def test_the_largest_chunk_is_that_of_trying_every_size(coefficients: list[int],
     predictor = Predictor.from_coefficients(coefficients)
 
     def added_ps(num_tokens: int) -> int:
-        load = (num_tokens, 0, num_tokens, num_tokens * (start + num_tokens // 2))
-        return predictor.step_ps(*load) - predictor.base
+        shape = StepShape(num_tokens, 0, num_tokens, num_tokens * (start + num_tokens // 2))
+        return predictor.step_ps(shape) - predictor.base_ps
 
     wanted = max([n for n in range(201) if added_ps(n) <= spare_ps], default=0)
     assert predictor.tokens_within(spare_ps, start, 200) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventlm.core.predictor import StepShape
 from eventlm.events import Cancelled, Launched, Paused, PredictorSwapped, Resumed, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.fixed import Fixed
@@ -241,11 +242,11 @@ def test_forget_rides_in_the_next_launch() -> None:
 def test_predicted_times_are_those_of_the_step() -> None:
     rig = Rig()
     rig.arrive(10, 3)
-    wanted = rig.state.predictor.step_ns(prefill_tokens=10, num_decodes=0, context_tokens=10, chunk_context=50)
-    assert launch_of(rig).predicted_ns == wanted
+    prefill = StepShape(prefill_tokens=10, context_tokens=10, chunk_context=50)
+    assert launch_of(rig).predicted_ns == rig.state.predictor.step_ps(prefill) // 1000
     rig.complete()
-    wanted = rig.state.predictor.step_ns(prefill_tokens=0, num_decodes=1, context_tokens=11, chunk_context=0)
-    assert launch_of(rig).predicted_ns == wanted
+    decode = StepShape(num_decodes=1, context_tokens=11)
+    assert launch_of(rig).predicted_ns == rig.state.predictor.step_ps(decode) // 1000
 
 
 def test_with_one_queue_the_replica_with_fewest_tokens_takes_first() -> None:

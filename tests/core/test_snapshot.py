@@ -26,8 +26,8 @@ from tests.workload import draw_machine, make_core
 #: What follows from the rest, is the same for all, or counts within one event only.
 DERIVED = {
     CoreState: {
-        "config", "plugins", "policy", "margin", "cause", "decisions", "drain_open", "group", "shared_queue", "queues",
-        "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
+        "config", "plugins", "policy", "margin", "cause", "decisions", "plans", "drain_open", "group", "shared_queue",
+        "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
     },
     Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
     BlockPool: {"num_blocks", "references", "_name", "_changes"},

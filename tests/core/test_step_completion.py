@@ -46,6 +46,18 @@ def test_a_prompt_without_output_is_complete_with_its_last_chunk(kind: str) -> N
     assert rig.finished() == [(seq, 0, "complete", 0)]
 
 
+@pytest.mark.parametrize("kind", ["score", "pool", "generate"])
+def test_a_prompt_may_end_with_an_error_in_any_of_its_chunks(kind: str) -> None:
+    """Also while the next chunk is in flight."""
+    rig = Rig(max_num_batched_tokens=4, max_steps_in_flight=2)
+    seq = rig.arrive(10, 5 if kind == "generate" else 0, kind=kind)
+    rig.complete(ends=[(0, "error")])
+    assert rig.finished() == [(seq, 0, "error", 0)]
+    rig.finish_all()
+    assert len(rig.finished()) == 1
+    assert not rig.state.requests
+
+
 def test_tokens_of_an_ended_sequence_are_dropped() -> None:
     rig = Rig(max_steps_in_flight=3, max_decodes_in_flight_per_seq=3)
     seq, other = rig.arrive_all(arrival(4, 9), arrival(4, 9))

@@ -17,12 +17,11 @@ from typing import Any
 
 from eventlm.frontend.protocol import (
     Beat,
-    BeginDrain,
     Draining,
     FrontEndFailed,
     FrontEndReady,
     FrontEndSetup,
-    Reload,
+    Signal,
     decode_to_front_end,
     encode,
 )
@@ -66,10 +65,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.05)
     while True:
         message = receive()
-        if isinstance(message, Reload):
+        if message == Signal("reload"):
             signal.setitimer(signal.ITIMER_REAL, 0)
             send(Beat(num_requests=99, cpu_ns=5, resident_bytes=6))
-        if isinstance(message, BeginDrain):
+        if message == Signal("drain"):
             send(Draining(3))
             if word == "ready":
                 # At once: the timer's signal would kill an interpreter that is ending.

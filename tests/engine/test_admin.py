@@ -139,9 +139,9 @@ async def test_aborts_by_the_id_that_a_client_chose() -> None:
 
         await is_aborted("job-1", await begin("cmpl-0", "a", "job-1"))
         mine, others = await begin("cmpl-1", "a", "job-2"), await begin("cmpl-2", "b", "job-2")
-        # Who takes the id of another's reply, or its seq, gets nobody ended by it.
+        # A client that takes the id of another's reply, or its seq, ends no request by it.
         await begin("cmpl-3", "b", "cmpl-1")
-        with pytest.raises(AmbiguousRequestError, match=r"2 replies go by the id 'job-2': .*: cmpl-1, cmpl-2$"):
+        with pytest.raises(AmbiguousRequestError, match=r"2 replies have .* the id 'job-2'; .*: cmpl-1, cmpl-2$"):
             await engine.administer(Abort(request="job-2"))
         await is_aborted("cmpl-1", mine)
         await is_aborted("job-2", others)

@@ -39,6 +39,7 @@ from eventlm.events import (
 )
 from eventlm.events.codec import decode_body, encode_body
 from eventlm.replay.simulate.clock import VirtualClock
+from eventlm.system.system import real_system
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import StepPayload, StepResult, WorkerReady
 from tests.engine.engines import fake_setup, request
@@ -57,7 +58,7 @@ class Rig:
         self.runner = FakeRunner({}, epoch=1, block_size=setup.core.block_size, num_blocks=setup.core.num_blocks)
         self.admissions: list[tuple[Any, list[int]]] = []
         self.outputs: list[Any] = []
-        self.writer = LogWriter(folder, "run") if folder is not None else None
+        self.writer = LogWriter(real_system(), folder, "run") if folder is not None else None
         if self.writer is not None:
             self._watch(self.writer)
         bus = Bus()

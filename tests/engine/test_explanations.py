@@ -11,6 +11,7 @@ import pytest
 
 from eventlm.engine import explanations
 from eventlm.engine.explanations import Explanations, NotExplainedError
+from eventlm.system.processes import SystemProcesses
 from tests.processes import children, is_running, wait_until
 from tests.replay.traces import record, small_machine
 
@@ -34,7 +35,7 @@ async def test_a_run_is_explained(tmp_path: Path) -> None:
     before = mine()
     # Its first request; the header and the workers come before it.
     seq = next(int(line.split('"s":')[1].split(",")[0]) for line in path.read_text().splitlines() if '"arrive"' in line)
-    answer = await Explanations().explain(path.parent, [seq])
+    answer = await Explanations(SystemProcesses()).explain(path.parent, [seq])
     assert f'"request":{seq}' in answer.explanations[0]
     assert f"Request {seq}" in answer.text or f"Sample {seq}." in answer.text
     assert str(tmp_path) not in answer.text + "".join(answer.warnings)
@@ -44,11 +45,11 @@ async def test_a_run_is_explained(tmp_path: Path) -> None:
 async def test_what_the_trace_does_not_hold_is_said_without_its_path(tmp_path: Path) -> None:
     path = record(tmp_path, small_machine({"type": "fcfs"}))
     with pytest.raises(NotExplainedError) as caught:
-        await Explanations().explain(path.parent, [10**9])
+        await Explanations(SystemProcesses()).explain(path.parent, [10**9])
     assert caught.value.reason == "not_kept"
     assert str(caught.value).startswith("the trace has no request 1000000000, its events are 0 to ")
     with pytest.raises(NotExplainedError) as caught:
-        await Explanations().explain(tmp_path / "nowhere", [1])
+        await Explanations(SystemProcesses()).explain(tmp_path / "nowhere", [1])
     assert str(tmp_path) not in str(caught.value)
 
 
@@ -56,7 +57,7 @@ async def test_what_the_trace_does_not_hold_is_said_without_its_path(tmp_path: P
 async def test_one_that_takes_too_long_is_ended() -> None:
     before = mine()
     with pytest.raises(NotExplainedError) as caught:
-        await Explanations(timeout_seconds=0.05).explain(RUN, [1])
+        await Explanations(SystemProcesses(), timeout_seconds=0.05).explain(RUN, [1])
     assert caught.value.reason == "too_long"
     assert mine() == before
 
@@ -64,7 +65,7 @@ async def test_one_that_takes_too_long_is_ended() -> None:
 @pytest.mark.usefixtures("slow_worker")
 async def test_few_run_and_few_wait_and_who_leaves_takes_its_process_along() -> None:
     before = mine()
-    asked = Explanations(max_running=1, max_waiting=2)
+    asked = Explanations(SystemProcesses(), max_running=1, max_waiting=2)
     tasks = [asyncio.create_task(asked.explain(RUN, [1])) for _ in range(3)]
     await asyncio.to_thread(wait_until, lambda: mine() - before)
     with pytest.raises(NotExplainedError) as caught:
@@ -81,13 +82,13 @@ async def test_few_run_and_few_wait_and_who_leaves_takes_its_process_along() -> 
 async def test_a_process_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanations, "WORKER_MODULE", "eventlm.no_such_module")
     with pytest.raises(NotExplainedError) as caught:
-        await Explanations().explain(RUN, [1])
+        await Explanations(SystemProcesses()).explain(RUN, [1])
     assert caught.value.reason == "failed"
 
 
 @pytest.mark.usefixtures("slow_worker")
 async def test_one_owner_cannot_take_all_places() -> None:
-    asked = Explanations(max_running=1, max_waiting=8, max_per_owner=2)
+    asked = Explanations(SystemProcesses(), max_running=1, max_waiting=8, max_per_owner=2)
     before = mine()
     tasks = [asyncio.create_task(asked.explain(RUN, [1], owner="a")) for _ in range(2)]
     await asyncio.to_thread(wait_until, lambda: mine() - before)
@@ -103,6 +104,6 @@ async def test_one_owner_cannot_take_all_places() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     with pytest.raises(NotExplainedError) as caught:
-        await Explanations(timeout_seconds=0.05).explain(RUN, [1], owner="a")
+        await Explanations(SystemProcesses(), timeout_seconds=0.05).explain(RUN, [1], owner="a")
     assert caught.value.reason == "too_long"
     assert mine() == before

@@ -221,7 +221,7 @@ async def test_a_worker_that_never_gets_ready(tmp_path: Path, monkeypatch: pytes
     silent.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(silent))
     engine = InferenceEngine(fake_setup(worker=WorkerConfig(start_timeout_seconds=1)), real_system())
-    with pytest.raises(EngineUnavailableError, match="worker 0 said nothing that can be read in 1 s while it started"):
+    with pytest.raises(EngineUnavailableError, match="worker 0 sent no valid message in 1 s while it started"):
         await engine.start()
     assert running_children() == []
 

@@ -20,7 +20,7 @@ from eventlm.engine.request import ContextLengthError
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
 from eventlm.events import Header
-from eventlm.system.system import real_system
+from eventlm.system.system import System, real_system
 from eventlm.worker.protocol import FromWorker, StartProgress, WorkerReady, WorkerSetup
 from tests.engine.engines import Reader, fake_setup, generate, recorded, request, verified
 from tests.processes import running_children
@@ -34,9 +34,9 @@ class ProfilingWorker(WorkerProcess):
     #: Of every worker that was started.
     setups: ClassVar[list[WorkerSetup]] = []
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, system: System, setup: WorkerSetup) -> None:
         self.setups.append(setup)
-        super().__init__(structs.replace(setup, num_blocks=setup.num_blocks or self.room[setup.replica]))
+        super().__init__(system, structs.replace(setup, num_blocks=setup.num_blocks or self.room[setup.replica]))
 
     async def answer(
         self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None

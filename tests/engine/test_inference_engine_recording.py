@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -24,23 +25,20 @@ from tests.engine.engines import expected_tokens, fake_setup, generate, recorded
 from tests.processes import PATIENCE_SECONDS
 
 
+def refuse(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @contextlib.contextmanager
 def full_disk(engine: InferenceEngine) -> Iterator[None]:
     """Every write of the recorder fails meanwhile, and none is tried again before the end; then one is at once."""
     assert engine._run is not None
     assert engine._run.recorder is not None
-    writer = engine._run.recorder.writer
-    assert writer._file is not None
-    recorder = writer._file._fd
-    kept, full = os.dup(recorder), os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, recorder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_writer, "RETRY_SECONDS", 1e9)
+        patch.setattr(log_writer, "RETRY_NS", 10**18)
+        patch.setattr("eventlm.system.disk._WritableFile.write", refuse)
         yield
-    os.dup2(kept, recorder)
-    writer._retry_at = 0.0
-    os.close(full)
-    os.close(kept)
+    engine._run.recorder.writer._retry_at_ns = 0
 
 
 def run_files(engine: InferenceEngine) -> list[Path]:
@@ -158,7 +156,7 @@ async def test_a_state_folder_that_takes_no_trace_does_not_keep_the_engine_from_
 ) -> None:
     # The link to the newest run cannot be made there, which shows only when the folder has been checked.
     (tmp_path / "latest").mkdir()
-    monkeypatch.setattr(LogWriter, "check_folder", lambda folder: None)
+    monkeypatch.setattr(LogWriter, "check_folder", lambda disk, folder: None)
     with pytest.raises(LogWriteError, match="cannot replace"):
         async with running(record=tmp_path):
             pass

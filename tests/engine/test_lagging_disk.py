@@ -35,6 +35,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 
 def threaded(writer: LogWriter, kind: type[ThreadedRecorder] = ThreadedRecorder, **options: Any) -> ThreadedRecorder:
     return kind(
+        real_system(),
         writer,
         loop=HandLoop(),  # type: ignore[arg-type]
         lag_seconds=SECONDS,
@@ -52,9 +53,9 @@ def run_files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("segment_bytes", [0, 8192])
 def test_without_a_lag_the_trace_is_the_same(segment_bytes: int, tmp_path: Path) -> None:
     for seed in range(6):
-        waiting = LogWriter(tmp_path / "wait", f"{seed}", segment_bytes=segment_bytes)
+        waiting = LogWriter(real_system(), tmp_path / "wait", f"{seed}", segment_bytes=segment_bytes)
         expected = Simulation(seed, writer=waiting, check_every=0).run()
-        writer = LogWriter(tmp_path / "gap", f"{seed}", segment_bytes=segment_bytes)
+        writer = LogWriter(real_system(), tmp_path / "gap", f"{seed}", segment_bytes=segment_bytes)
         assert Simulation(seed, recorder=threaded(writer), check_every=0).run() == expected
         assert run_files(writer.run_folder) == run_files(waiting.run_folder)
 
@@ -99,7 +100,9 @@ def test_with_a_lag_everybody_gets_his_own_and_the_trace_verifies(disk: SlowDisk
     for seed in range(12):
         has_tokens = seed % 2 == 1
         digest_key = DIGEST_KEY if has_tokens else b""
-        writer = LogWriter(tmp_path, f"{seed}", segment_bytes=0 if seed % 3 else 8192, digest_key=digest_key)
+        writer = LogWriter(
+            real_system(), tmp_path, f"{seed}", segment_bytes=0 if seed % 3 else 8192, digest_key=digest_key
+        )
         recorder = threaded(writer, Hesitant, disk=disk, seed=seed)
         simulation = Simulation(seed, recorder=recorder, check_every=0, records_tokens=has_tokens)
         # It sees to it that everybody gets what is his, in order.

@@ -11,6 +11,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Arrived, Header
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from eventlm.types import NANOSECONDS_PER_SECOND
 from tests.simulation import Simulation
 from tests.workload import Chaos
@@ -33,7 +34,7 @@ class LongRun(Simulation):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("segment_bytes", [0, 8192])
 def test_a_run_of_200_days_serves_everybody_and_verifies(tmp_path: Path, seed: int, segment_bytes: int) -> None:
-    writer = LogWriter(tmp_path, "run", segment_bytes=segment_bytes)
+    writer = LogWriter(real_system(), tmp_path, "run", segment_bytes=segment_bytes)
     outcomes = LongRun(seed, chaos=Chaos(poison_ppm=0), writer=writer).run()
     assert len(outcomes) >= 60
     result = verify(writer.run_folder)

@@ -18,9 +18,13 @@ from eventlm.engine.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.engine.request_registry import Reply, RequestRegistry, reply_status
+from eventlm.events import TextEnded
+from eventlm.metrics.rows import EndedRows
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
+from tests.core.rig import Rig
+from tests.metrics.test_rows import row
 
 KEEP_NS = 1_000
 LOGPROBS = TokenLogprobs(
@@ -156,7 +160,7 @@ def test_without_a_reader_it_is_cancelled_after_a_while() -> None:
     desk.expire_at(KEEP_NS)
     assert desk.cancelled == wire.requests
     assert desk.registry.num_bytes == 0
-    with pytest.raises(UnknownReplyError, match="any more"):
+    with pytest.raises(UnknownReplyError, match="no longer"):
         Reader(desk, "r")
     assert desk.registry.find("r", "").requests == wire.requests
 
@@ -315,3 +319,40 @@ def test_the_engines_death_reaches_every_reader() -> None:
     assert reader.heard == [(0, error)]
     assert wire.heard[-1] == error
     assert desk.registry.num_bytes == 0
+
+
+def states(rig: Rig, *requests: tuple[int, int], rows: EndedRows | None = None) -> list[tuple[str, int]]:
+    status = reply_status("id", requests, rig.state, rows or EndedRows())
+    assert status.reply_id == "id"
+    return [(sample.state, sample.output_tokens) for sample in status.samples]
+
+
+def test_a_sequence_from_its_arrival_to_its_end() -> None:
+    rig = Rig(max_num_seqs=1)
+    first = rig.arrive(4, 2, has_text_ends=True)
+    second = rig.arrive(4, 9, n=2)
+    both = ((first, 1), (second, 2))
+    assert states(rig, *both) == [("running", 0), ("waiting", 0), ("waiting", 0)]
+    rig.complete()
+    assert states(rig, *both)[0] == ("running", 1)
+    rig.complete()
+    assert states(rig, *both)[0] == ("ending", 2)
+    rig.feed(TextEnded(request=first, index=0, position=2))
+    assert states(rig, *both)[0] == ("finished", 0)
+    rows = EndedRows()
+    rows.request_ended(row(first))
+    assert states(rig, *both, rows=rows)[0] == ("finished", 1)
+
+
+def test_one_that_was_preempted_waits_again() -> None:
+    rig = Rig(max_num_seqs=1)
+    seq = rig.arrive(4, 9, priority=5)
+    rig.complete()
+    urgent = rig.arrive(4, 9, priority=-5)
+    rig.complete()
+    assert states(rig, (seq, 1), (urgent, 1)) == [("preempted", 2), ("running", 0)]
+
+
+def test_after_the_engine_has_stopped_everything_is_over() -> None:
+    status = reply_status("id", [(1, 1)], None, EndedRows())
+    assert [sample.state for sample in status.samples] == ["finished"]

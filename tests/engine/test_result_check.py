@@ -13,7 +13,14 @@ from msgspec import structs
 
 from eventlm.core.validate import validate, validate_liveness
 from eventlm.engine.replicas.worker_process import WorkerProcess
-from eventlm.engine.request import PooledOutput, PromptLogprobsOutput, Request, TokensOutput
+from eventlm.engine.request import (
+    LOGITS_NOT_FINITE,
+    FinishedOutput,
+    PooledOutput,
+    PromptLogprobsOutput,
+    Request,
+    TokensOutput,
+)
 from eventlm.engine.result_check import ResultMismatchError
 from eventlm.events import Event, StepCompleted, WorkerLost, WorkerUp
 from eventlm.events.codec import decode_body, encode_body
@@ -133,6 +140,15 @@ def test_a_right_result_counts_with_all_that_it_gives() -> None:
     bench.answer(structs.replace(result, ops={"base": 3}))
     kinds = [type(output) for output in bench.outputs if type(output).__name__ != "FinishedOutput"]
     assert kinds == [TokensOutput, PromptLogprobsOutput, TokensOutput, PromptLogprobsOutput, PooledOutput]
+
+
+def test_rows_that_are_not_finite_have_no_extras_and_end_their_requests() -> None:
+    bench = Workbench()
+    bench.answer(
+        structs.replace(bench.result(), tokens=[[1], [], [], []], ends=[(row, "error") for row in (1, 2, 3)], extras=[])
+    )
+    ended = [output for output in bench.outputs if isinstance(output, FinishedOutput)]
+    assert [(output.reason, output.detail) for output in ended] == [("error", LOGITS_NOT_FINITE)] * 3
 
 
 @pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED.keys())

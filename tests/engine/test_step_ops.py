@@ -13,6 +13,7 @@ from eventlm.config import WorkerConfig
 from eventlm.engine.setup import worker_setups
 from eventlm.events import Event, Fact, StepCompleted, StepOps
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from eventlm.worker.protocol import StepResult
 from tests.engine.engines import fake_setup
 from tests.engine.metrics_oracle import fold
@@ -35,7 +36,7 @@ class Profiled(Simulation):
 
 
 def record(seed: int, folder: Path) -> tuple[Path, list[Event]]:
-    with LogWriter(folder, f"seed-{seed}") as writer:
+    with LogWriter(real_system(), folder, f"seed-{seed}") as writer:
         Profiled(seed, writer=writer, check_every=0, chaos=Chaos(kills=3)).run()
     with LogReader(writer.path) as reader:
         return writer.path, [line.event() for line in reader]

@@ -23,6 +23,7 @@ from eventlm.frontend.front_end import FrontEnd
 from eventlm.frontend.front_ends import FrontEndController
 from eventlm.frontend.link import FrontEndLink
 from eventlm.frontend.protocol import FrontEndSetup, StateChanged
+from eventlm.system.system import real_system
 from tests.processes import is_running
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,7 @@ class Run:
         self.starts = tmp_path / "starts"
         self.sockets = [[socket.create_server(("127.0.0.1", 0))] for _ in range(num_front_ends)]
         self.controller = FrontEndController(
+            real_system(),
             self.engine,  # type: ignore[arg-type]
             SETUP,
             self.sockets,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from msgspec import UNSET, structs
@@ -32,12 +32,10 @@ from eventlm.engine.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.frontend.calls import FrontEndCalls
-from eventlm.frontend.protocol import Notification, Operation, StateChanged
+from eventlm.frontend.protocol import StateChanged
 from eventlm.frontend.remote_engine import RemoteEngine
-from eventlm.server.engine_protocol import Engine
+from eventlm.text.engine import Engine
 from eventlm.text.generation import submit
-from tests.server.engine_double import EngineDouble, spell
 from tests.server.remote_pair import FIGURES, assert_tidy, connected, read, request, until
 
 
@@ -219,12 +217,6 @@ def test_both_engines_have_every_method_of_the_protocol(name: str) -> None:
         mine = getattr(kind, name)
         assert inspect.iscoroutinefunction(mine) == inspect.iscoroutinefunction(method)
         assert inspect.signature(mine) == inspect.signature(method)
-
-
-def test_every_question_has_a_handler() -> None:
-    calls = FrontEndCalls(EngineDouble(spell("")), list)  # type: ignore[arg-type]
-    assert set(calls._handlers) == set(get_args(Operation))
-    assert set(calls._notified) == set(get_args(Notification))
 
 
 async def test_figures_are_the_engines_and_those_of_all_front_ends() -> None:

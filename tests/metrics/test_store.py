@@ -59,7 +59,7 @@ def read(path: Path) -> list[Event]:
 
 def log_of(seed: int, folder: Path) -> list[Event]:
     """The recorded events of a random workload."""
-    with LogWriter(folder, f"seed-{seed}") as writer:
+    with LogWriter(real_system(), folder, f"seed-{seed}") as writer:
         Simulation(seed, writer=writer, check_every=0).run()
     return read(writer.path)
 
@@ -95,7 +95,7 @@ def assert_live_equals_rebuilt(folder: Path, seed: int, options: dict[str, Any])
         if isinstance(event, Checkpoint):
             seen[event.s] = live.snapshot()
 
-    with LogWriter(folder, "run") as writer:
+    with LogWriter(real_system(), folder, "run") as writer:
         simulation = Simulation(seed, writer=writer, check_every=0, **options)
         # It missed the header, which the engine core publishes as it is made.
         watch(read(writer.path)[0])
@@ -113,7 +113,7 @@ def assert_live_equals_rebuilt(folder: Path, seed: int, options: dict[str, Any])
 
 def test_live_equals_rebuilt_over_all_segments_of_a_run(tmp_path: Path) -> None:
     for seed in range(3):
-        writer = LogWriter(tmp_path, f"run-{seed}", segment_bytes=6000)
+        writer = LogWriter(real_system(), tmp_path, f"run-{seed}", segment_bytes=6000)
         with writer:
             simulation = Simulation(seed, writer=writer, check_every=0)
             live = MetricsStore()
@@ -126,7 +126,7 @@ def test_live_equals_rebuilt_over_all_segments_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_later_segment_alone_measures_what_begins_in_it(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run", segment_bytes=20_000) as writer:
+    with LogWriter(real_system(), tmp_path, "run", segment_bytes=20_000) as writer:
         Simulation(3, writer=writer, check_every=0, num_requests=60).run()
     _, whole = fold(read(writer.run_folder))
     segment = closed_segments(writer.run_folder)[1].path
@@ -159,7 +159,7 @@ async def test_live_equals_rebuilt_of_an_engine_under_stress(tmp_path: Path) -> 
             await reader.done()
         await generate(engine, request(6, has_text_ends=True))
         mid_run = engine.metrics()
-        assert mid_run.scheduling_time.num_values > 10
+        assert sum(mid_run.scheduling_time.counts) > 10
         assert mid_run.recorder is not None
         assert mid_run.recorder.num_bytes > 1000
         assert (mid_run.recorder.num_events_behind, mid_run.recorder.is_writing) == (0, True)

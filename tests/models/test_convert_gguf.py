@@ -18,7 +18,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     root = tmp_path_factory.mktemp("convert")
     weights = tiny_gguf.write_gguf(root / "model.gguf")
     (root / "checkpoint").mkdir()
-    convert_in_child(root / "model.gguf", root / "checkpoint", progress=False)
+    convert_in_child(root / "model.gguf", root / "checkpoint")
     return root / "checkpoint", weights
 
 
@@ -83,10 +83,10 @@ def test_chat_template_survives(converted):
 def test_a_split_that_is_not_known_is_refused(tmp_path):
     tiny_gguf.write_gguf(tmp_path / "model.gguf", split="other")
     with pytest.raises(PullError, match=r"model\.gguf failed: ValueError: .* split 'other' is not supported"):
-        convert_in_child(tmp_path / "model.gguf", tmp_path / "checkpoint", progress=False)
+        convert_in_child(tmp_path / "model.gguf", tmp_path / "checkpoint")
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"no magic number" * 100)
     with pytest.raises(PullError, match=r"converting model\.gguf failed: .*GGUF magic"):
-        convert_in_child(tmp_path / "model.gguf", tmp_path / "checkpoint", progress=False)
+        convert_in_child(tmp_path / "model.gguf", tmp_path / "checkpoint")

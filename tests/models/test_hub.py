@@ -107,7 +107,7 @@ def test_what_the_hub_refuses_is_one_line(hub: HubServer) -> None:
     assert error_of("acme/tiny", "v2", ExitCode.USAGE).startswith(
         "acme/tiny has no revision 'v2': leave --revision out"
     )
-    assert error_of("acme/a--b") == "acme/a--b is no name of a repository: it is ORG/NAME"
+    assert error_of("acme/a--b") == "acme/a--b is not the name of a repository, which is ORG/NAME"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_offline_the_cache_serves(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     snapshot = make_cached(cache, {name: FILES[name] for name in WANTED})
     assert pull_repo("acme/tiny") == pull_repo("acme/tiny", COMMIT) == snapshot
     assert error_of("acme/tiny", "v1") == (
-        f"acme/tiny at revision 'v1' is not complete in the cache {cache} and HF_HUB_OFFLINE forbids to fetch it: "
+        f"acme/tiny at revision 'v1' is not complete in the cache {cache} and HF_HUB_OFFLINE forbids fetching it: "
         "unset HF_HUB_OFFLINE and run `eventlm pull acme/tiny --revision v1` once"
     )
     assert f"acme/other is not complete in the cache {cache}" in error_of("acme/other")

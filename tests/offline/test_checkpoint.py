@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from eventlm import LLM, SamplingParams
 from eventlm.engine.setup import worker_setups
-from eventlm.errors import CheckpointError, EventLMError, PullError, UsageError
-from eventlm.offline.errors import InvalidInputError
+from eventlm.errors import CheckpointError, EventLMError, InputError, PullError, UsageError
 from eventlm.offline.options import compose_from
-from eventlm.offline.prompts import ChatOptions, parse_prompts, render_conversations
+from eventlm.offline.prompts import parse_prompts, render_conversations
 from tests.checkpoints import EOS_ID, IM_END_ID, VOCAB_SIZE, edit_json, make_checkpoint, make_tokenizer
 from tests.serving import verified
 
@@ -175,8 +174,8 @@ def test_another_models_tokenizer(folder: Path, tmp_path: Path) -> None:
     assert composition.tokenizer.chat_template is None
     assert [worker.tokenizer for worker in worker_setups(composition.engine.setup)] == [str(other)]
     assert compose_from(options).tokenizer_folder == folder
-    with pytest.raises(InvalidInputError, match="this model has no chat template; give chat_template="):
-        render_conversations([], composition.tokenizer, composition.vocab_size, ChatOptions(None, True, False, {}))
+    with pytest.raises(InputError, match="this model has no chat template; give chat_template="):
+        render_conversations([], composition.tokenizer, composition.vocab_size)
 
 
 def test_a_text_of_tokens_that_the_model_does_not_have(folder: Path, tmp_path: Path) -> None:
@@ -184,12 +183,10 @@ def test_a_text_of_tokens_that_the_model_does_not_have(folder: Path, tmp_path: P
     tokenizer, vocab_size = composition.tokenizer, composition.vocab_size
     assert len(parse_prompts(["a", "b"], tokenizer, vocab_size)) == 2
     problem = rf"the id of its token '<tool>' is {vocab_size}, but the model's are from 0 to {vocab_size - 1}; this tok"
-    with pytest.raises(InvalidInputError, match=rf"^prompts\[1\]: {problem}"):
+    with pytest.raises(InputError, match=rf"^prompts\[1\]: {problem}"):
         parse_prompts(["a", "a <tool> b"], tokenizer, vocab_size)
-    with pytest.raises(InvalidInputError, match=rf"^the conversation: {problem}"):
-        render_conversations(
-            [{"role": "user", "content": "<tool>"}], tokenizer, vocab_size, ChatOptions(None, True, False, {})
-        )
+    with pytest.raises(InputError, match=rf"^messages: {problem}"):
+        render_conversations([{"role": "user", "content": "<tool>"}], tokenizer, vocab_size)
 
 
 def larger_tokenizer(folder: Path) -> Path:

@@ -29,6 +29,8 @@ from tests.serving import fake_text, verified
 FAKE = {"base_ns": 200_000, "prefill_token_ns": 0, "decode_ns": 0, "context_token_ns": 0}
 #: A call of many such steps is under way for long enough to have something done to it.
 SLOW = FAKE | {"base_ns": 20_000_000}
+USER = [{"role": "user", "content": "a"}]
+REFUSED = "Invalid value for 'messages': the chat template cannot render"
 quiet = functools.partial(LLM.generate, use_tqdm=False)
 
 
@@ -137,20 +139,21 @@ def test_chat_goes_on_with_the_last_message(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (["Hi", [1] * 250], seeded(), "prompts[1] is too long: 250 tokens and 12 to produce do not fit the context "
-         "of 256 tokens; shorten it, or lower max_tokens"),
-        ([1] * 256, seeded(max_tokens=None), "the prompt is too long: 256 tokens and 1 to produce do not fit"),
-        (["Hi", [], "Ho"], None, "prompts[1] is empty"),
-        (["Hi", [3, 1024]], None, "prompts[1]: token id 1 is 1024, but ids are from 0 to 1023"),
-        (["Hi", [3, "x"]], None, "prompts[1]: token id 1 must be an integer, got str"),
+        (["Hi", [1] * 250], seeded(), "This model's maximum context length is 256 tokens. However, you requested 262 "
+         "tokens (250 in prompts[1], 12 in the completion). Please reduce the length of prompts[1] or the completion."),
+        ([1] * 256, seeded(max_tokens=None), "This model's maximum context length is 256 tokens. However, you "
+         "requested 257 tokens (256 in the prompt, 1 in the completion)"),
+        (["Hi", [], "Ho"], None, "Invalid value for 'prompts[1]': it is empty."),
+        (["Hi", [3, 1024]], None, "Invalid value for 'prompts[1][1]': token ids are from 0 to 1023."),
+        (["Hi", [3, "x"]], None, "Invalid type for 'prompts[1][1]': expected an integer."),
         (["Hi", 3], None, "prompts[1] must be a text, a list of token ids or a dict, got int"),
         (["Hi", None], None, "prompts[1] must be a text, a list of token ids or a dict, got NoneType"),
         (7, None, "prompts must be a text, token ids, a dict or a list of these, got int"),
         (b"Hi", None, "prompts must be a text, token ids, a dict or a list of these, got bytes"),
-        ({"promt": "Hi"}, None, "the prompt has the key 'promt'; known: cache_salt, prompt, prompt_token_ids"),
-        ({}, None, "the prompt has neither 'prompt' nor 'prompt_token_ids'"),
-        ([{"prompt_token_ids": "Hi"}], None, "prompts[0]: 'prompt_token_ids' must be a list of token ids, got str"),
-        ("\ud800", None, "the prompt is not valid text: it has a lone surrogate at 0"),
+        ({"promt": "Hi"}, None, "prompt has the key 'promt'; known: cache_salt, prompt, prompt_token_ids"),
+        ({}, None, "prompt has neither 'prompt' nor 'prompt_token_ids'"),
+        ([{"prompt_token_ids": "Hi"}], None, "prompts[0].prompt_token_ids must be a list of token ids, got str"),
+        ("\ud800", None, "prompt is not valid text: it has a lone surrogate at 0"),
         (["a", "b"], [SamplingParams()], "there are 2 prompts, but 1 sampling_params"),
         ("a", {"temperature": 0}, "sampling_params must be a SamplingParams or a list of them"),
         ("a", seeded(stop_token_ids=[1024]), "Invalid value for 'stop_token_ids[0]': token ids are from 0 to 1023"),
@@ -170,16 +173,16 @@ def test_a_bad_prompt_is_found_before_anything_runs(llm: LLM, prompts: Any, para
     ("messages", "changes", "message"),
     [
         ("Hi", {}, "messages must be a list of messages or of conversations, got str"),
-        ([[{"role": "user", "content": "a"}], []], {}, "conversation 1: Invalid value for 'messages'"),
-        ([{"role": "boss", "content": "a"}], {}, "the conversation: Invalid value for 'messages[0].role'"),
-        ([{"content": "a"}], {}, "the conversation: Object missing required field `role`"),
-        ([{"role": "user", "content": "a"}], {"chat_template": "{% if"}, "chat_template: it does not comp"),
-        ([{"role": "user", "content": "a"}], {"chat_template": "{{ '{}'.format() }}"}, "the conversation: "),
-        ([{"role": "user", "content": "a"}], {"chat_template": "{{ raise_exception('no') }}"}, "the conversation: "),
-        ([{"role": "user", "content": "a"}], {"continue_final_message": True}, "continue_final_message goes with"),
-        ([{"role": "user", "content": "a"}], {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs:"),
-        ([{"role": "user", "content": "a"}], {"chat_template_kwargs": [1]}, "chat_template_kwargs must be a dict, got"),
-        ([{"role": "user", "content": "a"}], {"chat_template": 3}, "chat_template must be a text, got int"),
+        ([[{"role": "user", "content": "a"}], []], {}, "messages[1]: Invalid value for 'messages'"),
+        ([{"role": "boss", "content": "a"}], {}, "Invalid value for 'messages[0].role'"),
+        ([{"content": "a"}], {}, "Missing required parameter: 'messages[0].role'."),
+        (USER, {"chat_template": "{% if"}, "chat_template: it does not comp"),
+        (USER, {"chat_template": "{{ '{}'.format() }}"}, REFUSED),
+        (USER, {"chat_template": "{{ raise_exception('no') }}"}, REFUSED),
+        (USER, {"continue_final_message": True}, "'continue_final_message' and"),
+        (USER, {"chat_template_kwargs": {"messages": 1}}, "Invalid value for 'chat_template_kwargs."),
+        (USER, {"chat_template_kwargs": [1]}, "Invalid type for 'chat_template_kwargs': exp"),
+        (USER, {"chat_template": 3}, "chat_template must be a text, got int"),
     ],
 )  # fmt: skip
 def test_a_bad_conversation(llm: LLM, messages: Any, changes: dict[str, Any], message: str) -> None:
@@ -216,7 +219,7 @@ def test_adapters_are_not_there(llm: LLM) -> None:
         ({"policy": "edff"}, UsageError, "did you mean edf?"),
         ({"max_num_seqs": "many"}, UsageError, "max_num_seqs='many': must be an integer"),
         ({"quantization": "int4"}, UsageError, "quantization='int4': must be one of none, int8"),
-        ({"quantization": "int8", "dtype": "half"}, UsageError, "dtype float16 cannot be had with it; leave one"),
+        ({"quantization": "int8", "dtype": "half"}, UsageError, "dtype float16 cannot be combined with it; leave one"),
         ({"dtype": "float32"}, UsageError, "is for a model with weights"),
         ({"mem_fraction_static": 0.9}, UsageError, "its name here is gpu_memory_utilization"),
         ({"model": "no/such/folder/here"}, CheckpointError, "no/such/folder/here"),

@@ -18,7 +18,7 @@ PREDICTOR = Predictor.from_coefficients([2_000_000_000, 40_000_000, 100_000_000,
 
 def load_of(num_decodes: int, context_tokens: int, chunks: list[tuple[int, int]]) -> StepLoad:
     load = StepLoad()
-    load.num_tokens = load.num_decodes = num_decodes
+    load.decode_tokens = load.num_decodes = num_decodes
     load.context_tokens = context_tokens
     for start, num_tokens in chunks:
         load.add_chunk(start, num_tokens)
@@ -43,12 +43,7 @@ def test_it_is_the_largest_that_meets_the_target(
 ) -> None:
     def step_ns(num_tokens: int) -> int:
         with_it = load_of(num_decodes, num_decodes * 50, [*chunks, (done_tokens, num_tokens)])
-        return PREDICTOR.step_ns(
-            prefill_tokens=with_it.prefill_tokens,
-            num_decodes=with_it.num_decodes,
-            context_tokens=with_it.context_tokens,
-            chunk_context=with_it.chunk_context,
-        )
+        return PREDICTOR.step_ps(with_it) // 1000
 
     fitting = [tokens for tokens in range(1, max_tokens + 1) if step_ns(tokens) <= target_ms * 1_000_000]
     wanted = min(max(fitting[-1] if fitting else 0, min_chunk_tokens), max_tokens)

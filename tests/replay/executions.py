@@ -8,6 +8,7 @@ from typing import Any
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Header, Launched
 from eventlm.replay.execute.execution import ExecuteResult, execute
+from eventlm.system.system import real_system
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import FAKE_MODEL, StepPayload, StepResult, WorkerSetup, decode_to_worker, encode
 from tests.simulation import DIGEST_KEY, Simulation
@@ -50,7 +51,9 @@ class FakeWorkers:
 
 def record_with_tokens(folder: Path, seed: int, *, run: str = "", segment_bytes: int = 0, **options: Any) -> Path:
     """Record the workload of a seed with its token log; the run's folder."""
-    with LogWriter(folder, run or f"seed-{seed}", segment_bytes=segment_bytes, digest_key=DIGEST_KEY) as writer:
+    with LogWriter(
+        real_system(), folder, run or f"seed-{seed}", segment_bytes=segment_bytes, digest_key=DIGEST_KEY
+    ) as writer:
         Simulation(seed, writer=writer, records_tokens=True, check_every=0, **options).run()
     return writer.run_folder
 

@@ -9,13 +9,13 @@ from eventlm.config.load import load_config
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.events import Arrived
 from eventlm.replay.cost.model import LinearCost
-from eventlm.replay.workload.workload import Cancel, Fate, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import Cancel, SequenceOutput, TextEnd, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
 
 MILLISECOND = 1_000_000
 #: 2 ms a step, 20 us a prefill token: a small engine that a few requests a second keep busy.
 COST = LinearCost(base_ps=2_000_000_000, prefill_ps=20_000_000, decode_ps=50_000_000, context_ps=1_000)
-PREDICTOR = [COST.base_ps, COST.prefill_ps, COST.decode_ps, COST.context_ps, COST.chunk_context_ps]
+PREDICTOR = COST.coefficients()
 
 
 def make_engine(*, num_blocks: int = 64, max_model_len: int = 512, **options: Any) -> EngineSetup:
@@ -41,8 +41,8 @@ def make_workload(seed: int, *, num_requests: int = 40, block_size: int = 16) ->
         n = draw.choice((1, 1, 1, 3))
         ends_early = draw.random() < 0.3
         has_text_ends = draw.random() < 0.2
-        fates = [
-            Fate(
+        outputs = [
+            SequenceOutput(
                 worker_end=num_outputs if ends_early else 1 << 62,
                 text_end=TextEnd(position=max(num_outputs // 2, 1), reason="stop", delay_ns=3 * MILLISECOND)
                 if has_text_ends
@@ -66,7 +66,7 @@ def make_workload(seed: int, *, num_requests: int = 40, block_size: int = 16) ->
                     ),
                 ),
                 arrival_ns=arrival_ns,
-                fates=fates,
+                outputs=outputs,
                 cancel=Cancel(index=0, position=2, delay_ns=MILLISECOND) if draw.random() < 0.1 else None,
                 parent=draw.randrange(place) if is_turn else -1,
                 think_ns=draw.choice((None, 50 * MILLISECOND)) if is_turn else None,

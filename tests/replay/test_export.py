@@ -12,8 +12,8 @@ import pytest
 
 from eventlm.errors import UsageError
 from eventlm.metrics.trace_metrics import trace_stats
-from eventlm.replay import table_file
-from eventlm.replay.export import REQUEST_COLUMNS, STEP_COLUMNS, export
+from eventlm.replay import export as export_module
+from eventlm.replay.export import REQUEST_COLUMNS, STEP_COLUMNS, TEXT_COLUMNS, export
 from tests.replay.golden import FOLDER
 from tests.replay.traces import Objects, read_objects, tampered
 from tests.replay.workload_runs import record
@@ -28,10 +28,13 @@ def as_csv(path: Path, folder: Path) -> tuple[Rows, Rows]:
     for name, columns in (("requests", REQUEST_COLUMNS), ("steps", STEP_COLUMNS)):
         with (folder / f"{name}.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
+        assert tuple(rows[0]) == columns
         tables.append(
-            [{key: None if not text and columns[key] is int else columns[key](text) for key, text in row.items()}
-             for row in rows]
-        )  # fmt: skip
+            [
+                {key: text if key in TEXT_COLUMNS else int(text) if text else None for key, text in row.items()}
+                for row in rows
+            ]
+        )
     return tables[0], tables[1]
 
 
@@ -106,7 +109,7 @@ def test_parquet_holds_the_same(trace: Path, tmp_path: Path) -> None:
 
 def test_batches_are_written_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = as_csv(GOLDEN, tmp_path / "whole")
-    monkeypatch.setattr(table_file, "BATCH_ROWS", 3)
+    monkeypatch.setattr(export_module, "BATCH_ROWS", 3)
     assert as_csv(GOLDEN, tmp_path / "parts") == whole
     export(GOLDEN, tmp_path / "parts", to="parquet")
     assert pyarrow.parquet.read_table(tmp_path / "parts/steps.parquet").num_rows == len(whole[1])
@@ -139,7 +142,7 @@ def test_files_are_the_users_own_and_whole(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(table_file.CsvWriter, "write", fail)
+    monkeypatch.setattr(export_module.CsvWriter, "write", fail)
     with pytest.raises(UsageError, match=r"cannot write to .*: No space left on device"):
         export(GOLDEN, tmp_path / "a" / "b", to="csv")
     assert [Path(file.path).read_bytes() for file in files] == before

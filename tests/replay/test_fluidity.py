@@ -9,7 +9,8 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Emitted, Finished, Launched, StepCompleted
-from eventlm.replay.fluidity import ReadingTimes, tokens_in_time
+from eventlm.replay.fluidity import TokenTimes, tokens_in_time
+from eventlm.system.system import real_system
 from tests.simulation import Simulation
 
 
@@ -31,10 +32,10 @@ def test_deadlines(times_ns: list[int], num_met: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_times_of_tokens(tmp_path: Path, seed: int) -> None:
     """Random workloads with preemptions, lost workers and cut texts; each emission is told again row by row."""
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         Simulation(seed, writer=writer, check_every=0).run()
         path = writer.run_folder
-    times, plain = ReadingTimes(), dict[tuple[int, int], list[int]]()
+    times, plain = TokenTimes(), dict[tuple[int, int], list[int]]()
     launches: dict[int, Launched] = {}
     completed: StepCompleted | None = None
     num_compared = 0

@@ -13,11 +13,12 @@ from eventlm.events import Arrived, Finished, Rejected
 from eventlm.metrics.rows import COMPLETED
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.outcome import CANCELLED, OutcomeCollector, RunOutcome
+from eventlm.system.system import real_system
 from tests.simulation import Simulation
 
 
 def record(folder: Path, seed: int) -> Path:
-    with LogWriter(folder, f"seed-{seed}") as writer:
+    with LogWriter(real_system(), folder, f"seed-{seed}") as writer:
         Simulation(seed, writer=writer, check_every=0).run()
         return writer.run_folder
 

@@ -13,6 +13,7 @@ from eventlm.config import CoreConfig
 from eventlm.events.codec import chain, close_line, split_line
 from eventlm.replay.verify.divergence import Divergence
 from eventlm.replay.verify.verifier import VerifyResult
+from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import FakeParameters
 from tests.simulation import Simulation
 from tests.workload import POLICIES, Chaos, Machine
@@ -41,7 +42,7 @@ def record(
     folder: Path, machine: Machine, *, seed: int = 1, chaos: Chaos = CALM, num_requests: int = 16, run: str = "run"
 ) -> Path:
     """Run a workload on a machine and record it in `folder`."""
-    writer = LogWriter(folder, run)
+    writer = LogWriter(real_system(), folder, run)
     Simulation(seed, num_requests=num_requests, chaos=chaos, machine=machine, writer=writer).run()
     return writer.path
 

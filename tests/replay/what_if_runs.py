@@ -16,7 +16,7 @@ from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.what_if.compare import Metric
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import WhatIfResult
-from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from tests.made_requests import make_arrival
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
@@ -43,7 +43,7 @@ def requests_of(arrivals_ms: Sequence[float], *, prompt: int = 100, output: int 
             WorkloadRequest(
                 arrival=make_arrival(prompt_tokens=prompt, max_tokens=output, blocks=blocks, model="", **fields),
                 arrival_ns=round(arrival_ms * MILLISECOND),
-                fates=[Fate(num_tokens=output)],
+                outputs=[SequenceOutput(num_tokens=output)],
             )
         )
     return Workload(source="made", requests=requests, block_size=size, first_free_name=1 << 20)

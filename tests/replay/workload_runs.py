@@ -19,6 +19,7 @@ from typing import Any
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import DECISIONS, FACTS, MARKERS, Event
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from tests.simulation import Simulation
 from tests.workload import draw_large_machine
 
@@ -32,7 +33,7 @@ def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
     if large:
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
     # One in five is in many segments; plug-ins are drawn by the seed modulo 48.
-    with LogWriter(folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
+    with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
         counts: Counter[str] = Counter()
         simulation.engine_core.bus.attach(lambda event: counts.update(_names(event)))

@@ -18,10 +18,11 @@ import uvloop
 from structlog.typing import EventDict
 
 from eventlm.config import ServerConfig, ServiceClass
-from eventlm.config.sizes import memory_bytes
+from eventlm.config.structs import memory_bytes
 from eventlm.sampling_params import SamplingParams
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer
+from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from tests.http_exchange import Reply, exchange
 from tests.processes import PATIENCE_SECONDS
@@ -41,6 +42,7 @@ class RunningServer:
 
         async def start() -> tuple[str, int]:
             self.context = ServerContext(
+                real_system(),
                 self.engine,
                 FakeTokenizer(),
                 config,

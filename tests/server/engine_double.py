@@ -24,9 +24,9 @@ from eventlm.engine.admin import (
     UnknownRequestError,
     reply_named,
 )
-from eventlm.engine.explanations import ExplainAnswer, NotExplainedError
+from eventlm.engine.admission import charge_for, metered
+from eventlm.engine.explanations import ExplainResponse, NotExplainedError
 from eventlm.engine.live_requests import Sink
-from eventlm.engine.metering import charge_for, metered
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.request import (
     ClosingOutput,
@@ -41,12 +41,11 @@ from eventlm.engine.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.engine.request_registry import Reply, RequestRegistry
-from eventlm.engine.response_status import ReplyStatus, reply_status
+from eventlm.engine.request_registry import Reply, ReplyStatus, RequestRegistry, reply_status
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
-from eventlm.metrics.ended_rows import EndedRows
 from eventlm.metrics.histograms import Histogram
+from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.types import FinishReason
@@ -80,7 +79,7 @@ def spell_embedding(token_ids: Sequence[int]) -> bytes:
 
 
 class EngineDouble:
-    """See `eventlm.server.engine_protocol.Engine`. Script and pace can be changed between requests."""
+    """See `eventlm.text.engine.Engine`. Script and pace can be changed between requests."""
 
     def __init__(self, script: Script) -> None:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
@@ -168,7 +167,7 @@ class EngineDouble:
         if isinstance(action, SwapPolicy) and action.name != "edf":
             raise UnknownPolicyError(f"unknown policy '{action.name}'; installed at start: fcfs, edf")
         if isinstance(action, Abort) and action.request == "job-1":
-            raise AmbiguousRequestError("2 replies go by the id 'job-1': give the reply's own: cmpl-1, cmpl-2")
+            raise AmbiguousRequestError("2 replies have the id 'job-1'; give a reply's own id: cmpl-1, cmpl-2")
         if isinstance(action, Abort) and action.request != "cmpl-1":
             raise UnknownRequestError(f"no request '{action.request}' is under way")
         return EngineStatus(
@@ -190,11 +189,11 @@ class EngineDouble:
         reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
         return reply_status(reply.submission.reply_id, reply.sequences, None, self.rows)
 
-    async def explain(self, reply_id: str, owner: str) -> ExplainAnswer:
+    async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
         reply = self.registry.find(reply_id, owner)
         if self.explain_error is not None:
             raise self.explain_error
-        return ExplainAnswer(explanations=[f'{{"request":{request}}}' for request in reply.requests], text="a story")
+        return ExplainResponse(explanations=[f'{{"request":{request}}}' for request in reply.requests], text="a story")
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
         reply = self.registry.find(reply_id, owner)

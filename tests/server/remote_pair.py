@@ -10,14 +10,13 @@ from typing import Any
 
 from eventlm.config import Config
 from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TokensOutput
-from eventlm.frontend.calls import FrontEndCalls
-from eventlm.frontend.frames import FrameConnection
 from eventlm.frontend.link import FrontEndLink
 from eventlm.frontend.protocol import FrontEndSetup, Outputs, decode_to_front_end, encode
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.metrics.components import FrontEndMetrics
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.clock import SystemClock
+from eventlm.system.frames import FrameConnection
 from tests.made_requests import make_request
 from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
@@ -41,7 +40,7 @@ class Pair:
 
     def __init__(self, double: EngineDouble, **limits: Any) -> None:
         self.double = double
-        self.link = FrontEndLink(3, FrontEndCalls(double, lambda: FIGURES), **limits)  # type: ignore[arg-type]
+        self.link = FrontEndLink(3, double, lambda: FIGURES, **limits)  # type: ignore[arg-type]
         self.frames: list[Outputs] = []
 
     async def open(self) -> Pair:

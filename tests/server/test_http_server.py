@@ -17,6 +17,7 @@ from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import UsageError
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer, run_server
+from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from tests.http_exchange import Reply
 from tests.processes import PATIENCE_SECONDS, wait_until
@@ -166,7 +167,7 @@ def test_models_health_version(server: RunningServer) -> None:
 def test_a_busy_port(server: RunningServer) -> None:
     async def start() -> None:
         config = ServerConfig(port=server.port)
-        await HttpServer(ServerContext(server.engine, FakeTokenizer(), config)).start()
+        await HttpServer(ServerContext(real_system(), server.engine, FakeTokenizer(), config)).start()
 
     with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{server.port}"):
         asyncio.run(start())
@@ -275,7 +276,7 @@ async def test_stopping(in_haste: bool) -> None:
     engine = EngineDouble(spell("Hello"))
     engine.step_seconds = 0.02
     engine.script_end = None if in_haste else "eos"
-    context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
+    context = ServerContext(real_system(), engine, FakeTokenizer(), ServerConfig(port=0))
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     draining: list[int] = []
     stop, cut = asyncio.Event(), asyncio.Event()
@@ -302,7 +303,7 @@ async def test_stopping(in_haste: bool) -> None:
 async def test_it_listens_while_it_loads() -> None:
     engine = EngineDouble(spell("Hello"))
     engine.state = "loading"
-    context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
+    context = ServerContext(real_system(), engine, FakeTokenizer(), ServerConfig(port=0))
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     may_load, ready, stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -353,7 +354,7 @@ async def test_loading_that_fails_or_is_given_up(fails: bool) -> None:
         finally:
             ended.append("load")
 
-    context = ServerContext(engine, FakeTokenizer(), ServerConfig(port=0))
+    context = ServerContext(real_system(), engine, FakeTokenizer(), ServerConfig(port=0))
     serving = run_server(
         context, stop=stop, cut=asyncio.Event(), load=load, on_ready=lambda _: ended.append("never ready")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import openai
@@ -144,11 +145,12 @@ async def test_the_loop_runs_on_while_a_reply_of_many_choices_is_written() -> No
         )
     ]
     body = CompletionRequest(model="test", prompt="a", n=num_choices, logprobs=0)
-    replies = CompletionReplies(body, tokenizer, group, ReplyIdentity.draw("cmpl"), [])
+    replies = CompletionReplies(body, tokenizer, group, ReplyIdentity("cmpl-1", 0), [])
     logprobs = TokenLogprobs(logprobs=[-1.0], ranks=[1], top_ids=[[]], top_logprobs=[[]])
     end = FinishedOutput(0, "length", 1, 0)
     outputs = [ChoiceOutput(choice, "b", [98], logprobs, finished=end) for choice in range(num_choices)]
-    writing = asyncio.create_task(replies.whole(outputs, Generation(tokenizer, group, [], OutputQueue())))
+    generation = Generation(tokenizer, group, [], OutputQueue(), now_ns=time.monotonic_ns)
+    writing = asyncio.create_task(replies.whole(outputs, generation))
     num_turns = 0
     while not writing.done():
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ import msgspec
 import openai
 import pytest
 
-from eventlm.text.chat_messages import chat_messages
+from eventlm.text.chat_messages import chat_messages, render_chat
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.protocol import ChatCompletionRequest
 from tests.server.conftest import INVALID, RunningServer, assert_error
@@ -152,3 +152,12 @@ def test_documents_and_special_tokens_reach_the_prompt(server: RunningServer) ->
     server.chat(documents=[{"title": "t", "text": "d"}])
     server.chat(add_special_tokens=True)
     assert [request.prompt_token_ids for request in server.engine.requests] == [[ord("d")], [256, ord("-")]]
+
+
+def test_what_a_template_is_given() -> None:
+    template = ChatTemplate("{{ tools[0].name }}{{ documents[0].text }}{{ messages[0].content }}{{ suffix }}.", {})
+    fields = {"documents": [{"text": "d"}], "chat_template_kwargs": {"suffix": "!"}}
+    body = msgspec.convert({"model": "test", "messages": [QUESTION], **fields}, ChatCompletionRequest)
+    assert render_chat(body, template, tools=[{"name": "f"}]) == "fdx!."
+    continued = msgspec.structs.replace(body, continue_final_message=True)
+    assert render_chat(continued, template, tools=[{"name": "f"}]) == "fdx"

@@ -85,7 +85,9 @@ def test_a_huge_float_is_refused_as_a_huge_integer_is(server: RunningServer) -> 
 def test_floats_stay_as_they_are_where_anything_goes() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "number", "minimum": 1.0}}}
     raw = {"model": "test", "messages": [], "n": 1.0, "temperature": 1.0, "tools": [{"parameters": parameters}]}
+    raw["chat_template_kwargs"] = {"threshold": 1.0}
     request = decode_request(msgspec.json.encode(raw), ChatCompletionRequest, {})
+    assert repr(request.chat_template_kwargs) == "{'threshold': 1.0}"
     assert repr((request.n, request.temperature)) == "(1, 1.0)"
     assert type(request.tools[0]["parameters"]["properties"]["a"]["minimum"]) is float
 
@@ -116,7 +118,7 @@ def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeyp
         threads.append(threading.current_thread().name)
         return chat_messages(*args, **kwargs)
 
-    monkeypatch.setattr("eventlm.text.requests.maker.chat_messages", noted)
+    monkeypatch.setattr("eventlm.text.chat_messages.chat_messages", noted)
     server.engine.max_model_len = 10**6
     for num_messages in (1, 500):
         assert server.chat(messages=[{"role": "user", "content": "x"}] * num_messages).status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class Wire:
             5, 1, lambda *told: self.told.append(told), lambda *args: self.cancelled.append(args)
         )
         self.outputs = OutputQueue()
-        self.generation = Generation(FakeTokenizer(), [request], [self.handle], self.outputs)
+        self.generation = Generation(FakeTokenizer(), [request], [self.handle], self.outputs, now_ns=time.monotonic_ns)
 
     async def read(self, *outputs: Any) -> str:
         return (await self.read_all(*outputs)).text
@@ -206,7 +207,7 @@ async def test_who_was_taken_over_from_keeps_nothing() -> None:
 async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
     outputs = OutputQueue()
     request = Request(prompt_token_ids=[1], sampling=SamplingParams(), scheduling=SchedulingParams(model="test"))
-    generation = Generation(FakeTokenizer(), [request] * 3, [], outputs)
+    generation = Generation(FakeTokenizer(), [request] * 3, [], outputs, now_ns=time.monotonic_ns)
     outputs.put(0, FinishedOutput(0, "length", 0, 0))
     await generation.take()
     for place in (1, 2):

@@ -44,21 +44,21 @@ def test_defaults(tmp_path: Path, files: dict[str, Any], expected: SamplingParam
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("generation_config.json", '{"top_k": "many"}', 'top_k is "many"; it must be an integer, or null'),
-        ("generation_config.json", '{"min_p": 2}', "min_p is 2; it must be a number from 0 to 1, or null"),
+        ("generation_config.json", '{"top_k": "many"}', "top_k: Expected `int | null`, got `str`"),
+        ("generation_config.json", '{"min_p": 2}', "min_p: Expected `float` <= 1.0"),
         (
             "generation_config.json",
             '{"temperature": -1}',
-            "temperature is -1; it must be a number from 0 to 2, or null",
+            "temperature: Expected `float` >= 0.0",
         ),
-        ("generation_config.json", '{"top_p": 0}', "top_p is 0; it must be a number above 0 and at most 1, or null"),
-        ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty is 0; it must be a number from "),
-        ("generation_config.json", "[1]", "holds [1], not a JSON object"),
-        ("generation_config.json", '{"top_k":', "not valid JSON: "),
+        ("generation_config.json", '{"top_p": 0}', "top_p: Expected `float` > 0.0"),
+        ("generation_config.json", '{"repetition_penalty": 0}', "repetition_penalty: Expected `float` >= "),
+        ("generation_config.json", "[1]", "not a JSON object: "),
+        ("generation_config.json", '{"top_k":', "not a JSON object: "),
         (
             "config.json",
             '{"eos_token_id": "end"}',
-            'eos_token_id is "end"; it must be an integer, or a list of integers',
+            "eos_token_id: Expected `int | array | null`, got `str`",
         ),
     ],
 )

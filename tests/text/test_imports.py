@@ -18,10 +18,10 @@ assert not loaded, loaded
 @pytest.mark.parametrize(
     "statement",
     [
-        "import eventlm.text.requests.maker, eventlm.text.generation, eventlm.text.tools.message",
+        "import eventlm.text.request_builder, eventlm.text.generation, eventlm.text.tools.message",
         "from eventlm import LLM, SamplingParams",
         "import eventlm.bench.engine_bench, eventlm.bench.step.measure",
-        "import eventlm.cli.generate, eventlm.text.requests.validation",
+        "import eventlm.cli.generate, eventlm.text.request_builder",
     ],
 )
 def test_neither_the_server_nor_aiohttp_is_loaded(statement: str) -> None:

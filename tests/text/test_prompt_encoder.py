@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.prompt_encoder import INLINE_CHARACTERS, PromptEncoder, bad_words_token_ids
 from eventlm.text.tokenizer import CheckpointTokenizer
@@ -19,16 +18,6 @@ async def test_encode(repeats: int) -> None:
     encoder = PromptEncoder(FakeTokenizer())
     text = "naïve " * repeats
     assert bytes(await encoder.encode(text, add_special_tokens=False)).decode() == text
-    template = ChatTemplate("{{ messages[0].content }}{{ suffix }}", {})
-    messages = [{"role": "user", "content": text}]
-    token_ids = await encoder.encode_chat(template, messages, add_generation_prompt=True, variables={"suffix": "!"})
-    assert bytes(token_ids).decode() == text + "!"
-    template = ChatTemplate("{{ tools[0].name }}{{ documents[0].text }}{{ messages[0].content }}.", {})
-    token_ids = await encoder.encode_chat(
-        template, messages, tools=[{"name": "f"}], documents=[{"text": "d"}], continue_final_message=True,
-        add_special_tokens=True,
-    )  # fmt: skip
-    assert (token_ids[0], bytes(token_ids[1:]).decode()) == (256, f"fd{text}")
     encoder.close()
 
 

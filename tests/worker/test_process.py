@@ -18,8 +18,12 @@ import zmq
 from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
 from eventlm.sampling_params import SamplingParams
-from eventlm.worker.fake.model import fake_samples
+from eventlm.system.clock import SystemClock
+from eventlm.system.pipes import ParentPipe, SystemPipes
+from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
+from eventlm.worker.loop import WorkerLoop
+from eventlm.worker.process import BETWEEN_MS, Worker
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -38,6 +42,7 @@ from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, READ
 from tests.checkpoints import make_checkpoint
 from tests.processes import PATIENCE_SECONDS
 from tests.worker.launches import launched, new_sequence, payload
+from tests.worker.test_loop import SETUP
 
 QUICK = {"base_ns": 1_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
 #: No test sees the end of a step that takes an hour.
@@ -310,3 +315,50 @@ def test_what_was_under_way_is_answered_before_a_desync(start: Callable[..., Pee
     peer.send(launched(1, decodes=[(1, 0, 7, 1)]))
     assert isinstance(peer.word(), StepResult)
     assert isinstance(peer.word(), WorkerDesync)
+
+
+class Busy(FakeModel):
+    """Has five pieces of work to do ahead; `endless` is never done. A message comes after the fifth."""
+
+    def __init__(self, engine: ParentPipe, *, endless: bool) -> None:
+        self.num_pieces = 0
+        self._engine, self._endless = engine, endless
+
+    def work_ahead(self) -> bool:
+        self.num_pieces += 1
+        if self.num_pieces == 5:
+            self._engine.send(b"second")
+        return self._endless or self.num_pieces < 5
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_worker_that_waits_works_ahead_until_a_message_comes(endless: bool) -> None:
+    engine = SystemPipes().open()
+    worker = Worker(*engine.addresses, os.getpid())
+    runner = Busy(engine, endless=endless)
+    loop = WorkerLoop(1, runner, SystemClock(), print)
+    # It does not begin while messages come.
+    engine.send(b"first")
+    assert worker._pipe.poll(1000 * PATIENCE_SECONDS)
+    assert worker._receive(loop, runner) == [b"first"]
+    assert runner.num_pieces == 0
+    begun = time.monotonic()
+    assert worker._receive(loop, runner) == [b"second"]
+    # It checks for a message between two pieces, and pauses.
+    assert time.monotonic() - begun >= 0.9e-3 * BETWEEN_MS * (runner.num_pieces - 1)
+    assert runner.num_pieces >= 5 if endless else runner.num_pieces == 5
+    worker._close()
+    engine.close()
+
+
+def test_it_does_not_end_before_its_last_messages_are_sent(tmp_path: Path) -> None:
+    worker = Worker(f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out", os.getppid())
+    engine = zmq.Context().socket(zmq.PUSH)
+    engine.connect(f"ipc://{tmp_path}/in")
+    engine.send(encode(SETUP))
+    engine.send_multipart([encode_body(launched(0, decodes=[(4, 1, 7, 0)])), encode(payload())])
+    # Nobody listens: they are kept for a second, not only for as long as the process happens to need for its end.
+    begun = time.monotonic()
+    assert worker.run() == 1
+    assert time.monotonic() - begun > 0.9
+    engine.context.destroy(linger=0)

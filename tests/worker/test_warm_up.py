@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from eventlm.core.predictor import NUM_COEFFICIENTS
+from eventlm.core.predictor import NUM_COEFFICIENTS, StepShape
+from eventlm.events import Launched
 from eventlm.worker import warm_up as warm_up_module
-from eventlm.worker.protocol import StepSample
-from eventlm.worker.warm_up import warm_up
+from eventlm.worker.protocol import StepPayload, StepSample
+from eventlm.worker.warm_up import warm_kernels, warm_up
 from tests.checkpoints import make_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 from tests.worker.reference import make_runner
@@ -21,21 +24,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_samples_span_prompts_contexts_and_decodes(folder: Path) -> None:
     samples = warm_up(make_runner(folder, max_model_len=1024))
-    assert len({sample.prefill_tokens for sample in samples}) >= 4
-    assert len({sample.num_decodes for sample in samples}) >= 4
-    assert any(sample.chunk_context > sample.prefill_tokens**2 for sample in samples)
+    shapes = [sample.shape for sample in samples]
+    assert len({shape.prefill_tokens for shape in shapes}) >= 4
+    assert len({shape.num_decodes for shape in shapes}) >= 4
+    assert any(shape.chunk_context > shape.prefill_tokens**2 for shape in shapes)
     assert all(sample.duration_ns > 0 for sample in samples)
 
 
 def test_features_of_a_chunk_and_of_decodes(folder: Path) -> None:
-    samples = {
-        (sample.prefill_tokens, sample.num_decodes, sample.context_tokens): sample
-        for sample in warm_up(make_runner(folder, max_model_len=1024))
-    }
-    chunk = samples[128, 0, 640]
-    assert chunk.chunk_context == 128 * (512 + 64)
-    decodes = samples[0, 8, 8 * 129]
-    assert decodes.chunk_context == 0
+    shapes = [sample.shape for sample in warm_up(make_runner(folder, max_model_len=1024))]
+    assert StepShape(128, 0, 640, chunk_context=128 * (512 + 64), num_chunks=1) in shapes
+    assert StepShape(num_decodes=8, context_tokens=8 * 129) in shapes
 
 
 def test_the_runner_is_as_before(folder: Path) -> None:
@@ -49,7 +48,7 @@ def test_the_runner_is_as_before(folder: Path) -> None:
 def test_limits_of_the_worker_are_kept(folder: Path) -> None:
     runner = make_runner(folder, num_blocks=9, max_model_len=32, max_num_seqs=2, max_num_batched_tokens=16)
     samples = warm_up(runner)
-    assert [(sample.prefill_tokens, sample.num_decodes) for sample in samples] == [(16, 0)]
+    assert [(sample.shape.prefill_tokens, sample.shape.num_decodes) for sample in samples] == [(16, 0)]
 
 
 def test_a_slow_machine_measures_less(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +74,39 @@ def test_the_cache_is_not_touched_beyond_what_was_used(folder: Path) -> None:
     runner.cache.kv[:, :, 200:] = 1.0
     warm_up(runner)
     assert torch.all(runner.cache.kv[:, :, 200:] == 1.0)
+
+
+def steps_for(*, max_num_seqs: int, max_num_batched_tokens: int) -> list[Launched]:
+    """All launches with rows."""
+    launches: list[Launched] = []
+
+    def execute(launch: Launched, payload: StepPayload) -> None:
+        if launch.num_tokens:
+            launches.append(launch)
+
+    setup = SimpleNamespace(
+        replica=0, epoch=1, block_size=16, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+    )
+    runner: Any = SimpleNamespace(setup=setup, execute=execute)
+    warm_kernels(runner)
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_batched_tokens", "num_decodes"),
+    [
+        (1, 64, [0]),
+        (2, 64, [0, 1]),
+        (9, 64, [0, 1, 2, 4, 8]),
+        (12, 64, [0, 1, 2, 4, 8, 11]),
+        (12, 12, [0, 1, 2, 4, 8, 10]),
+        (5, 5, [0, 1, 2, 3]),
+        (1, 1, [0]),
+    ],
+)
+def test_steps_go_up_to_the_largest_within_the_limits(
+    max_num_seqs: int, max_num_batched_tokens: int, num_decodes: list[int]
+) -> None:
+    launches = steps_for(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    assert [len(launch.decodes) for launch in launches] == 3 * num_decodes
+    assert max(len(launch.decodes) + len(launch.chunks) for launch in launches) <= max_num_seqs

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
 from eventlm.models.config import DecoderConfig
@@ -19,7 +21,7 @@ INT8_SPEED = 2
 
 
 class StepWork(NamedTuple):
-    """What a part of a step cannot do without: bytes, and operations on floats and on int8, two for each product."""
+    """The least work of a part of a step: bytes, and operations on floats and on int8, two for each product."""
 
     num_bytes: int
     num_flops: int
@@ -49,10 +51,20 @@ def shape_of(launch: Launched) -> BatchShape:
     )
 
 
-def step_work(
-    config: DecoderConfig, weight_bytes: Mapping[str, int], kv_token_bytes: int, shape: BatchShape, *, is_int8: bool
-) -> dict[str, StepWork]:
-    """By part. weight_bytes: of each matrix, all layers together, as the worker holds it. is_int8: what they hold."""
+class ModelFigures(Struct, frozen=True, kw_only=True):
+    """What the floors follow from: the model's shape, and what the worker holds. weight_bytes: of each matrix, all
+    layers together. is_int8: what the matrices hold.
+    """
+
+    config: DecoderConfig
+    weight_bytes: Mapping[str, int]
+    kv_token_bytes: int
+    is_int8: bool
+
+
+def step_work(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
+    """The work of each part."""
+    config = model.config
     layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
     heads = config.num_heads * config.head_dim
     num_weights = {
@@ -65,24 +77,20 @@ def step_work(
     work = {}
     for part, number in num_weights.items():
         num_ops = 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens)
-        work[part] = StepWork(weight_bytes[part], 0, num_ops) if is_int8 else StepWork(weight_bytes[part], num_ops)
+        num_bytes = model.weight_bytes[part]
+        work[part] = StepWork(num_bytes, 0, num_ops) if model.is_int8 else StepWork(num_bytes, num_ops)
     # A score and a weighted value for each pair.
-    work["attention"] = StepWork(shape.kv_tokens * kv_token_bytes, 4 * layers * heads * shape.num_pairs)
-    work["rotary"] = StepWork(shape.num_tokens * kv_token_bytes, 0)
+    work["attention"] = StepWork(shape.kv_tokens * model.kv_token_bytes, 4 * layers * heads * shape.num_pairs)
+    work["rotary"] = StepWork(shape.num_tokens * model.kv_token_bytes, 0)
     return work
 
 
 def total(works: Iterable[StepWork]) -> StepWork:
-    """All of them together."""
-    each = list(works)
-    return StepWork(
-        sum(work.num_bytes for work in each),
-        sum(work.num_flops for work in each),
-        sum(work.num_int8_ops for work in each),
-    )
+    """The sum of all."""
+    return StepWork(*map(sum, zip(*works, strict=True)))
 
 
 def floor_ns(work: StepWork, machine: Machine) -> float:
-    """The least time that it takes."""
+    """The least time that the work takes."""
     num_flops = work.num_flops + work.num_int8_ops / INT8_SPEED
     return 1e9 * max(work.num_bytes / machine.bytes_per_second, num_flops / machine.flops_per_second)

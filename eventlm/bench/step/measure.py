@@ -1,7 +1,7 @@
 """Where the time of a step goes: steps of one shape, run by an engine and its worker process as they serve.
 
-The worker says when each of its steps began and ended and what its operations took, the log says when the engine had
-decided on it. A step lasts from the end of the one before it to its own.
+The worker reports when each of its steps began and ended and what its operations took; the log has the time of the
+engine's decision. A step lasts from the end of the one before it to its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from eventlm.bench.random_streams import random_stream
+from eventlm.bench.draws import random_stream
 from eventlm.bench.step.floor import BatchShape, shape_of
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import Request, RequestHandle
@@ -23,9 +23,9 @@ from eventlm.types import ceil_div
 
 #: Steps of a batch that are not measured: memory is touched for the first time, and the engine gets ahead.
 NUM_WARMUP_STEPS = 4
-#: Prompts of `--prefill` that are measured, behind one that is not.
+#: Prompts of `--prefill` that are measured, after one that is not.
 NUM_PREFILLS = 5
-#: Whose time is not the worker's.
+#: Parts of a step's time that are not the worker's.
 TRANSPORT, ENGINE = "transport", "engine"
 
 
@@ -59,7 +59,7 @@ class CaseResult(NamedTuple):
 
 
 class StepRecorder:
-    """Puts together what the events say of the steps of one case. Attach it to the bus; `found` is set with the last.
+    """Collects the steps of one case from the events. Attach it to the bus; `found` is set with the last.
 
     is_wanted: whether a launch is one of those to measure; only steps that follow another such step at once are.
     """
@@ -100,7 +100,7 @@ class StepRecorder:
 
     @property
     def engine_cpu_ns(self) -> float:
-        """Of this process for a step."""
+        """Processor time of this process for a step."""
         times = self.cpu_times_ns
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from eventlm.bench.step.floor import BatchShape, StepWork, floor_ns, step_work, total
+from eventlm.bench.step.floor import ModelFigures, floor_ns, step_work, total
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import ENGINE, TRANSPORT, CaseResult, MeasuredStep
-from eventlm.models.config import DecoderConfig
 from eventlm.table import table
 
 #: The rows of a table, and the operations of each. What is not named here is the worker's preparation.
@@ -26,7 +25,7 @@ _FORWARD = {
 }
 _AROUND = {"sampling": ("sample",), TRANSPORT: (TRANSPORT,), ENGINE: (ENGINE,)}
 _PREPARATION = "preparation"
-#: Of a worker that does not tell the rotary embedding and the store from the product that they follow.
+#: For a worker that measures the rotary embedding and the store together with the product that they follow.
 _ROTARY, _WITH_ROTARY = "rotary", "qkv_proj"
 _ROW_OF = {op: row for row, ops in (_FORWARD | _AROUND).items() for op in ops}
 
@@ -57,20 +56,11 @@ class CaseTimes(Struct, frozen=True, kw_only=True):
     engine_cpu_ms: float
 
 
-class ModelFigures(Struct, frozen=True, kw_only=True):
-    """What the floors follow from: the shape, and what the worker holds; is_int8: of its matrices."""
-
-    config: DecoderConfig
-    weight_bytes: Mapping[str, int]
-    kv_token_bytes: int
-    is_int8: bool
-
-
 def case_times(result: CaseResult, machine: Machine, model: ModelFigures | None) -> CaseTimes:
     """The times of a case; without a model there are no floors."""
     steps = middle_half(result.steps)
     shape = steps[len(steps) // 2].shape
-    work = _work_of(model, shape) if model else {}
+    work = step_work(model, shape) if model else {}
     spent = dict.fromkeys((*_FORWARD, "sampling", _PREPARATION, TRANSPORT, ENGINE), 0.0)
     if not any(_ROTARY in step.ops for step in steps):
         del spent[_ROW_OF[_ROTARY]]
@@ -96,12 +86,8 @@ def case_times(result: CaseResult, machine: Machine, model: ModelFigures | None)
     )
 
 
-def _work_of(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
-    return step_work(model.config, model.weight_bytes, model.kv_token_bytes, shape, is_int8=model.is_int8)
-
-
 def middle_half(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Those that are neither among the quickest nor among the slowest, in the order of their duration."""
+    """The steps without the quickest and the slowest quarter, in the order of their duration."""
     ordered = sorted(steps, key=lambda step: step.duration_ns)
     quarter = len(ordered) // 4
     return ordered[quarter : len(ordered) - quarter]
@@ -147,5 +133,5 @@ def _floor_cells(time_ms: float, floor_ms: float | None) -> tuple[str, str]:
 
 
 def as_json(model_name: str, backend: str, machine: Machine, cases: Sequence[CaseTimes]) -> dict[str, Any]:
-    """The same as one object."""
+    """The report as one object."""
     return {"model": model_name, "attention_backend": backend, "machine": machine, "cases": list(cases)}

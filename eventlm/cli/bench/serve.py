@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.exit_codes import exit_code_lines
-from eventlm.cli.parser import Parser
+from eventlm.cli.bench.engine import LENGTH_HELP
+from eventlm.cli.engine_command import StopSignals
+from eventlm.cli.output import print_report
+from eventlm.cli.parser import Parser, add_number, exit_code_lines
+from eventlm.config.load import API_KEY_VARIABLE
 from eventlm.errors import EventLMError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_INPUT_LENGTH = "256"
 DEFAULT_OUTPUT_LENGTH = "128"
-_LENGTH_HELP = "N, uniform:min=N,max=N, normal:mean=X,std=X or lognormal:median=X,sigma=X"
 
 
 def configure(parser: Parser) -> None:
@@ -72,50 +74,39 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="completions or chat (default: completions, or chat if the data set has messages)",
     )  # fmt: skip
     group.add_argument(
-        "--api-key", default="", metavar="KEY", help="bearer token; better set EVENTLM_API_KEY in the environment"
+        "--api-key", default="", metavar="KEY", help=f"bearer token; better set {API_KEY_VARIABLE} in the environment"
     )
-    group.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS",
-        help="silence of the server after which a request has failed (default: 600)",
+    add_number(
+        group, "--timeout", "silence of the server after which a request has failed (default: 600)",
+        kind=float, above=0, dest="timeout_s", default=600.0, metavar="SECONDS",
     )  # fmt: skip
     group.add_argument(
-        "--extra-body",
-        default="",
-        metavar="JSON",
+        "--extra-body", type=_json_object, default={}, metavar="JSON",
         help='object that goes into every body, such as {"service_tier": "gold"}',
-    )
+    )  # fmt: skip
 
 
 def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+    text = "requests per second that arrive (default: inf, all at once)"
+    add_number(group, "--request-rate", text, kind=float, above=0, default=math.inf, metavar="R")
     group.add_argument(
-        "--request-rate", type=float, default=math.inf, metavar="R",
-        help="requests per second that arrive (default: inf, all at once)",
-    )  # fmt: skip
-    group.add_argument(
-        "--arrivals", choices=("poisson", "gamma", "constant"), default=None, metavar="PROCESS",
+        "--arrivals", choices=("poisson", "gamma", "constant"), metavar="PROCESS",
         help="poisson, gamma (with --burstiness) or constant (default: poisson)",
     )  # fmt: skip
-    group.add_argument(
-        "--burstiness", type=float, default=None, metavar="X",
-        help="shape of gamma arrivals: 1 is poisson, less is burstier",
-    )  # fmt: skip
-    group.add_argument("--trace", default="", metavar="FILE", help="CSV or JSON lines with times and lengths")
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests under way at once")
-    group.add_argument(
-        "--num-prompts", type=int, metavar="N", help="requests to send (default: 100, or the whole data set or trace)"
-    )
-    group.add_argument(
-        "--duration", type=float, metavar="SECONDS", help="no request arrives after so long; those under way may end"
-    )
-    group.add_argument("--warmup", type=int, default=0, metavar="N", help="requests before the measured ones")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="prompts and arrivals follow from it")
+    add_number(group, "--burstiness", "shape of gamma arrivals: 1 is poisson, less is burstier", kind=float, above=0)
+    group.add_argument("--trace", metavar="FILE", help="CSV or JSON lines with times and lengths")
+    add_number(group, "--max-concurrency", "most requests under way at once", least=1)
+    add_number(group, "--num-prompts", "requests to send (default: 100, or the whole data set or trace)", least=1)
+    text = "no request arrives after so long; those under way may end"
+    add_number(group, "--duration", text, kind=float, above=0, dest="duration_s", metavar="SECONDS")
+    add_number(group, "--warmup", "requests before the measured ones", least=0, dest="num_warmups")
+    add_number(group, "--seed", "prompts and arrivals follow from it", least=0)
 
 
 def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--input-len", default=None, metavar="LENGTH",
-        help=f"prompt tokens: {_LENGTH_HELP} (default: {DEFAULT_INPUT_LENGTH})",
-    )  # fmt: skip
+        "--input-len", metavar="LENGTH", help=f"prompt tokens: {LENGTH_HELP} (default: {DEFAULT_INPUT_LENGTH})"
+    )
     group.add_argument(
         "--output-len", default=DEFAULT_OUTPUT_LENGTH, metavar="LENGTH",
         help=f"most output tokens, likewise (default: {DEFAULT_OUTPUT_LENGTH})",
@@ -123,19 +114,20 @@ def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", help="generate the full output length, past end-of-text tokens"
     )
-    group.add_argument("--prefix-len", type=int, metavar="N", help="tokens that prompts share, on top of --input-len")
-    group.add_argument("--num-prefixes", type=int, metavar="N", help="how many such prefixes there are (default: 1)")
+    text = "tokens that prompts share, on top of --input-len"
+    add_number(group, "--prefix-len", text, least=1, dest="prefix_tokens")
+    add_number(group, "--num-prefixes", "how many such prefixes there are (default: 1)", least=1)
     group.add_argument(
-        "--dataset", default="", metavar="FILE",
+        "--dataset", metavar="FILE",
         help="prompts from a file: .txt (one a line), .jsonl (prompt or messages), .json (such a list, or ShareGPT)",
     )  # fmt: skip
     group.add_argument("--shuffle", action="store_true", help="take the data set in a random order")
     group.add_argument(
-        "--tokenizer", default="", metavar="MODEL",
+        "--tokenizer", metavar="MODEL",
         help="folder or name of the model whose tokenizer sizes the prompts (default: the served model's, if it lies "
         "on this machine, else the server is asked)",
     )  # fmt: skip
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+    add_number(group, "--temperature", "0 is greedy (default: 0)", kind=float, least=0)
 
 
 def _add_result_flags(group: argparse._ArgumentGroup) -> None:
@@ -145,15 +137,13 @@ def _add_result_flags(group: argparse._ArgumentGroup) -> None:
         "--output", default="", metavar="DIR", help="write requests.jsonl, summary.json and plot.png into a new folder"
     )
     group.add_argument(
-        "--ceiling", action=argparse.BooleanOptionalAction, default=True,
+        "--ceiling", action=argparse.BooleanOptionalAction, default=True, dest="measures_ceiling",
         help="measure first, for a second, what this client can consume (default: yes)",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the load test and print its report; returns the exit code."""
-    # Only now: `--help` and unknown flags need not wait for numpy and aiohttp.
-    import msgspec
     import uvloop
 
     from eventlm.bench.report import as_object, check_output, format_report, warnings, write_output
@@ -170,12 +160,8 @@ def run(arguments: argparse.Namespace) -> int:
             return code
         raise EventLMError("nothing was sent: no arrival lies within --duration")
     statistics = summarize(result.load, options.objectives)
-    if arguments.json:
-        print(msgspec.json.encode(as_object(result, statistics)).decode())
-    else:
-        print(format_report(result, statistics))
-    for warning in warnings(result, statistics):
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    as_json = as_object(result, statistics) if arguments.json else None
+    print_report([format_report(result, statistics)], as_json, warnings=warnings(result, statistics))
     if folder is not None:
         write_output(folder, result, statistics)
         print(f"eventlm: wrote {folder}/requests.jsonl, summary.json and plot.png", file=sys.stderr)
@@ -184,9 +170,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _bench(options: ServeOptions) -> tuple[ServeResult, int]:
-    """The result, and the exit code that a signal asks for."""
+    """The result, and the exit code of a signal (0: none)."""
     from eventlm.bench.serve_bench import ServeBench
-    from eventlm.cli.serve.stop_signals import StopSignals
     from eventlm.client.openai_client import OpenAIClient
 
     async with OpenAIClient(options.url, api_key=options.api_key, timeout_seconds=options.timeout_s) as client:
@@ -204,7 +189,7 @@ def _say(phase: str) -> None:
 
 @contextlib.contextmanager
 def _progress(num_requests: int | None) -> Iterator[Callable[[RequestRecord], None]]:
-    """A bar of the requests that have ended, where somebody watches."""
+    """A bar of the requests that have ended, on a terminal."""
     from tqdm import tqdm
 
     num_failed = 0
@@ -224,54 +209,22 @@ def _progress(num_requests: int | None) -> Iterator[Callable[[RequestRecord], No
 
 def serve_options(arguments: argparse.Namespace) -> ServeOptions:
     """The options from the flags. Raises UsageError for contradictory ones."""
-    from eventlm.bench.lengths import parse_lengths
+    from eventlm.bench.draws import parse_lengths
     from eventlm.bench.serve_bench import ServeOptions
     from eventlm.config.objectives import parse_objectives
 
-    _check_numbers(arguments)
     _check_combinations(arguments)
+    names = ServeOptions.__struct_fields__
+    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    if arguments.arrivals is None and arguments.burstiness is not None:
+        given["arrivals"] = "gamma"
+    given["api_key"] = arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")
     return ServeOptions(
-        url=arguments.url,
-        model=arguments.model,
-        api_key=arguments.api_key or os.environ.get("EVENTLM_API_KEY", ""),
-        endpoint=arguments.endpoint,
-        timeout_s=arguments.timeout,
-        arrivals=arguments.arrivals or ("poisson" if arguments.burstiness is None else "gamma"),
-        request_rate=arguments.request_rate,
-        burstiness=1.0 if arguments.burstiness is None else arguments.burstiness,
-        trace=arguments.trace,
-        max_concurrency=arguments.max_concurrency or 0,
-        num_prompts=arguments.num_prompts or 0,
-        duration_s=arguments.duration or 0.0,
-        dataset=arguments.dataset,
-        shuffle=arguments.shuffle,
+        **given,
         input_lengths=parse_lengths(arguments.input_len or DEFAULT_INPUT_LENGTH, "--input-len"),
         output_lengths=parse_lengths(arguments.output_len, "--output-len"),
-        prefix_tokens=arguments.prefix_len or 0,
-        num_prefixes=arguments.num_prefixes or 1,
-        tokenizer=arguments.tokenizer,
-        ignore_eos=arguments.ignore_eos,
-        temperature=arguments.temperature,
-        extra_body=_extra_body(arguments.extra_body),
-        seed=arguments.seed,
-        num_warmups=arguments.warmup,
-        measures_ceiling=arguments.ceiling,
         objectives=parse_objectives(arguments.slo) if arguments.slo else None,
     )
-
-
-def _check_numbers(arguments: argparse.Namespace) -> None:
-    for name in ("max_concurrency", "num_prompts", "prefix_len", "num_prefixes"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} {value} is not at least 1")
-    for name in ("duration", "timeout", "request_rate", "burstiness"):
-        value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not above 0")
-    for name in ("warmup", "seed", "temperature"):
-        if getattr(arguments, name) < 0:
-            raise UsageError(f"--{name} {getattr(arguments, name):g} is below 0")
 
 
 def _check_combinations(arguments: argparse.Namespace) -> None:
@@ -286,19 +239,19 @@ def _check_combinations(arguments: argparse.Namespace) -> None:
         raise UsageError("--trace brings the lengths of its prompts: leave --dataset out")
     if arguments.input_len is not None and (arguments.trace or arguments.dataset):
         raise UsageError("--input-len is for synthetic prompts: leave it out, or --trace and --dataset")
-    if arguments.prefix_len is not None and arguments.dataset:
+    if arguments.prefix_tokens is not None and arguments.dataset:
         raise UsageError("--prefix-len is for synthetic prompts: leave it out, or --dataset")
-    if arguments.num_prefixes is not None and arguments.prefix_len is None:
+    if arguments.num_prefixes is not None and arguments.prefix_tokens is None:
         raise UsageError("--num-prefixes needs a --prefix-len")
     if arguments.shuffle and not arguments.dataset:
         raise UsageError("--shuffle is for a --dataset")
 
 
-def _extra_body(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text) if text else {}
+        value = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--extra-body is not JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"it is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UsageError('--extra-body is not a JSON object such as {"priority": 1}')
+        raise argparse.ArgumentTypeError('it is not a JSON object such as {"priority": 1}')
     return value

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from eventlm.cli.config_flags import add_config_flags, config_from_arguments, print_config
-from eventlm.cli.engine_command import print_warnings, run_in_loop, start_engine
-from eventlm.cli.parser import Parser
+from eventlm.cli.config_flags import add_config_flags, with_config
+from eventlm.cli.engine_command import StopSignals, run_in_loop, start_engine
+from eventlm.cli.output import print_report, warn
+from eventlm.cli.parser import Parser, add_number
 from eventlm.config import Config
 from eventlm.config.structs import AUTO
 from eventlm.errors import UsageError
+from eventlm.tasks import completed
 
 if TYPE_CHECKING:
     from eventlm.bench.step.machine_probe import Machine
     from eventlm.bench.step.measure import StepCase
     from eventlm.bench.step.report import CaseTimes
     from eventlm.engine.inference_engine import InferenceEngine
-
-
-class _Measured(NamedTuple):
-    """What is reported."""
-
-    machine: Machine
-    times: list[CaseTimes]
 
 
 def configure(parser: Parser) -> None:
@@ -40,9 +33,9 @@ process runs sequences of random tokens as a server does, recorder included, HTT
 floor ms is the longer of a part's bytes (weights, keys and values, as they are held) at the bandwidth of this machine
 and of its FLOPs at the peak of a product of matrices, both measured in the same run. For a whole step it is the longer
 of all its bytes and all its FLOPs. x floor says how many times that was needed. With --quantization int8 the products
-with weights count at twice the peak of floats, which is what processors have over bfloat16. x floor may be below 1
-where all weights of a part fit the processor's last-level cache, which is faster than its memory, and where others who
-share the machine slowed its memory while that was measured.
+with weights count at twice the peak of floats, as processors do twice as many of them as of bfloat16. x floor may be
+below 1 if all weights of a part fit the processor's last-level cache, which is faster than its memory, or if other
+programs slowed the memory while it was measured.
 
   lm_head         the output matrix, and the draw of tokens whose logits
                   nothing else needs
@@ -72,18 +65,15 @@ examples:
     group.add_argument(
         "--prefill", default="512", metavar="N,...", help="tokens of a prompt; 0: measure none (default: 512)"
     )
-    group.add_argument("--steps", type=int, default=32, metavar="N", help="measured steps of a case (default: 32)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+    add_number(group, "--steps", "measured steps of a case (default: 32)", least=1, default=32)
+    add_number(group, "--temperature", "0 is greedy (default: 0)", kind=float, least=0, default=0.0)
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_config_flags(parser, without=("server",))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=with_config(run))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(config: Config, arguments: argparse.Namespace) -> int:
     """Measure all cases and print them; returns the exit code."""
-    config = config_from_arguments(arguments)
-    if arguments.print_config:
-        return print_config(config)
     cases = _cases(arguments)
     if config.scheduler.replicas != 1:
         raise UsageError(f"--replicas {config.scheduler.replicas}: the steps of one replica are measured")
@@ -104,13 +94,9 @@ def _profiled(config: Config, folder: str) -> Config:
 
 
 def _cases(arguments: argparse.Namespace) -> list[StepCase]:
-    """Raises UsageError for whatever is wrong with the command's own flags."""
+    """The cases that the flags ask for. Raises UsageError."""
     from eventlm.bench.step.measure import StepCase
 
-    if arguments.steps < 1:
-        raise UsageError(f"--steps {arguments.steps} is not at least 1")
-    if not 0 <= arguments.temperature < math.inf:
-        raise UsageError(f"--temperature {arguments.temperature:g} is not a number from 0 upwards")
     batches, contexts = _numbers("--batch", arguments.batch), _numbers("--context", arguments.context)
     prefills = [] if arguments.prefill == "0" else _numbers("--prefill", arguments.prefill)
     return [StepCase(batch, context) for context in contexts for batch in batches] + [
@@ -129,45 +115,41 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 async def _bench(config: Config, arguments: argparse.Namespace, cases: list[StepCase]) -> int:
-    import msgspec
-
     from eventlm.bench.step.measure import check_cases
     from eventlm.bench.step.report import as_json, step_lines
     from eventlm.bootstrap.composition import compose_engine
-    from eventlm.cli.serve.stop_signals import StopSignals
 
     engine, warnings = compose_engine(config)
-    print_warnings(warnings)
+    warn(warnings)
     check_cases(engine, cases, arguments.steps)
     with StopSignals() as signals:
-        measuring = asyncio.ensure_future(_measured(engine, arguments, cases))
-        stopped = asyncio.ensure_future(signals.stop.wait())
-        await asyncio.wait({measuring, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        is_stopped = not measuring.done()
-        measuring.cancel()
-        stopped.cancel()
-        await asyncio.gather(measuring, stopped, return_exceptions=True)
-        await engine.stop()
-        if is_stopped:
-            return signals.exit_code
+        try:
+            measuring = await completed(_measured(engine, arguments, cases), signals.stop)
+        finally:
+            await engine.stop()
+    if measuring is None:
+        return signals.exit_code
     report = (engine.model_names[0], engine.worker_host.get("attention_backend", ""), *measuring.result())
-    print(msgspec.json.encode(as_json(*report)).decode() if arguments.json else "\n".join(step_lines(*report)))
+    print_report(step_lines(*report), as_json(*report) if arguments.json else None)
     return 0
 
 
-async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, cases: list[StepCase]) -> _Measured:
+async def _measured(
+    engine: InferenceEngine, arguments: argparse.Namespace, cases: list[StepCase]
+) -> tuple[Machine, list[CaseTimes]]:
     from tqdm import tqdm
 
+    from eventlm.bench.step.floor import ModelFigures
     from eventlm.bench.step.machine_probe import probe
     from eventlm.bench.step.measure import StepBench, check_cases
-    from eventlm.bench.step.report import ModelFigures, case_times
+    from eventlm.bench.step.report import case_times
     from eventlm.engine.setup import worker_setups
     from eventlm.models.config import read_config
 
-    # Before the worker has its threads.
+    # Before the worker starts its threads.
     machine = await probe(worker_setups(engine.setup)[0].threads)
     await start_engine(engine)
-    # Once more: now it is known how many KV blocks there are.
+    # Again, now that the number of KV blocks is known.
     check_cases(engine, cases, arguments.steps)
     host = engine.worker_host
     model = None
@@ -183,4 +165,4 @@ async def _measured(engine: InferenceEngine, arguments: argparse.Namespace, case
         case_times(await bench.measure(case), machine, model)
         for case in tqdm(cases, unit=" cases", disable=not sys.stderr.isatty(), leave=False)
     ]
-    return _Measured(machine, times)
+    return machine, times

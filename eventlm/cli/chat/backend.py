@@ -1,4 +1,8 @@
-"""Who answers in a chat: an engine of this process, or a server of OpenAI's API."""
+"""What answers in a chat: an engine of this process, or a server of OpenAI's API.
+
+Both are used in `async with`, and raise an EventLMError for what can go wrong. `opening` says what is done while a chat
+opens; the last deltas of an answer have a finish reason and usage, and leaving it early ends it.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +10,23 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 
 from eventlm.bootstrap.composition import Composition
 from eventlm.cli.engine_command import start_engine
-from eventlm.client.openai_client import OpenAIClient, StreamDelta, TokenUsage
+from eventlm.client.sse import StreamDelta, TokenUsage
 from eventlm.errors import EventLMError, UsageError
 from eventlm.text.choice_output import api_finish_reason
 from eventlm.text.decoding import decode_request
 from eventlm.text.generation import Generation, submit
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
-from eventlm.text.requests.maker import RequestMaker
+from eventlm.text.request_builder import RequestBuilder
 from eventlm.text.tools.formats import find_formats
 from eventlm.text.tools.message import MessageParser, message_format
 
 Messages = list[dict[str, str]]
-
-
-class ChatBackend(Protocol):
-    """Answers conversations. Used in `async with`; what can go wrong is an EventLMError."""
-
-    model: str
-    #: What is done while a chat opens, in words.
-    opening: str
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest conversation in tokens; 0 if it is not known."""
-        ...
-
-    @property
-    def run_folder(self) -> Path | None:
-        """Where the run is recorded, if it is."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    def check(self, parameters: dict[str, Any]) -> None:
-        """Raise EventLMError if no request could be made with these parameters."""
-        ...
-
-    def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
-        """The answer as it comes; the last deltas have a finish reason and usage. Leaving early ends it."""
-        ...
 
 
 class LocalBackend:
@@ -65,7 +39,7 @@ class LocalBackend:
         self._engine = engine
         self._tokenizer = composed.tokenizer
         self._formats = find_formats(engine.setup.config.server, composed.tokenizer.chat_template)
-        self._requests = RequestMaker(
+        self._requests = RequestBuilder(
             engine,
             composed.tokenizer,
             defaults=composed.defaults,
@@ -99,7 +73,7 @@ class LocalBackend:
 
     def check(self, parameters: dict[str, Any]) -> None:
         """Raise InputError as the HTTP API would."""
-        self._requests.check(self._body([{"role": "user", "content": "."}], parameters))
+        self._requests.params(self._body([{"role": "user", "content": "."}], parameters))
 
     async def answer(self, messages: Messages, parameters: dict[str, Any]) -> AsyncGenerator[StreamDelta]:
         """Raises InputError, and what `InferenceEngine.submit` raises."""
@@ -141,15 +115,16 @@ class RemoteBackend:
     """The server at `url`; `model` empty takes the first that it serves."""
 
     def __init__(self, url: str, *, api_key: str = "", model: str = "") -> None:
+        # Only here: a model of this process needs no HTTP client.
+        from eventlm.client.openai_client import OpenAIClient
+
         self._client = OpenAIClient(url, api_key=api_key)
         self.model = model
+        #: Not known.
         self.max_model_len = 0
+        #: The server records, not the chat.
+        self.run_folder: Path | None = None
         self.opening = f"connecting to {self._client.url}"
-
-    @property
-    def run_folder(self) -> Path | None:
-        """The server's matter."""
-        return None
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -177,3 +152,6 @@ class RemoteBackend:
         if not models:
             raise EventLMError(f"{self._client.url} serves no model; name one with --model")
         return models[0]
+
+
+ChatBackend = LocalBackend | RemoteBackend

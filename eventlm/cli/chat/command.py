@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from eventlm.cli.config_flags import (
     add_config_flags,
     add_model_argument,
-    config_from_arguments,
     given_options,
-    print_config,
+    with_config,
 )
 from eventlm.cli.engine_command import compose_and_warn, run_in_loop
 from eventlm.cli.parser import Parser
@@ -40,7 +39,7 @@ def configure(parser: Parser) -> None:
     parser.description = (
         "Talk to a model. Without --url it runs here, under the configuration below; with --url a server of\n"
         "OpenAI's API answers. Enter sends, Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.\n"
-        "Where input or output is no terminal, each line is a message and only the answers are printed."
+        "If input or output is not a terminal, each line is a message and only the answers are printed."
     )
     parser.usage = "eventlm chat [MODEL] [--url URL] [--system TEXT] [flags]"
     parser.epilog = f"""\
@@ -69,14 +68,11 @@ $XDG_STATE_HOME/eventlm, else ~/.local/state/eventlm), readable to you alone; --
         help=f"do not keep what is typed; else it is in {HISTORY_NAME} in the state folder, for the next chat",
     )
     add_config_flags(parser, without=("server",))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=with_config(run))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(config: Config, arguments: argparse.Namespace) -> int:
     """Chat until the end of the input; 1 if a message of a script failed."""
-    config = config_from_arguments(arguments)
-    if arguments.print_config:
-        return print_config(config)
     _check_url_flags(arguments)
     return run_in_loop(config, _chat(config, arguments))
 
@@ -123,7 +119,7 @@ async def _chat(config: Config, arguments: argparse.Namespace) -> int:
 
 
 def _backend(config: Config, arguments: argparse.Namespace) -> ChatBackend:
-    """Who answers. Raises UsageError, CheckpointError or PullError."""
+    """What answers. Raises UsageError, CheckpointError or PullError."""
     from eventlm.cli.chat.backend import LocalBackend, RemoteBackend
 
     if arguments.url is not None:

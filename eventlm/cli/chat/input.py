@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import (
@@ -32,14 +31,6 @@ from eventlm.errors import UsageError
 _CHUNK_BYTES = 65536
 #: Commands whose argument is a file.
 _FILE_COMMANDS = ("/save", "/load")
-
-
-class ChatInput(Protocol):
-    """A source of messages and commands."""
-
-    async def read(self) -> str | None:
-        """The next one, which may have several lines; None at the end. Raises KeyboardInterrupt for Ctrl-C on none."""
-        ...
 
 
 class TerminalInput:
@@ -63,6 +54,10 @@ class TerminalInput:
         )
 
     async def read(self) -> str | None:
+        """The next message or command, which may have several lines; None at the end.
+
+        Raises KeyboardInterrupt for Ctrl-C in an empty line.
+        """
         try:
             return await self._session.prompt_async(handle_sigint=False)
         except EOFError:
@@ -79,6 +74,7 @@ class PipeInput:
         self._at_end = False
 
     async def read(self) -> str | None:
+        """As `TerminalInput.read`."""
         lines = []
         while (line := await self._line()) is not None:
             lines.append(line.removesuffix("\\"))
@@ -106,6 +102,9 @@ class PipeInput:
             arguments = (asyncio.get_running_loop(), self._chunks)
             threading.Thread(target=_pump, args=arguments, name="standard input", daemon=True).start()
         return await self._chunks.get()
+
+
+ChatInput = TerminalInput | PipeInput
 
 
 def _pump(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes]) -> None:

@@ -1,19 +1,21 @@
-"""What a chat shows: answers as they come, and notes between them. Plain text unless a person watches."""
+"""What a chat shows: answers as they come, and notes between them. Plain text unless it is a terminal."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from prompt_toolkit.utils import get_cwidth
+
 from eventlm.cli.chat.input import no_echo
-from eventlm.cli.chat.word_wrap import WordWrap
-from eventlm.formatting import counted
 
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[31m", "\x1b[0m"
 #: A model's text must not steer the terminal: control characters but newline and tab become U+FFFD.
 _CONTROLS = {code: "�" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0)] if chr(code) not in "\n\t"}
+_TAB_COLUMNS = 8
 
 
 class Screen:
@@ -39,24 +41,24 @@ class Screen:
             self._write(text)
 
     def thought(self, text: str) -> None:
-        """A piece of what a model thinks before it answers."""
+        """A piece of a model's reasoning."""
         if self.interactive:
             self._write_wrapped(_DIM, text)
 
     def line(self, text: str = "") -> None:
-        """A line that was asked for."""
+        """A line of output."""
         self.end_line()
         self.text(text + "\n")
 
     def note(self, text: str) -> None:
-        """A line for a person who watches."""
+        """A line that only a terminal shows."""
         if self.interactive:
             self.end_line()
             self._write(self._wrap.feed(text.translate(_CONTROLS)) + self._wrap.flush(), _DIM)
             self.end_line()
 
     def error(self, text: str) -> None:
-        """A line about what went wrong."""
+        """A line with an error."""
         self.end_line()
         line = "eventlm: error: " + " ".join(text.splitlines())
         if self._styled:
@@ -82,15 +84,76 @@ class Screen:
             self._at_line_start = text.endswith("\n")
 
 
-def answer_summary(
-    *, num_tokens: int, decode_seconds: float, first_seconds: float, context_tokens: int, max_model_len: int
-) -> str:
-    """How fast an answer came, and how much of the context the conversation takes (0: not known)."""
-    parts = [counted(num_tokens, "token")]
-    if num_tokens > 1 and decode_seconds > 0:
-        parts.append(f"{(num_tokens - 1) / decode_seconds:.1f} tokens/s")
-    parts.append(f"first after {first_seconds:.2f} s")
-    if context_tokens:
-        limit = f" of {max_model_len:,}" if max_model_len else ""
-        parts.append(f"context {context_tokens:,}{limit}")
-    return ", ".join(parts)
+class WordWrap:
+    """Wraps a stream of text at words, for a terminal that would cut them at its edge.
+
+    A word is held back until the character after it: only then is it clear whether the word fits. Wide characters, as
+    in Chinese, are words of their own. A word that is longer than a line is not held back, and the terminal breaks it.
+    """
+
+    def __init__(self, num_columns: Callable[[], int]) -> None:
+        self._num_columns = num_columns
+        #: Columns of the line that are taken.
+        self._column = 0
+        self._gap = ""
+        self._word = ""
+        #: The word at the end of the line is longer than a line.
+        self._is_long = False
+
+    def feed(self, text: str) -> str:
+        """Take a piece of text; returns what can be shown now."""
+        limit = max(self._num_columns(), 1)
+        return "".join(self._take(character, limit) for character in text)
+
+    def flush(self) -> str:
+        """What is still held back. The text goes on in the same line."""
+        return self._place(max(self._num_columns(), 1)) + self._take_gap()
+
+    def _take(self, character: str, limit: int) -> str:
+        if character == "\n":
+            shown = self._place(limit) + "\n"
+            self._column, self._gap = 0, ""
+            return shown
+        if character in " \t":
+            shown = self._place(limit)
+            self._gap += character
+            return shown
+        if get_cwidth(character) > 1:
+            before = self._place(limit)
+            self._word = character
+            return before + self._place(limit)
+        self._word += character
+        if not self._is_long and get_cwidth(self._word) <= limit:
+            return ""
+        shown = self._place(limit)
+        self._is_long = True
+        return shown
+
+    def _place(self, limit: int) -> str:
+        """The word that is held back, after its gap or on a new line."""
+        word, self._word = self._word, ""
+        goes_on, self._is_long = self._is_long, False
+        if not word:
+            return ""
+        columns = get_cwidth(word)
+        if not goes_on and self._column + self._gap_columns() + columns > limit:
+            # Neither a second line break nor a line of blanks before a word that fills its own line.
+            shown = "\n" if self._column else ""
+            self._column, self._gap = 0, ""
+        else:
+            shown = self._take_gap()
+        self._column += columns
+        while self._column > limit:
+            self._column -= limit
+        return shown + word
+
+    def _gap_columns(self) -> int:
+        column = self._column
+        for character in self._gap:
+            column += _TAB_COLUMNS - column % _TAB_COLUMNS if character == "\t" else 1
+        return column - self._column
+
+    def _take_gap(self) -> str:
+        self._column += self._gap_columns()
+        gap, self._gap = self._gap, ""
+        return gap

@@ -10,15 +10,15 @@ from typing import Any
 
 from eventlm.cli.chat.backend import ChatBackend
 from eventlm.cli.chat.conversation import Conversation, Message
-from eventlm.cli.chat.screen import Screen, answer_summary
-from eventlm.client.openai_client import StreamDelta, TokenUsage
+from eventlm.cli.chat.screen import Screen
+from eventlm.client.sse import StreamDelta, TokenUsage
 from eventlm.errors import EventLMError
-
-_NANOSECONDS = 1e9
+from eventlm.formatting import counted
+from eventlm.types import NANOSECONDS_PER_SECOND
 
 
 class ChatAnswer:
-    """What has come of an answer."""
+    """An answer, as far as it has come."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -28,7 +28,7 @@ class ChatAnswer:
         self._started_ns = self._first_ns = self._last_ns = time.monotonic_ns()
 
     def add(self, delta: StreamDelta) -> None:
-        """Take what a delta brings."""
+        """Add a delta."""
         self.text += delta.text
         self.finish_reason = delta.finish_reason or self.finish_reason
         self._usage = delta.usage or self._usage
@@ -40,21 +40,26 @@ class ChatAnswer:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the conversation with this answer; 0 if they were not told."""
+        """Tokens of the conversation with this answer; 0 if they are not known."""
         if self._usage is None:
             return 0
         return (self._usage.prompt_tokens or 0) + (self._usage.completion_tokens or 0)
 
     def summary(self, max_model_len: int) -> str:
-        """Speed and context in a line. An answer that was stopped has no count of tokens; its pieces stand for them."""
-        num_tokens = self._usage.completion_tokens if self._usage is not None else None
-        return answer_summary(
-            num_tokens=num_tokens or self._num_deltas,
-            decode_seconds=(self._last_ns - self._first_ns) / _NANOSECONDS,
-            first_seconds=(self._first_ns - self._started_ns) / _NANOSECONDS,
-            context_tokens=self.context_tokens,
-            max_model_len=max_model_len,
-        )
+        """How fast it came, and how much of the context the conversation takes (`max_model_len` 0: not known).
+
+        An answer that was stopped has no count of tokens; its pieces stand for them.
+        """
+        num_tokens = (self._usage.completion_tokens if self._usage is not None else None) or self._num_deltas
+        parts = [counted(num_tokens, "token")]
+        if num_tokens > 1 and self._last_ns > self._first_ns:
+            speed = (num_tokens - 1) * NANOSECONDS_PER_SECOND / (self._last_ns - self._first_ns)
+            parts.append(f"{speed:.1f} tokens/s")
+        parts.append(f"first after {(self._first_ns - self._started_ns) / NANOSECONDS_PER_SECOND:.2f} s")
+        if self.context_tokens:
+            limit = f" of {max_model_len:,}" if max_model_len else ""
+            parts.append(f"context {self.context_tokens:,}{limit}")
+        return ", ".join(parts)
 
 
 class ChatSession:
@@ -73,7 +78,7 @@ class ChatSession:
         self._answering: asyncio.Task[None] | None = None
 
     def fail(self, message: str) -> None:
-        """Show what went wrong. A script sees it in the exit code too."""
+        """Show an error, which also sets the exit code of a script."""
         self.failed = True
         self.screen.error(message)
 

@@ -8,15 +8,12 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
-from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
+from eventlm.cli.output import file_progress, print_report
+from eventlm.cli.parser import READING_A_TRACE, Parser, add_number, exit_code_lines
 from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
-from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
-from eventlm.cli.trace_path import HELP, LATEST, trace_file
-from eventlm.cli.warnings import warn
+from eventlm.cli.trace_path import HELP, LATEST, add_strict_flag, add_trust_flag, trace_file
 from eventlm.errors import ExitCode, UsageError
 from eventlm.formatting import counted
 from eventlm.table import table
@@ -29,26 +26,21 @@ if TYPE_CHECKING:
     from eventlm.replay.explain.result import Explanation
 
 MEASURES: tuple[Measure, ...] = ("e2e", "ttft", "queue", "tpot")
-#: What the ranking shows of each, and the column's name.
+#: Of more sequences a picture would be too long to look at, or for memory.
+MOST_BARS = 200
+#: The measures of the ranking, and the names of their columns.
 _COLUMNS: dict[Measure, str] = {"e2e": "e2e, ms", "ttft": "TTFT, ms", "queue": "queue, ms", "tpot": "TPOT, ms"}
 _NUMBER = re.compile(r"(\d{1,16})(?:\.(\d{1,9}))?")
 _WIDTH = 100
-
-
-class Question(NamedTuple):
-    """A trace, and the request (with index None: all its samples) if one is asked for."""
-
-    trace: str
-    request: tuple[int, int | None] | None
 
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.usage = "%(prog)s [TRACE] REQUEST [options]\n       %(prog)s [TRACE] --slowest N [options]"
     parser.description = (
-        "Tell where each millisecond of a request went: what it waited for and behind whom, its prompt's steps, its "
-        "decoding, who preempted it. The core that served it runs again and is asked at every moment of the log; each "
-        "interval has one cause, and they add up to the request's time."
+        "Show where each millisecond of a request went: what it waited for, which requests went first, its prompt's "
+        "steps, its decoding, which request preempted it. The core that served it runs again and is queried at every "
+        "event of the log; each interval has one cause, and they add up to the request's time."
     )
     parser.epilog = (
         """\
@@ -62,13 +54,13 @@ examples:
 
 A trace does not hold the ids that clients see: the server's log line of a
 request has its number as `seq`, beside the id of the x-request-id header.
-The server itself takes them: GET /v1/requests/ID/explain tells the same.
+The server itself takes them: GET /v1/requests/ID/explain shows the same.
 Times count from the reception of the request and are the engine's.
 
 prefill_ms of a reply's `eventlm.timings`, like `trace stats`, runs from the
 launch of the first step with the request until the first token is shown, all
 in between counted. `prompt` here begins when a replica takes the request in,
-which may be before that launch, leaves out time behind a preemption
+which may be before that launch, leaves out time after a preemption
 (`preempted`, `recomputing`), and ends when the worker has computed the last
 chunk if it goes on with the next step.
 
@@ -88,12 +80,8 @@ some 10 MB of trace a second; files are as long as --record-segment says.
         nargs="*",
         help=f"{HELP}; and the number of the request's `arrive` event, or NUMBER.INDEX for one of several samples",
     )
-    parser.add_argument(
-        "--slowest",
-        type=int,
-        metavar="N",
-        help="rank the slowest N sequences; those that have not ended by their time so far, marked with >",
-    )
+    text = "rank the slowest N sequences; those that have not ended by their time so far, marked with >"
+    add_number(parser, "--slowest", text, least=1)
     parser.add_argument(
         "--by",
         choices=MEASURES,
@@ -109,28 +97,25 @@ some 10 MB of trace a second; files are as long as --record-segment says.
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the story, or the ranking."""
-    question = _question(arguments)
+    """Print the explanations, or the ranking."""
+    trace, request = _question(arguments)
     if arguments.plot is not None and Path(arguments.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {arguments.plot}: a picture is a .png, .svg or .pdf file")
-    from eventlm.cli.explain.plot import MOST_BARS
-
     if arguments.plot is not None and (arguments.slowest or 0) > MOST_BARS:
         raise UsageError(f"--plot draws at most {MOST_BARS} sequences: give a smaller --slowest")
-    # Only now: a usage error need not wait for the core and the policies to be loaded.
     from eventlm.replay.explain.explainer import explain
     from eventlm.replay.explain.rank import rank
 
-    path = trace_file(question.trace)
+    path = trace_file(trace)
     window = parse_window(arguments, path)
     ranking = None
-    if question.request is None:
+    if request is None:
         with file_progress("reading", path) as on_progress:
             by: Measure = arguments.by or MEASURES[0]
             ranking = rank(
                 path, arguments.slowest, by=by, window=window, strict=arguments.strict, on_progress=on_progress
             )
-    wanted = [question.request] if ranking is None else [(row.request, row.index) for row in ranking.rows]
+    wanted = [request] if ranking is None else [(row.request, row.index) for row in ranking.rows]
     with file_progress("explaining", path) as on_progress:
         explained = explain(
             path,
@@ -142,11 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
     if ranking is not None:
         # The ranking has read the trace to its end.
         explained.warnings.extend(warning for warning in ranking.warnings if warning not in explained.warnings)
-    if arguments.json:
-        print(_json(explained, ranking))
-    else:
-        print("\n".join(_stories(explained) if ranking is None else _ranks(explained, ranking, window)))
-    warn(explained.warnings)
+    lines = _stories(explained) if ranking is None else _ranks(explained, ranking, window)
+    print_report(lines, _as_object(explained, ranking) if arguments.json else None, warnings=explained.warnings)
     if arguments.plot is not None:
         from eventlm.cli.explain.plot import plot
 
@@ -154,14 +136,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _question(arguments: argparse.Namespace) -> Question:
+def _question(arguments: argparse.Namespace) -> tuple[str, tuple[int, int | None] | None]:
+    """The trace, and the request (with index None: all its samples) if one is asked for."""
     words: list[str] = arguments.words
     if arguments.slowest is not None:
-        if arguments.slowest < 1:
-            raise UsageError(f"--slowest {arguments.slowest}: at least 1 is needed")
         if len(words) > 1 or (words and _NUMBER.fullmatch(words[0]) and not Path(words[0]).exists()):
             raise UsageError("--slowest takes no REQUEST: `eventlm explain [TRACE] --slowest N`")
-        return Question(words[0] if words else LATEST, None)
+        return (words[0] if words else LATEST), None
     for flag, value in (("--by", arguments.by), ("--from", arguments.from_time), ("--to", arguments.to_time)):
         if value is not None:
             raise UsageError(f"{flag} needs --slowest N")
@@ -170,7 +151,7 @@ def _question(arguments: argparse.Namespace) -> Question:
     trace = words[0] if len(words) == 2 else LATEST
     number = _NUMBER.fullmatch(words[-1])
     if number is not None:
-        return Question(trace, (int(number[1]), None if number[2] is None else int(number[2])))
+        return trace, (int(number[1]), None if number[2] is None else int(number[2]))
     if len(words) == 1 and (words[0] == LATEST or Path(words[0]).exists()):
         raise UsageError(f"name a request of {words[0]} too, or rank some: `eventlm explain {words[0]} --slowest 10`")
     if len(words) == 2 and _NUMBER.fullmatch(words[0]):
@@ -183,13 +164,13 @@ def _question(arguments: argparse.Namespace) -> Question:
 
 
 def _stories(explained: Explained) -> Iterator[str]:
-    from eventlm.replay.explain.story import part_rows, tell
+    from eventlm.replay.explain.story import describe, part_rows
 
     width = min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDTH)
     for place, explanation in enumerate(explained.explanations):
         if place:
             yield ""
-        for paragraph in tell(explanation):
+        for paragraph in describe(explanation):
             yield textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
         yield ""
         yield from table(["part", "ms", "share"], list(part_rows(explanation)))
@@ -206,18 +187,13 @@ def _ranks(explained: Explained, ranking: Ranking, window: TimeWindow | None) ->
         return
     largest = "largest part" + ("" if ranking.by == "e2e" else f" of {ranking.by}")
     columns = ["request", *_COLUMNS.values(), "prompt", "output", "end", largest]
-    rows = [[*_rank_row(row, each), _largest(row, each, ranking.by)] for row, each in _pairs(explained, ranking)]
+    rows = []
+    for row, each in zip(ranking.rows, explained.explanations, strict=True):
+        times = [_milliseconds(row, measure) for measure in _COLUMNS]
+        tokens = [f"{row.prompt_tokens:,}", f"{row.output_tokens:,}"]
+        rows.append([each.name, *times, *tokens, row.reason, _largest(row, each, ranking.by)])
     yield from table(columns, rows, left=(0, len(columns) - 2, len(columns) - 1))
     yield f"the slowest {len(ranking.rows):,} of {counted(ranking.num_ranked, 'sequence')} by {ranking.by}{left}"
-
-
-def _pairs(explained: Explained, ranking: Ranking) -> Iterator[tuple[RequestRow, Explanation]]:
-    yield from zip(ranking.rows, explained.explanations, strict=True)
-
-
-def _rank_row(row: RequestRow, explanation: Explanation) -> list[str]:
-    shown = [_milliseconds(row, measure) for measure in _COLUMNS]
-    return [explanation.name, *shown, f"{row.prompt_tokens:,}", f"{row.output_tokens:,}", row.reason]
 
 
 def _milliseconds(row: RequestRow, measure: Measure) -> str:
@@ -232,29 +208,21 @@ def _milliseconds(row: RequestRow, measure: Measure) -> str:
 
 
 def _largest(row: RequestRow, explanation: Explanation, by: str) -> str:
-    """The part that took most of what is ranked by."""
+    """The part that took the largest share of the ranked time."""
     from eventlm.replay.explain.story import largest_part
 
-    if by == "ttft":
-        return largest_part(explanation, until_ns=explanation.first_token_ns)
-    if by == "queue":
-        until_ns = None
-        if row.request_scheduling_delay is not None:
-            until_ns = explanation.arrived_ns + row.request_scheduling_delay
-        return largest_part(explanation, from_ns=explanation.arrived_ns, until_ns=until_ns)
-    if by == "tpot":
-        return largest_part(explanation, from_ns=explanation.first_token_ns)
-    return largest_part(explanation)
+    from_ns = {"queue": explanation.arrived_ns, "tpot": explanation.first_token_ns}.get(by)
+    until_ns = explanation.first_token_ns if by == "ttft" else None
+    if by == "queue" and row.request_scheduling_delay is not None:
+        until_ns = explanation.arrived_ns + row.request_scheduling_delay
+    return largest_part(explanation, from_ns=from_ns, until_ns=until_ns)
 
 
-def _json(explained: Explained, ranking: Ranking | None) -> str:
-    import msgspec
-
+def _as_object(explained: Explained, ranking: Ranking | None) -> dict[str, Any]:
     from eventlm.replay.explain.story import to_object
 
     found: dict[str, Any] = {"path": explained.path, "warnings": explained.warnings}
     if ranking is not None:
         found |= {"by": ranking.by, "num_ranked": ranking.num_ranked, "num_live": ranking.num_live}
         found["rows"] = ranking.rows
-    found["explanations"] = [to_object(explanation) for explanation in explained.explanations]
-    return msgspec.json.encode(found).decode()
+    return found | {"explanations": [to_object(explanation) for explanation in explained.explanations]}

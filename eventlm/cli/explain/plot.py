@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from typing import NamedTuple
 
-from eventlm.cli.pictures import new_figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from eventlm.errors import UsageError
+from eventlm.pictures import new_figure
+from eventlm.replay.explain.result import Explanation, Interval
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from eventlm.replay.explain.result import Explanation, Interval
 
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.34
@@ -22,8 +22,6 @@ MARGIN_INCHES = 1.9
 MIN_BAR_INCHES = 0.6
 #: As many as fit beside each other with the longest names.
 LEGEND_COLUMNS = 3
-#: Of more the picture would be too long to look at, or for memory.
-MOST_BARS = 200
 #: Waits are warm, work is cool, what lies outside the engine is grey.
 EDGE, WAITS_OTHER, CUT = "#9a9a9a", "#f2cf8d", "#4a4a4a"
 WAITS = {
@@ -71,21 +69,15 @@ def make_figure(explanations: Sequence[Explanation]) -> Figure:
 
 
 def _bars(axes: Axes, explanations: Sequence[Explanation]) -> None:
-    from matplotlib.patches import Patch
-
     longest_ns = max((each.total_ns for each in explanations), default=1)
-    unit_ns, unit = (
-        (NANOSECONDS_PER_SECOND, "s")
-        if longest_ns >= 10 * NANOSECONDS_PER_SECOND
-        else (NANOSECONDS_PER_MILLISECOND, "ms")
-    )
+    is_long = longest_ns >= 10 * NANOSECONDS_PER_SECOND
+    unit_ns, unit = (NANOSECONDS_PER_SECOND, "s") if is_long else (NANOSECONDS_PER_MILLISECOND, "ms")
     totals: dict[Colour, int] = {}
     for place, explanation in enumerate(explanations):
         spans: dict[Colour, list[tuple[float, float]]] = {}
         for colour, start_ns, end_ns in _merged(explanation):
-            spans.setdefault(colour, []).append(
-                ((start_ns - explanation.start_ns) / unit_ns, (end_ns - start_ns) / unit_ns)
-            )
+            span = (start_ns - explanation.start_ns) / unit_ns, (end_ns - start_ns) / unit_ns
+            spans.setdefault(colour, []).append(span)
             totals[colour] = totals.get(colour, 0) + end_ns - start_ns
         for colour, ranges in spans.items():
             axes.broken_barh(ranges, (place - 0.36, 0.72), facecolors=colour.colour, linewidth=0)
@@ -106,20 +98,15 @@ def _bars(axes: Axes, explanations: Sequence[Explanation]) -> None:
 
 def _merged(explanation: Explanation) -> Iterator[tuple[Colour, int, int]]:
     """Neighbours of one colour as one."""
-    current: tuple[Colour, int, int] | None = None
     mixed = {(step.replica, step.step) for step in explanation.steps if step.num_chunk_tokens}
-    for interval in explanation.intervals:
-        colour = _colour(interval)
-        if interval.phase == "decode" and interval.cause == "step" and (interval.replica, interval.steps[0]) in mixed:
-            colour = MIXED
-        if current is not None and current[0] == colour:
-            current = (colour, current[1], interval.end_ns)
-            continue
-        if current is not None:
-            yield current
-        current = (colour, interval.start_ns, interval.end_ns)
-    if current is not None:
-        yield current
+
+    def colour_of(interval: Interval) -> Colour:
+        is_decode = interval.phase == "decode" and interval.cause == "step"
+        return MIXED if is_decode and (interval.replica, interval.steps[0]) in mixed else _colour(interval)
+
+    for colour, intervals in groupby(explanation.intervals, key=colour_of):
+        neighbours = list(intervals)
+        yield colour, neighbours[0].start_ns, neighbours[-1].end_ns
 
 
 def _colour(interval: Interval) -> Colour:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
-from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
+from eventlm.cli.output import file_progress, warn
+from eventlm.cli.parser import READING_A_TRACE, Parser, exit_code_lines
 from eventlm.cli.replay import execute as replay_execute
 from eventlm.cli.replay import what_if as replay_what_if
-from eventlm.cli.trace_flags import add_strict_flag, add_trust_flag
-from eventlm.cli.trace_path import HELP, LATEST, trace_file
+from eventlm.cli.trace_path import HELP, LATEST, add_strict_flag, add_trust_flag, trace_file
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.errors import ExitCode, UsageError
 
 PLUGIN_KINDS = ("policy", "batcher", "router")
-#: What people call fields of the core's configuration.
+#: Other names of fields of the core's configuration.
 SHORT_NAMES = {"blocks": "num_blocks"}
 
 
@@ -25,11 +22,11 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Verify a recorded run: feed its facts to the core and compare every decision byte for byte. Stops\n"
-        "at the first that differs and tells what led to it. With --verify the same is done under a change,\n"
-        "to see the first decision that it would have altered. Tokens are not checked, for the core never\n"
-        "sees them, unless --execute runs the recorded steps on the model again.\n\n"
+        "at the first that differs and shows what led to it. With --verify the same is done under a change,\n"
+        "to see the first decision that it would have altered. Tokens are not checked, because the\n"
+        "core never gets them, unless --execute runs the recorded steps on the model again.\n\n"
         "With another policy, batcher, router, setting, number of replicas or load: a what-if. The recorded\n"
-        "work runs through that engine, and a table tells what would have come of it, with error bars."
+        "work runs through that engine, and a table shows the result, with error bars."
     )
     parser.epilog = """\
 examples:
@@ -96,7 +93,6 @@ def _verify(arguments: argparse.Namespace, specs: dict[str, list[str]], settings
         if len(texts) > 1:
             raise UsageError(f"--verify takes one --{kind}, not {len(texts)}; several make a what-if without --verify")
     changed_plugins = {kind: parse_plugin_spec(texts[0]) for kind, texts in specs.items()}
-    # Only now: a usage error need not wait for the core and the policies to be loaded.
     from eventlm.replay.rebuild import Changes
     from eventlm.replay.verify.report import render, render_json
     from eventlm.replay.verify.verifier import verify
@@ -106,8 +102,7 @@ def _verify(arguments: argparse.Namespace, specs: dict[str, list[str]], settings
     with file_progress("verifying", path) as on_progress:
         result = verify(path, changes=changes, strict=arguments.strict, on_progress=on_progress)
     print(render_json(result) if arguments.json else render(result))
-    for warning in result.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    warn(result.warnings)
     return result.exit_code
 
 

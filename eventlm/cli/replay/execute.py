@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
+from eventlm.cli.output import file_progress, warn
+from eventlm.cli.parser import Parser, add_number
 from eventlm.cli.trace_path import trace_file
-from eventlm.errors import UsageError
+from eventlm.config.structs import MAX_THREADS
+from eventlm.errors import CheckpointError, EventLMError, PullError, UsageError
 
 if TYPE_CHECKING:
     from eventlm.events import Header
@@ -32,24 +32,22 @@ def configure(parser: Parser) -> None:
         metavar="MODEL",
         help="the model that ran, if it is no longer where the trace says, or not in the cache: a folder or name",
     )
-    group.add_argument("--threads", metavar="N", type=int, help="compute threads of a worker (default: as recorded)")
+    add_number(group, "--threads", "compute threads of a worker (default: as recorded)")
     group.add_argument(
         "--teacher-force",
         action="store_true",
         default=None,
-        help="behind a token that differs go on with the recorded one, and list all that differ",
+        help="after a token that differs, go on with the recorded one, and list all that differ",
     )
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raises UsageError for flags that contradict each other."""
+    """Raise UsageError for flags that contradict each other."""
     if not arguments.execute:
         for name in OWN_FLAGS:
             if getattr(arguments, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} needs --execute: `eventlm replay TRACE --execute {flag} ...`")
-    from eventlm.config.structs import MAX_THREADS
-
     if arguments.threads is not None and not 1 <= arguments.threads <= MAX_THREADS:
         raise UsageError(f"--threads {arguments.threads}: 1 to {MAX_THREADS} are possible")
 
@@ -82,32 +80,25 @@ def run(arguments: argparse.Namespace) -> int:
             make_workers=partial(WorkerProcesses, devices=devices),
         )
     print(render_json(result) if arguments.json else render(result))
-    for warning in result.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    warn(result.warnings)
     return result.exit_code
 
 
 def _model(header: Header, given: str | None) -> str:
     """The folder of the model that ran, or the fake one, found as `serve` finds it.
 
-    Nothing is fetched because a trace names it: that may come from anybody.
+    Nothing is fetched because a trace names it: a trace may come from anywhere.
     """
     from eventlm.bootstrap.model_source import find_model
-    from eventlm.errors import CheckpointError, PullError
     from eventlm.replay.execute.executable import recorded_model
     from eventlm.worker.protocol import FAKE_MODEL
 
     try:
         folder = find_model(recorded_model(header, given), may_fetch=given is not None).folder
-    except CheckpointError as error:
+    except (CheckpointError, PullError) as error:
         if given is not None:
             raise
-        raise CheckpointError(f"the trace names a model that is not there: {error}; give it with --model") from error
-    except PullError as error:
-        if given is not None:
-            raise
-        raise PullError(
-            f"the trace names a model that is not in the cache: {error}, or give it with --model",
-            exit_code=error.exit_code,
-        ) from error
+        where, joint = ("not there", ";") if isinstance(error, CheckpointError) else ("not in the cache", ", or")
+        message = f"the trace names a model that is {where}: {error}{joint} give it with --model"
+        raise EventLMError(message, exit_code=error.exit_code) from error
     return FAKE_MODEL if folder is None else str(folder)

@@ -6,23 +6,21 @@ import argparse
 import contextlib
 import sys
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.parser import Parser
-from eventlm.cli.progress import MIN_BYTES, count_progress
-from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.output import count_progress, is_long, warn
+from eventlm.cli.parser import Parser, add_number
+from eventlm.cli.simulate.flags import parse_speed_up, read_cost_model
 from eventlm.cli.time_window import add_window_flags, parse_window
 from eventlm.cli.trace_path import trace_file
 from eventlm.config.objectives import parse_objectives
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.errors import UsageError
-from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:
     from eventlm.replay.what_if.engine import Alternative
 
-#: Flags that ask for an alternative, and those that only say how it is measured and shown.
+#: Flags that ask for an alternative, and flags for how it is measured and shown.
 ALTERNATIVES = ("replicas", "speed_up_arrivals", "closed_loop")
 MEASURES = ("slo", "cost_model", "plot", "output", "from_time", "to_time")
 
@@ -34,22 +32,12 @@ def configure(parser: Parser) -> None:
         "another engine for the recorded work: its own core with modelled step times. --policy, --batcher, --router "
         "and --replicas may be repeated; every combination is an alternative, and all else applies to all of them",
     )
+    add_number(group, "--replicas", "number of replicas, each with a device or cores of its own", action="append")
     group.add_argument(
-        "--replicas",
-        metavar="N",
-        type=int,
-        action="append",
-        help="so many replicas, each with a device or cores of its own",
+        "--speed-up-arrivals", metavar="FACTOR", help="bring arrivals closer together: 1.5, or 0.5 to spread them"
     )
-    group.add_argument(
-        "--speed-up-arrivals", metavar="FACTOR", help="requests arrive so much closer together: 1.5, or 0.5 for slower"
-    )
-    group.add_argument(
-        "--closed-loop",
-        metavar="N",
-        type=int,
-        help="N clients send the requests one after the other, whatever the times of the run",
-    )
+    text = "N clients send the requests one after the other, whatever the times of the run"
+    add_number(group, "--closed-loop", text, least=1)
     group.add_argument("--slo", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS for requests that bring no limits")
     group.add_argument(
         "--cost-model",
@@ -78,7 +66,6 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
         )
     objectives = parse_objectives(arguments.slo) if arguments.slo is not None else None
     alternatives = _alternatives(arguments, specs, settings)
-    # Only now: a usage error need not wait for the core and the policies to be loaded.
     from eventlm.replay.what_if.report import render, render_json
     from eventlm.replay.what_if.what_if import what_if
 
@@ -94,11 +81,10 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
             window=window,
             strict=arguments.strict,
             trust_local_plugins=arguments.trust_local_plugins,
-            on_progress=_Progress(bars) if _is_long(path) else None,
+            on_progress=_Progress(bars) if is_long(path) else None,
         )
     print(render_json(result) if arguments.json else render(result))
-    for warning in result.warnings:
-        print(f"eventlm: warning: {warning}", file=sys.stderr)
+    warn(result.warnings)
     if arguments.plot is not None:
         from eventlm.cli.replay.what_if_plots import plot
 
@@ -113,9 +99,8 @@ def _alternatives(
     from eventlm.replay.rebuild import Changes
     from eventlm.replay.what_if.engine import Alternative
 
-    if arguments.closed_loop is not None and arguments.closed_loop < 1:
-        raise UsageError(f"--closed-loop {arguments.closed_loop}: at least 1 client is needed")
-    speed_up_ppm = _speed_up_ppm(arguments.speed_up_arrivals) if arguments.speed_up_arrivals is not None else 1_000_000
+    speed_up = "1" if arguments.speed_up_arrivals is None else arguments.speed_up_arrivals
+    speed_up_ppm = parse_speed_up(speed_up, "--speed-up-arrivals")
     by_kind = [[(kind, parse_plugin_spec(text)) for text in dict.fromkeys(texts)] for kind, texts in specs.items()]
     replicas = dict.fromkeys(arguments.replicas) if arguments.replicas is not None else [None]
     return [
@@ -129,26 +114,8 @@ def _alternatives(
     ]
 
 
-def _speed_up_ppm(text: str) -> int:
-    try:
-        factor_ppm = parts_per_million(text)
-    except ValueError:
-        factor_ppm = 0
-    if factor_ppm <= 0:
-        raise UsageError(f"--speed-up-arrivals {text}: a factor above 0 is needed, such as 1.5")
-    return factor_ppm
-
-
-def _is_long(path: str) -> bool:
-    try:
-        files = Path(path).iterdir() if Path(path).is_dir() else [Path(path)]
-        return sum(file.stat().st_size for file in files) >= MIN_BYTES
-    except OSError:
-        return False
-
-
 class _Progress:
-    """A bar for one stage after the other."""
+    """A progress bar for each stage."""
 
     def __init__(self, bars: contextlib.ExitStack) -> None:
         self._bars = bars

@@ -2,58 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from eventlm.cli.pictures import HEIGHT_INCHES, add_grid, new_figure
-from eventlm.errors import UsageError
+from matplotlib.figure import Figure
+
+from eventlm.pictures import GREY, HEIGHT_INCHES, draw_cdfs, new_axes, save_pictures
 from eventlm.replay.outcome import LATENCIES, RunOutcome
 from eventlm.replay.what_if.compare import Metric
 from eventlm.replay.what_if.what_if import WhatIfResult
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-#: Latency, and what the axis says.
+#: Latency, and the label of its axis.
 PICTURES = (("ttft", "time to first token"), ("e2e", "end-to-end time"))
-#: Of the picture with a pair of bars for each run.
+#: Height of each run in the picture of quantiles.
 INCHES_PER_RUN = 0.6
-#: Over so many times the median an axis is logarithmic.
-_LOG_RATIO = 20
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive")
 
 
 def plot(result: WhatIfResult, folder: str) -> Iterator[Path]:
     """Write the pictures, yielding the path of each. Raises UsageError if the folder cannot be written."""
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        for latency, label in PICTURES:
-            path = target / f"{latency}_cdf.png"
-            yield _save(path, result, functools.partial(_cdfs, result=result, latency=latency, label=label))
-        height = INCHES_PER_RUN * (2 + len(result.alternatives)) + 1
-        yield _save(target / "quantiles.png", result, lambda figure: _bars(figure, result), height=height)
-    except OSError as error:
-        raise UsageError(f"cannot write pictures to {folder}: {error.strerror}; choose another folder") from error
-
-
-def _save(path: Path, result: WhatIfResult, draw: Callable[[Figure], Any], *, height: float = 0) -> Path:
-    figure = new_figure(height_inches=max(HEIGHT_INCHES, height))
-    draw(figure)
     title = f"what if: {result.header.core.models[0]}, run {result.header.run}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9, color="0.35")
-    figure.savefig(path)
-    return path
-
-
-def _axes(figure: Figure, *place: int) -> Axes:
-    axes = figure.add_subplot(*place)
-    add_grid(axes)
-    return axes
+    cdfs = (
+        (f"{latency}_cdf", partial(_cdfs, result=result, latency=latency, label=label)) for latency, label in PICTURES
+    )
+    return save_pictures(folder, title, [*cdfs, ("quantiles", partial(_bars, result=result))])
 
 
 def _runs(result: WhatIfResult) -> list[tuple[str, RunOutcome, dict[str, Any]]]:
@@ -69,34 +45,23 @@ def _runs(result: WhatIfResult) -> list[tuple[str, RunOutcome, dict[str, Any]]]:
 
 
 def _cdfs(figure: Figure, result: WhatIfResult, latency: str, label: str) -> None:
-    axes = _axes(figure)
-    largest = smallest = median = 0.0
+    axes = new_axes(figure)
+    lines = []
     for name, outcome, style in _runs(result):
-        values_ns = sorted(
-            value for s in outcome.sequences if s.is_complete and (value := LATENCIES[latency](s)) is not None
-        )
-        if not values_ns:
-            continue
-        xs = [value / NANOSECONDS_PER_MILLISECOND for value in values_ns]
-        shares = [(place + 1) / len(xs) for place in range(len(xs))]
-        axes.plot([xs[0], *xs], [0.0, *shares], drawstyle="steps-post", linewidth=1.6, label=name, **style)
-        largest, median = max(largest, xs[-1]), max(median, xs[len(xs) // 2])
-        smallest = min(smallest or xs[0], xs[0])
-    if smallest > 0 and largest > _LOG_RATIO * median:
-        axes.set_xscale("log")
-    else:
-        axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel(f"{label}, ms")
+        values_ns = (getattr(each, LATENCIES[latency]) for each in outcome.sequences if each.is_complete)
+        found = Counter(value for value in values_ns if value is not None)
+        lines.append((found, {"linewidth": 1.6, "label": name} | style))
+    draw_cdfs(axes, lines, label)
     axes.set_ylabel("share of sequences")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def _bars(figure: Figure, result: WhatIfResult) -> None:
+    figure.set_figheight(max(HEIGHT_INCHES, INCHES_PER_RUN * (2 + len(result.alternatives)) + 1))
     metrics = {metric.name: metric for metric in result.comparison.metrics}
     names = [name for name, *_ in _runs(result)]
     for column, (latency, label) in enumerate(PICTURES, start=1):
-        axes = _axes(figure, 1, len(PICTURES), column)
+        axes = new_axes(figure, 1, len(PICTURES), column)
         for quantile, shift, lightness in (("p50", -0.2, 0.45), ("p99", 0.2, 1.0)):
             metric = metrics[f"{latency}_{quantile}"]
             values = _values(metric)
@@ -108,7 +73,7 @@ def _bars(figure: Figure, result: WhatIfResult) -> None:
             axes.errorbar(values[1:], rows[1:], xerr=bar, fmt="none", ecolor="0.3", elinewidth=0.8, capsize=2)
             for place, (row, value) in enumerate(zip(rows, values, strict=True)):
                 end = value + bar * (place > 0)
-                axes.annotate(f" {quantile} {value:,.0f}", (end, row), va="center", fontsize=7, color="0.35")
+                axes.annotate(f" {quantile} {value:,.0f}", (end, row), va="center", fontsize=7, color=GREY)
         axes.set_yticks(range(len(names)), names if column == 1 else [""] * len(names), fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.22)

@@ -7,15 +7,16 @@ import gc
 import ipaddress
 import json
 import os
+import resource
 import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from eventlm._version import __version__
-from eventlm.cli.config_flags import add_config_flags, add_model_argument, config_from_arguments, print_config
-from eventlm.cli.exit_codes import exit_code_lines
-from eventlm.cli.parser import Parser
+from eventlm.cli.config_flags import add_config_flags, add_model_argument, with_config
+from eventlm.cli.engine_command import StopSignals
+from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.config import Config, ServerConfig
 from eventlm.config.load import API_KEY_VARIABLE
 from eventlm.config.plugin_spec import format_plugin_spec
@@ -26,17 +27,19 @@ from eventlm.formatting import counted
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
 
-#: Facts about a worker's host that the log line of a ready server has.
+#: Facts about a worker's host in the log line of a ready server.
 _MACHINERY = ("gpu", "attention_backend", "threads")
 _TRY = """\
 curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
   -d {body}"""
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
-#: By a variable's name, which the shell fills in: the key itself is shown nowhere.
+#: With a variable that the shell fills in: the key itself is never shown.
 _AUTHORIZATION = ' \\\n  -H "Authorization: Bearer ${variable}"'
 #: Where no variable has it yet; to a shell this is a comment.
 _KEY_FROM_FILE = "# first put one of the keys of --api-keys-file into K\n"
 _KEY_FROM_CONFIG = "# first put the server's API key into K\n"
+#: Open files for everything but connections: the trace, sockets to workers, libraries.
+_OTHER_FILES = 256
 
 
 def configure(parser: Parser) -> None:
@@ -78,20 +81,16 @@ keys.toml, which only you may read:
   limits = { requests_per_minute = 60, tokens_per_minute = 100_000 }
 
 A service manager may start it again after 1, which can pass (a crash, no
-network), but not after 2, which stays until somebody changes something.
+network), but not after 2, which stays until a flag or a file is changed.
 
 """ + exit_code_lines(ExitCode.USAGE, meanings={ExitCode.OK: "ended by a signal", ExitCode.FAILED: "it failed"})
     add_model_argument(parser)
     add_config_flags(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=with_config(run))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(config: Config, arguments: argparse.Namespace) -> int:
     """Serve until a signal; returns 0 after a clean end."""
-    config = config_from_arguments(arguments)
-    if arguments.print_config:
-        return print_config(config)
-    # Only now: `--help`, `--print-config` and mistakes need not wait for the engine to be loaded.
     import uvloop
 
     from eventlm.cli.logging_setup import configure_logging
@@ -106,33 +105,35 @@ async def _serve(config: Config) -> None:
     from msgspec import structs
 
     from eventlm.bootstrap.composition import compose
-    from eventlm.bootstrap.edge import make_context
     from eventlm.bootstrap.front_ends import FrontEndServer
     from eventlm.bootstrap.text_parts import TextParts
-    from eventlm.cli.serve.file_limit import raise_file_limit
-    from eventlm.cli.serve.stop_signals import StopSignals
+    from eventlm.cli.serve.front_end import make_context
     from eventlm.engine.setup import resolve_plugins
     from eventlm.server.auth.api_keys import ApiKeys
     from eventlm.server.http_server import check_config, run_server
     from eventlm.server.scheduling import check_key_classes
+    from eventlm.system.system import real_system
 
     log = structlog.get_logger("eventlm.serve")
-    # A model may have to be fetched first: what would be in vain is found before that.
+    # All that can be wrong is found before a model is fetched.
     resolve_plugins(config.scheduler)
     await check_config(config.server)
-    keys = ApiKeys(config.server)
+    system = real_system()
+    keys = ApiKeys(system, config.server)
     config, no_record = _choose_record(config)
-    allowed = raise_file_limit(config.server)
-    config = structs.replace(config, server=allowed.config)
+    server, few_files = raise_file_limit(config.server)
+    config = structs.replace(config, server=server)
     engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
-    for warning in [*no_record, *allowed.warnings, *warnings, *_exposure(config.server)]:
+    for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
         log.warning(warning)
     context = make_context(
-        engine, config, TextParts(tokenizer, defaults, embedding_size), vocab_size=vocab_size, keys=keys
+        system, engine, config, TextParts(tokenizer, defaults, embedding_size), vocab_size=vocab_size, keys=keys
     )
     for warning in check_key_classes(context):
         log.warning(warning)
-    front_ends = FrontEndServer(engine, module="eventlm.cli.serve.front_end") if config.server.api_servers else None
+    front_ends = None
+    if config.server.api_servers:
+        front_ends = FrontEndServer(system, engine, module="eventlm.cli.serve.front_end")
     with StopSignals(on_hangup=(front_ends or context).reload) as signals:
         serving: dict[str, Any] = {
             "on_listening": lambda url: log.info("loading", url=url, model=engine.setup.model),
@@ -152,7 +153,7 @@ async def _serve(config: Config) -> None:
 
 
 def _choose_record(config: Config) -> tuple[Config, list[str]]:
-    """Where to record to: what was asked for, else the state folder; a warning if nothing can be recorded there.
+    """The folder to record to: the one asked for, else the state folder; a warning if nothing can be recorded there.
 
     Raises LogWriteError for a folder that was asked for and cannot be written.
     """
@@ -160,19 +161,43 @@ def _choose_record(config: Config) -> tuple[Config, list[str]]:
 
     from eventlm.bus.log_writer import LogWriteError, LogWriter
     from eventlm.config.state_folder import runs_folder
+    from eventlm.system.disk import SYSTEM_DISK
 
     record = config.record.record
     folder = str(runs_folder()) if record == AUTO else record
     warnings = []
     try:
         if folder:
-            LogWriter.check_folder(folder)
+            LogWriter.check_folder(SYSTEM_DISK, folder)
     except LogWriteError as error:
         if record != AUTO or config.record.record_tokens:
             raise
         folder = ""
         warnings = [f"not recording: {error} with --record DIR"]
     return structs.replace(config, record=structs.replace(config.record, record=folder)), warnings
+
+
+def raise_file_limit(config: ServerConfig) -> tuple[ServerConfig, list[str]]:
+    """Let this process and its children open as many files as there may be connections; where the system's limit is
+    lower, a configuration of fewer connections and a warning.
+
+    Shells allow a process 1,024 files although the system would give it many more.
+    """
+    from msgspec import structs
+
+    needed = config.max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return config, []
+    fewer = max(allowed - _OTHER_FILES, 1)
+    warning = (
+        f"at most {fewer} connections: --max-connections {config.max_connections} needs {needed} open files and the "
+        f"system allows {hard}; raise that (ulimit -Hn) or lower the connections"
+    )
+    return structs.replace(config, max_connections=fewer), [warning]
 
 
 def _exposure(config: ServerConfig) -> list[str]:
@@ -199,14 +224,14 @@ def _exposure(config: ServerConfig) -> list[str]:
 
 
 def _begin(url: str, engine: InferenceEngine) -> None:
-    # What is loaded stays: every full collection that looked at it again would stop all streams for 20 ms.
+    # Loaded objects stay alive: without the freeze each full collection would stop all streams for 20 ms.
     gc.collect()
     gc.freeze()
     _announce(url, engine)
 
 
 def _announce(url: str, engine: InferenceEngine) -> None:
-    """Say that the server is ready: to a person on a terminal, else to whatever reads the log."""
+    """Announce that the server is ready, in prose on a terminal, else in the log."""
     setup = engine.setup
     model = engine.model_names[0]
     record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
@@ -235,7 +260,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             **plugins,
         )
         if is_text:
-            # As a field of a line of text it would be quoted, and nothing for a shell.
+            # As a field of a text line it would be quoted, and could not be pasted into a shell.
             print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
@@ -254,7 +279,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
 
 
 def _machinery(host: Mapping[str, Any]) -> str:
-    """What computes a replica, for a person; empty of the fake model."""
+    """What computes a replica, in words; empty for the fake model."""
     if "attention_backend" not in host:
         return ""
     if "gpu" in host:
@@ -263,7 +288,7 @@ def _machinery(host: Mapping[str, Any]) -> str:
 
 
 def _kv_memory(engine: InferenceEngine) -> str:
-    """What the KV blocks of a replica may take; empty of a model that stores no keys and values."""
+    """The memory of a replica's KV blocks; empty for a model that stores no keys and values."""
     core = engine.setup.core
     num_bytes = core.num_blocks * core.block_size * int(engine.worker_host.get("kv_token_bytes", 0))
     return f"{num_bytes / (1 << 20):,.0f} MiB" if num_bytes else ""
@@ -283,12 +308,12 @@ def _hint(url: str, model: str, server: ServerConfig) -> str:
 
 
 def _is_read_by_a_person(config: Config) -> bool:
-    """Whether what is announced should be prose: on a terminal where no JSON was asked for."""
+    """Whether announcements are prose: on a terminal, unless JSON was asked for."""
     return sys.stderr.isatty() and config.log.log_format != "json"
 
 
 def _announce_end(num_requests: int, config: Config) -> None:
-    """Say what the server waits for before it ends, and to a person how to make that short."""
+    """Announce what the server waits for before it ends, and on a terminal how to cut that short."""
     drain_seconds = config.server.drain_seconds
     if not _is_read_by_a_person(config):
         import structlog

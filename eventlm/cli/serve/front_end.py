@@ -17,42 +17,35 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import uvloop
 
-from eventlm.bootstrap.edge import make_context
-from eventlm.bootstrap.text_parts import load_text
+from eventlm.bootstrap.text_parts import TextParts, load_text
 from eventlm.cli.logging_setup import configure_logging
+from eventlm.config import Config
 from eventlm.errors import EventLMError
-from eventlm.frontend.frames import FrameConnection
 from eventlm.frontend.front_end import BEAT_SECONDS
 from eventlm.frontend.protocol import (
     Beat,
-    BeginDrain,
-    Cut,
     Draining,
     FromFrontEnd,
     FrontEndFailed,
     FrontEndReady,
     FrontEndSetup,
-    Reload,
+    Signal,
     decode_to_front_end,
     encode,
 )
 from eventlm.frontend.remote_engine import RemoteEngine
+from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import run_server
 from eventlm.system.clock import SystemClock
+from eventlm.system.frames import FrameConnection
+from eventlm.system.system import System, real_system
+from eventlm.text.engine import Engine
 
 _PAGE_BYTES = resource.getpagesize()
-
-
-class Beginning(NamedTuple):
-    """What the front end is to be, and the engine."""
-
-    setup: FrontEndSetup
-    engine: RemoteEngine
 
 
 class FrontEndServer:
@@ -61,13 +54,13 @@ class FrontEndServer:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
-        #: Once there is one.
+        #: None until the engine's first message has arrived.
         self.context: ServerContext | None = None
         self._connection: FrameConnection | None = None
         #: The engine's first message. The next one may arrive with it.
-        self._begun: asyncio.Future[Beginning] = asyncio.get_running_loop().create_future()
+        self._begun: asyncio.Future[tuple[FrontEndSetup, RemoteEngine]] = asyncio.get_running_loop().create_future()
 
-    async def open(self, end: socket.socket) -> Beginning:
+    async def open(self, end: socket.socket) -> tuple[FrontEndSetup, RemoteEngine]:
         """Connect, and wait for the engine's first message."""
         self._connection = await FrameConnection.open(end, self._receive, self._lose)
         return await self._begun
@@ -86,24 +79,51 @@ class FrontEndServer:
         message = decode_to_front_end(body)
         match message:
             case FrontEndSetup():
-                self._begun.set_result(Beginning(message, RemoteEngine(message, self.send, SystemClock())))
-            case Reload():
+                self._begun.set_result((message, RemoteEngine(message, self.send, SystemClock())))
+            case Signal(kind="reload"):
                 if self.context is not None:
                     self.context.reload()
-            case BeginDrain():
+            case Signal(kind="drain"):
                 self.stop.set()
-            case Cut():
+            case Signal():
                 self.cut.set()
             case _:
-                self._begun.result().engine.take(message)
+                self._begun.result()[1].take(message)
 
     def _lose(self) -> None:
         """The engine's process is gone: streams end with an error, and so does this process."""
         if not self._begun.done():
             os._exit(1)
-        self._begun.result().engine.fail("the engine's process has died")
+        self._begun.result()[1].fail("the engine's process has died")
         self.stop.set()
         self.cut.set()
+
+
+def make_context(
+    system: System,
+    engine: Engine,
+    config: Config,
+    text: TextParts,
+    *,
+    vocab_size: int,
+    keys: ApiKeys | None = None,
+    engine_pid: int | None = None,
+    created: int | None = None,
+) -> ServerContext:
+    """A server's context, in the engine's process or in a front end. Raises UsageError if API keys cannot be read."""
+    return ServerContext(
+        system,
+        engine,
+        text.tokenizer,
+        config.server,
+        defaults=text.defaults,
+        vocab_size=vocab_size,
+        embedding_size=text.embedding_size,
+        keys=keys,
+        classes=config.classes,
+        engine_pid=engine_pid,
+        created=created,
+    )
 
 
 async def _serve(control: int, listening: Sequence[int]) -> int:
@@ -112,6 +132,7 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
     configure_logging(setup.config.log, bound={"front_end": setup.index})
     try:
         context = front_end.context = make_context(
+            real_system(),
             engine,
             setup.config,
             load_text(setup.model),
@@ -123,7 +144,7 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
         front_end.send(FrontEndFailed(str(error)))
         await front_end.close()
         return 1
-    # What is loaded stays: every full collection that looked at it again would stop all streams for 20 ms.
+    # Loaded objects stay alive: without the freeze each full collection would stop all streams for 20 ms.
     gc.collect()
     gc.freeze()
     beating = asyncio.create_task(_beat(front_end, context))
@@ -163,7 +184,7 @@ def _resident_bytes() -> int:
 
 def main() -> int:
     """Entry point of the process."""
-    # Some of those who stop a server send the signal to all of its processes; the engine decides when front ends leave.
+    # Service managers may signal all processes of a server; the engine decides when front ends leave.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     return uvloop.run(_serve(int(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))

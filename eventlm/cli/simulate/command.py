@@ -1,31 +1,27 @@
-"""`eventlm simulate`: a workload, an engine that is not there, and what would have come of it."""
+"""`eventlm simulate`: run a workload through the scheduler with a cost model."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import sys
 
-from eventlm.cli.parser import Parser
+from eventlm.cli.parser import Parser, add_number
 from eventlm.cli.simulate.flags import (
     COST_MODEL_HELP,
     WORKLOAD_HELP,
-    Ingredients,
     add_engine_flags,
     load_ingredients,
     parse_speed_up,
 )
 from eventlm.errors import UsageError
 
-if TYPE_CHECKING:
-    from eventlm.replay.simulate.simulation import SimulationResult
-
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = """\
 Run a workload through the scheduler of `eventlm serve`, with a virtual clock and a cost model in the place of
-workers: no GPU and no model is needed, and an hour of traffic takes seconds. What is decided is what the
-server would decide; how long a step takes is the cost model's word.
+workers: no GPU and no model is needed, and an hour of traffic takes seconds. Decisions are those of the server;
+times of steps are the cost model's.
 
 A WORKLOAD is a workload file, such as `eventlm trace import` makes of a public trace, or a recorded run, whose
 requests are then sent again: at their times, turns of a conversation after the end of the one before."""
@@ -46,10 +42,8 @@ Requests longer than the context are rejected and counted. Latencies are of sequ
     load.add_argument(
         "--speed-up-arrivals", default="1", metavar="X", help="bring arrivals closer together, 2: twice the load"
     )
-    load.add_argument(
-        "--closed-loop", type=int, default=0, metavar="N",
-        help="N clients send one request after the other, whatever the workload's times",
-    )  # fmt: skip
+    text = "N clients send one request after the other, whatever the workload's times"
+    add_number(load, "--closed-loop", text, least=0, default=0)
     results = parser.add_argument_group("results")
     results.add_argument(
         "--slo", default="", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS of requests that bring none"
@@ -62,64 +56,41 @@ Requests longer than the context are rejected and counted. Latencies are of sequ
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate and print what came of it."""
+    """Simulate and print the report."""
     speed_up_ppm = parse_speed_up(arguments.speed_up_arrivals, "--speed-up-arrivals")
-    if arguments.closed_loop < 0:
-        raise UsageError(f"--closed-loop {arguments.closed_loop}: 1 client or more, or 0 for none")
     if arguments.closed_loop and speed_up_ppm != 1_000_000:
         raise UsageError("--closed-loop sends requests when others have ended: leave --speed-up-arrivals out")
-    # Only now: a mistake in the flags need not wait for the core and the policies to be loaded.
-    from eventlm.cli.progress import count_progress
+    from eventlm.cli.output import count_progress, print_report
+    from eventlm.cli.simulate.report import as_object, render
     from eventlm.config.objectives import parse_objectives
     from eventlm.metrics.trace_metrics import StatsCollector
     from eventlm.replay.simulate.simulation import simulate
 
     objectives = parse_objectives(arguments.slo) if arguments.slo else None
-    ingredients = load_ingredients(arguments)
+    source, cost, engine = load_ingredients(arguments)
     stats = StatsCollector() if arguments.plot is not None else None
-    workload = ingredients.workload.sped_up(speed_up_ppm)
+    workload = source.sped_up(speed_up_ppm)
     with count_progress("simulating", "request", is_long=len(workload.requests) > 500) as on_progress:
         result = simulate(
             workload,
-            ingredients.engine.setup,
-            ingredients.cost,
-            predictor=ingredients.engine.predictor,
+            engine.setup,
+            cost,
+            predictor=engine.predictor,
             closed_loop=arguments.closed_loop,
             objectives=objectives,
             record=arguments.record,
             subscribers=[stats.see] if stats is not None else [],
             on_progress=on_progress,
         )
-    _print(result, ingredients, arguments)
-    if stats is not None:
-        _draw(stats.stats(path="", num_bytes=0, warnings=[]), arguments.plot)
-    return 0
-
-
-def _print(result: SimulationResult, ingredients: Ingredients, arguments: argparse.Namespace) -> None:
-    from eventlm.cli.simulate.report import as_object, render
-
-    if arguments.json:
-        import msgspec
-
-        print(msgspec.json.encode(as_object(result, ingredients.engine.notes)).decode())
-        return
-    load = [f"x {arguments.speed_up_arrivals}"] if arguments.speed_up_arrivals != "1" else []
+    load = [source.source]
+    load += [f"x {arguments.speed_up_arrivals}"] if arguments.speed_up_arrivals != "1" else []
     load += [f"closed loop of {arguments.closed_loop}"] if arguments.closed_loop else []
-    lines = render(
-        result,
-        workload=", ".join([ingredients.workload.source, *load]),
-        cost_model=arguments.cost_model,
-        slo=arguments.slo,
-        notes=ingredients.engine.notes,
-    )
-    print("\n".join(lines))
+    notes = engine.notes
+    lines = render(result, workload=", ".join(load), cost_model=arguments.cost_model, slo=arguments.slo, notes=notes)
+    print_report(lines, as_object(result, notes) if arguments.json else None)
+    if stats is not None:
+        from eventlm.cli.trace.plots import plot
 
-
-def _draw(stats: object, folder: str) -> None:
-    import sys
-
-    from eventlm.cli.trace.plots import plot
-
-    for picture in plot(stats, folder, in_clock_time=False):  # type: ignore[arg-type]
-        print(picture, file=sys.stderr)
+        for picture in plot(stats.stats(path="", num_bytes=0, warnings=[]), arguments.plot, in_clock_time=False):
+            print(picture, file=sys.stderr)
+    return 0

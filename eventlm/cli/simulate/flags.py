@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from eventlm.cli.config_flags import add_flag, config_from_arguments
+from eventlm.cli.output import file_progress
 from eventlm.cli.parser import Parser
-from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.trace_path import trace_file
 from eventlm.config.options import options
 from eventlm.errors import UsageError
 from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:
-    from eventlm.replay.cost.model import CostModel
+    from eventlm.replay.cost.model import CostModel, LinearCost
+    from eventlm.replay.cost.roofline import RooflineCost
     from eventlm.replay.simulate.engine import SimulatedEngine
     from eventlm.replay.workload.source import LoadedWorkload
     from eventlm.replay.workload.workload import Workload
@@ -23,7 +25,7 @@ COST_MODEL_HELP = (
     "what a step costs: a TOML file, a recorded run to fit a model to, or one of a100-llama3-8b, a100x4-llama3-70b, "
     "h200-llama3-8b, h200x4-llama3-70b"
 )
-#: Options of the configuration that mean something without a worker, a server and a recorder.
+#: Options of the configuration that apply without a worker, a server and a recorder.
 ENGINE_OPTIONS = (
     "policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks", "prefix_cache",
     "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
@@ -31,14 +33,6 @@ ENGINE_OPTIONS = (
 )  # fmt: skip
 #: Beyond that, arrivals come within a nanosecond of each other.
 MAX_SPEED_UP = 1_000_000
-
-
-class Ingredients(NamedTuple):
-    """All that a simulation needs."""
-
-    workload: Workload
-    cost: CostModel
-    engine: SimulatedEngine
 
 
 def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
@@ -51,7 +45,7 @@ def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
 
 
 def parse_speed_up(text: str, flag: str) -> int:
-    """A factor of the load in parts per million. Raises UsageError for what is none."""
+    """A factor of the load in parts per million. Raises UsageError."""
     try:
         factor_ppm = parts_per_million(text)
     except ValueError:
@@ -61,10 +55,17 @@ def parse_speed_up(text: str, flag: str) -> int:
     return factor_ppm
 
 
+def read_cost_model(text: str) -> LinearCost | RooflineCost:
+    """The model that `--cost-model` names; `latest` is the newest run. Raises UsageError, and what LogReader raises."""
+    from eventlm.replay.cost.files import load_cost_model
+
+    path = trace_file(text)
+    with file_progress("fitting a cost model", path) as on_progress:
+        return load_cost_model(path, on_progress=on_progress)
+
+
 def read_workload(text: str) -> LoadedWorkload:
     """The workload that an argument names. Raises UsageError, and what LogReader raises."""
-    from eventlm.cli.progress import file_progress
-    from eventlm.cli.trace_path import trace_file
     from eventlm.replay.workload.source import load_workload
 
     path = trace_file(text)
@@ -72,12 +73,12 @@ def read_workload(text: str) -> LoadedWorkload:
         return load_workload(path, on_progress=on_progress)
 
 
-def load_ingredients(arguments: argparse.Namespace) -> Ingredients:
-    """What the flags name, read and resolved. Raises UsageError, and what LogReader raises."""
+def load_ingredients(arguments: argparse.Namespace) -> tuple[Workload, CostModel, SimulatedEngine]:
+    """All that a simulation needs, as the flags name it. Raises UsageError, and what LogReader raises."""
     from eventlm.replay.simulate.engine import build_engine
 
     config = config_from_arguments(arguments)
     cost = read_cost_model(arguments.cost_model)
     loaded = read_workload(arguments.workload)
     engine = build_engine(config, loaded.workload, cost, model_name=loaded.model_name, recorded=loaded.recorded)
-    return Ingredients(loaded.workload, cost, engine._replace(notes=[*engine.notes, *loaded.notes]))
+    return loaded.workload, cost, engine._replace(notes=[*engine.notes, *loaded.notes])

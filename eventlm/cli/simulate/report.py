@@ -1,13 +1,13 @@
-"""A simulation as people read it, and as one JSON object."""
+"""The report of a simulation, as text and as one JSON object."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.cli.trace_path import plugin_in_words
 from eventlm.formatting import counted
-from eventlm.table import table
+from eventlm.table import aligned, table
 
 if TYPE_CHECKING:
     from eventlm.replay.simulate.simulation import SimulationResult
@@ -47,8 +47,7 @@ def render(
     if result.run_folder:
         lines.append(("trace", f"{result.run_folder}, {counted(result.num_events, 'event')}"))
     lines += [("note", note) for note in notes]
-    width = max(len(name) for name, _ in lines)
-    yield from (f"{name:<{width}}  {value}" for name, value in lines)
+    yield from aligned(lines)
     yield ""
     yield from _latency_table(result.summary)
     if len(result.summary.classes) > 1:
@@ -57,17 +56,15 @@ def render(
 
 
 def _engine(result: SimulationResult) -> str:
-    core, records = result.header.core, result.header.plugins
-    specs = (format_plugin_spec({"type": record.name, **record.parameters}) for record in records)
-    chosen = ", ".join(f"{record.kind} {spec}" for record, spec in zip(records, specs, strict=True))
+    core = result.header.core
+    chosen = ", ".join(map(plugin_in_words, result.header.plugins))
     return (
         f"{chosen}; {counted(core.num_replicas, 'replica')} of {core.num_blocks:,} blocks of {core.block_size} tokens, "
         f"context {core.max_model_len:,}"
     )
 
 
-def _figures(summary: SimulationSummary, slo: str) -> list[tuple[str, str]]:
-    s = summary
+def _figures(s: SimulationSummary, slo: str) -> list[tuple[str, str]]:
     seconds = s.duration_ns / 1e9
     speed = f", {seconds * 1e9 / s.wall_ns:,.0f} times as fast" if s.wall_ns else ""
     found = [
@@ -101,14 +98,15 @@ def _requests(s: SimulationSummary) -> str:
 
 
 def _latency_table(summary: SimulationSummary) -> Iterator[str]:
-    rows = []
-    for name, found in summary.latencies.items():
-        rows.append([_LABELS.get(name, name), *(f"{getattr(found, column) / 1e6:,.2f}" for column in _COLUMNS)])
+    rows = [
+        [_LABELS.get(name, name), *(f"{getattr(found, column) / 1e6:,.2f}" for column in _COLUMNS)]
+        for name, found in summary.latencies.items()
+    ]
     yield from table(("latency (ms)", *_COLUMNS), rows)
 
 
 def _class_table(summary: SimulationSummary) -> Iterator[str]:
-    """By prompt length. Columns that nobody has are left out."""
+    """By prompt length, without the columns that would be empty."""
     has_slo = any(found.objectives_met_ppm is not None for found in summary.classes)
     has_fluidity = any(found.fluidity_ppm is not None for found in summary.classes)
     columns = ["prompt tokens", "sequences", *(f"{_LABELS[name]} {quantile}" for name, quantile in _CLASS_COLUMNS)]

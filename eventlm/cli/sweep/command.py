@@ -7,20 +7,19 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import config_from_arguments, given_options
-from eventlm.cli.exit_codes import exit_code_lines
-from eventlm.cli.parser import Parser
-from eventlm.cli.simulate.cost_model_flag import read_cost_model
+from eventlm.cli.parser import Parser, add_number, exit_code_lines
 from eventlm.cli.simulate.flags import (
     COST_MODEL_HELP,
     ENGINE_OPTIONS,
     WORKLOAD_HELP,
     add_engine_flags,
     parse_speed_up,
+    read_cost_model,
     read_workload,
 )
 from eventlm.config.plugin_spec import parse_plugin_spec
-from eventlm.cores import usable_cores
 from eventlm.errors import ExitCode, UsageError
+from eventlm.system.processors import usable_cores
 
 if TYPE_CHECKING:
     from eventlm.config import Config
@@ -35,7 +34,7 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = """\
 Simulate a workload under every combination of policies, batchers, routers, numbers of replicas and loads, in
-parallel processes, and tell how much load each configuration can take within an SLO: its capacity, the
+parallel processes, and show how much load each configuration can take within an SLO: its capacity, the
 highest load that keeps the limits with all lower ones keeping them too. A load of 2 brings the workload's
 arrivals twice as close together. A load at which requests are turned away for a full queue keeps no limit.
 
@@ -60,10 +59,10 @@ examples:
     parser.add_argument("--cost-model", required=True, metavar="MODEL", help=COST_MODEL_HELP)
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the results")
     grid = parser.add_argument_group("what to combine (each may be given several times)")
-    grid.add_argument("--policy", action="append", metavar="SPEC", help="who goes first (default: fcfs)")
+    grid.add_argument("--policy", action="append", metavar="SPEC", help="which sequence goes first (default: fcfs)")
     grid.add_argument("--batcher", action="append", metavar="SPEC", help="how large prefill chunks are")
     grid.add_argument("--router", action="append", metavar="SPEC", help="which replica gets a request")
-    grid.add_argument("--replicas", action="append", type=int, metavar="N", help="worker replicas")
+    add_number(grid, "--replicas", "worker replicas", action="append")
     grid.add_argument(
         "--loads", default=DEFAULT_LOADS, metavar="X,...",
         help=f"factors on the workload's arrival rate (default: {DEFAULT_LOADS})",
@@ -73,23 +72,19 @@ examples:
         "--slo", default="", metavar="LIMITS",
         help="p99_ttft=MS,p50_tpot=MS,...: p50, p90, p95, p99 or max of ttft, tpot or e2e",
     )  # fmt: skip
-    capacity.add_argument(
-        "--refine", type=int, default=0, metavar="N",
-        help="N more loads for each configuration, to halve what lies between the last that keeps the SLO and "
-        "the first that does not",
-    )  # fmt: skip
-    parser.add_argument("--jobs", type=int, metavar="N", help="simulations at once (default: one for each core)")
+    text = "N more loads for each configuration, to halve what lies between the last that keeps the SLO and the first "
+    add_number(capacity, "--refine", text + "that does not", default=0)
+    add_number(parser, "--jobs", "simulations at once (default: one for each core)")
     parser.add_argument("--json", action="store_true", help="print what is in DIR/sweep.json")
     add_engine_flags(parser, without=_REPEATED)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what is missing of the sweep and print its table."""
+    """Run the simulations that are missing and print the table."""
     loads_ppm = _loads(arguments.loads)
     config = config_from_arguments(arguments)
-    # Only now: a mistake in the flags need not wait for the core and the policies to be loaded.
-    from eventlm.cli.progress import count_progress
+    from eventlm.cli.output import count_progress, print_report, warn
     from eventlm.cli.sweep.report import as_object, render, write_files
     from eventlm.replay.sweep.sweep import Sweep
 
@@ -100,19 +95,17 @@ def run(arguments: argparse.Namespace) -> int:
     with count_progress("sweeping", "simulation") as on_progress:
         result = sweep.run(on_progress=on_progress)
     files = write_files(result, arguments.output)
-    if arguments.json:
-        import msgspec
-
-        print(msgspec.json.encode(as_object(result)).decode())
-    else:
-        print("\n".join(render(result)))
+    print_report(render(result), as_object(result) if arguments.json else None)
     for note in loaded.notes:
         print(f"eventlm: note: {note}", file=sys.stderr)
     for path in files:
         print(f"eventlm: wrote {path}", file=sys.stderr)
-    failures = [(each.name, load, error) for each in result.configurations for load, error in each.errors.items()]
-    for name, load_ppm, error in failures:
-        print(f"eventlm: warning: {name}, load {load_ppm / 1e6:g} failed: {error}", file=sys.stderr)
+    failures = [
+        f"{each.name}, load {load_ppm / 1e6:g} failed: {error}"
+        for each in result.configurations
+        for load_ppm, error in each.errors.items()
+    ]
+    warn(failures)
     return ExitCode.FAILED if failures else ExitCode.OK
 
 
@@ -122,16 +115,14 @@ def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -
     from eventlm.replay.sweep.sweep import SweepPlan, make_configurations
 
     scheduler = config.scheduler
-    plugins: dict[str, list[dict[str, Any]]] = {}
-    for kind in ("policy", "batcher", "router"):
-        given = getattr(arguments, kind)
-        plugins[kind] = [parse_plugin_spec(text) for text in given] if given else [getattr(scheduler, kind)]
+    policies, batchers, routers = (
+        [parse_plugin_spec(text) for text in getattr(arguments, kind) or ()] or [getattr(scheduler, kind)]
+        for kind in ("policy", "batcher", "router")
+    )
     return SweepPlan(
         workload_path=trace_file(arguments.workload),
         cost=read_cost_model(arguments.cost_model),
-        configurations=make_configurations(
-            plugins["policy"], plugins["batcher"], plugins["router"], arguments.replicas or [scheduler.replicas]
-        ),
+        configurations=make_configurations(policies, batchers, routers, arguments.replicas or [scheduler.replicas]),
         loads_ppm=loads_ppm,
         limits=parse_limits(arguments.slo) if arguments.slo else [],
         options=_engine_options(config, arguments),

@@ -15,7 +15,6 @@ from eventlm.table import table
 
 if TYPE_CHECKING:
     from eventlm.replay.simulate.summary import SimulationSummary
-    from eventlm.replay.sweep.slo import Limit
     from eventlm.replay.sweep.sweep import ConfigurationResult, SweepResult
 
 _METRICS = ("ttft", "tpot", "e2e")
@@ -37,13 +36,11 @@ def render(result: SweepResult) -> Iterator[str]:
     rows = []
     for each in result.configurations:
         for load_ppm in sorted({*each.summaries, *each.errors}):
-            verdict = ["" if not has_slo else "yes" if each.kept.get(load_ppm) else "no"]
+            verdict = ["yes" if each.kept.get(load_ppm) else "no"] * has_slo
             summary = each.summaries.get(load_ppm)
             name = [each.name, f"{load_ppm / 1e6:g}", f"{result.requests_per_second * load_ppm / 1e6:.2f}"]
-            if summary is None:
-                rows.append([*name, "failed", *[""] * (len(columns) - 4), *verdict[: int(has_slo)]])
-            else:
-                rows.append([*name, *_figures(summary), *verdict[: int(has_slo)]])
+            figures = ["failed", *[""] * (len(columns) - 4)] if summary is None else _figures(summary)
+            rows.append([*name, *figures, *verdict])
     yield from table([*columns, *["in SLO"] * has_slo], rows)
     if has_slo:
         yield ""
@@ -69,16 +66,9 @@ def _figures(summary: SimulationSummary) -> list[str]:
 
 
 def _capacity_table(result: SweepResult) -> Iterator[str]:
-    limits = ", ".join(f"{limit.quantile} {limit.metric.upper()} <= {_ms(limit)} ms" for limit in result.plan.limits)
-    rows = []
-    for each in result.configurations:
-        load, rate = _capacity(each, result)
-        rows.append([each.name, load, rate])
+    limits = ", ".join(f"{each.quantile} {each.metric.upper()} <= {each.limit_ms:g} ms" for each in result.plan.limits)
+    rows = [(each.name, *_capacity(each, result)) for each in result.configurations]
     yield from table((f"capacity at {limits}", "load", "requests/s"), rows)
-
-
-def _ms(limit: Limit) -> str:
-    return f"{limit.limit_ms:g}"
 
 
 def _capacity(each: ConfigurationResult, result: SweepResult) -> tuple[str, str]:

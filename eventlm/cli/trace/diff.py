@@ -7,11 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.exit_codes import READING_A_TRACE, exit_code_lines
-from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
-from eventlm.cli.trace_path import HELP, trace_file
-from eventlm.errors import ExitCode, UsageError
+from eventlm.cli.output import file_progress, print_report
+from eventlm.cli.parser import READING_A_TRACE, Parser, add_number, exit_code_lines
+from eventlm.cli.trace_path import HELP, add_strict_flag, trace_file
+from eventlm.errors import ExitCode
 from eventlm.formatting import counted
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
@@ -31,6 +30,9 @@ _MAX_EVENT_CHARS = 400
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
+    parser.description = (
+        "Compare two runs of one workload: their set-up, the first decision that differs, all requests."
+    )
     parser.epilog = """\
 examples:
   eventlm trace diff runs/monday runs/tuesday
@@ -53,9 +55,7 @@ requests at its end. `eventlm simulate` takes that out of a comparison.
     )
     parser.add_argument("a", metavar="A", help=HELP.partition(" (default")[0])
     parser.add_argument("b", metavar="B", help="the other trace, likewise")
-    parser.add_argument(
-        "--top", type=int, default=10, metavar="N", help="how many of the largest changes to list (default: 10)"
-    )
+    add_number(parser, "--top", "how many of the largest changes to list (default: 10)", least=0, default=10)
     parser.add_argument(
         "--by",
         choices=[*_TIMES, *_COUNTS],
@@ -69,16 +69,14 @@ requests at its end. `eventlm simulate` takes that out of a comparison.
         help="print the first decisions that differ to their last block, not only what differs in them",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every request")
+    add_strict_flag(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; returns the exit code."""
-    from eventlm.cli.warnings import warn
     from eventlm.replay.diff.diff import diff, read_side
 
-    if arguments.top < 0:
-        raise UsageError(f"--top {arguments.top}: it is a number of requests")
     sides = []
     for name in (arguments.a, arguments.b):
         path = trace_file(name)
@@ -86,11 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
             sides.append(read_side(path, strict=arguments.strict, on_progress=on_progress))
     with file_progress("comparing", sides[0].path) as on_progress:
         found = diff(sides[0], sides[1], on_progress=on_progress)
-    if arguments.json:
-        print(json.dumps(_as_object(found)))
-    else:
-        print("\n".join(render(found, metric=arguments.by, num_most=arguments.top, whole=arguments.whole)))
-    warn([warning for side in sides for warning in side.warnings])
+    lines = render(found, metric=arguments.by, num_most=arguments.top, whole=arguments.whole)
+    warnings = [warning for side in sides for warning in side.warnings]
+    print_report(lines, _as_object(found) if arguments.json else None, warnings=warnings)
     return ExitCode.OK if found.is_same else ExitCode.DIFFERENT
 
 
@@ -103,7 +99,8 @@ def render(found: TraceDiff, *, metric: str, num_most: int, whole: bool = False)
         yield from table(["set up", "A", "B"], rows, left=range(3))
         yield from _rest(len(found.header))
     yield ""
-    yield _pairs(found)
+    unpaired = f"{len(found.only_a):,} only in A, {len(found.only_b):,} only in B"
+    yield f"{counted(found.num_pairs, 'request')} in both, {unpaired}"
     if 2 * found.num_pairs < min(len(found.a.arrivals), len(found.b.arrivals)):
         yield "fewer than half of the requests are alike: these are hardly runs of one workload"
     for side, requests in (("A", found.only_a), ("B", found.only_b)):
@@ -137,11 +134,6 @@ def _value(value: Any) -> str:
 
 def _rest(number: int) -> list[str]:
     return [f"and {number - _MAX_LISTED} more, see --json"] if number > _MAX_LISTED else []
-
-
-def _pairs(found: TraceDiff) -> str:
-    unpaired = f", {len(found.only_a):,} only in A, {len(found.only_b):,} only in B"
-    return f"{counted(found.num_pairs, 'request')} in both{unpaired}"
 
 
 def _first(first: FirstDifference, *, whole: bool) -> Iterator[str]:
@@ -220,9 +212,7 @@ def _largest_row(sequence: SequenceDelta, metric: str) -> list[str]:
 
 
 def _as_object(found: TraceDiff) -> dict[str, Any]:
-    """All that was found; of the runs themselves only what tells them apart."""
-    import msgspec
-
+    """All that was found, and which runs they are."""
     from eventlm.replay.diff.diff import METRICS
 
     sides = {
@@ -233,20 +223,20 @@ def _as_object(found: TraceDiff) -> dict[str, Any]:
         {
             "pair": sequence.pair,
             "index": sequence.index,
-            "a": msgspec.to_builtins(sequence.a),
-            "b": msgspec.to_builtins(sequence.b),
+            "a": sequence.a,
+            "b": sequence.b,
             "delta": {METRICS[name]: sequence.delta(name) for name in METRICS},
         }
         for sequence in found.sequences
     ]
     return sides | {
         "same": found.is_same,
-        "header": msgspec.to_builtins(found.header),
+        "header": found.header,
         "num_pairs": found.num_pairs,
         "only_a": found.only_a,
         "only_b": found.only_b,
-        "first": msgspec.to_builtins(found.first),
+        "first": found.first,
         "num_uncompared": found.num_uncompared,
-        "metrics": msgspec.to_builtins(found.metrics),
+        "metrics": found.metrics,
         "sequences": sequences,
     }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from eventlm.cli.output import file_progress, warn
 from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
 from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
-from eventlm.cli.trace_path import trace_file
+from eventlm.cli.trace_path import add_trace_argument, trace_file
 from eventlm.formatting import counted
 
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
+    parser.description = "Write the requests and the steps of a trace as two tables, for notebooks and databases."
     parser.epilog = (
         """\
 examples:
@@ -32,12 +33,12 @@ pip install 'eventlm[parquet]'.
     parser.add_argument("--format", choices=["csv", "parquet"], default="csv", help="the kind of files (default: csv)")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to write them to")
     add_window_flags(parser)
+    add_trace_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the tables and print their paths."""
-    from eventlm.cli.warnings import warn
     from eventlm.replay.export import export
 
     path = trace_file(arguments.path)

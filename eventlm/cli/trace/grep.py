@@ -7,10 +7,10 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
+from eventlm.cli.output import file_progress, warn
+from eventlm.cli.parser import Parser, add_number
 from eventlm.cli.time_window import add_window_flags, parse_window
-from eventlm.cli.trace_path import trace_file
+from eventlm.cli.trace_path import add_trace_argument, trace_file
 from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 
@@ -22,6 +22,7 @@ _REQUEST = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?")
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
+    parser.description = "Print lines of a trace as they stand in the file: about a request, of a kind, of a time."
     parser.epilog = """\
 examples:
   eventlm trace grep --request 17             all about request 17, from its
@@ -30,15 +31,16 @@ examples:
   eventlm trace grep runs/latest --from 1.5s --to 2s --kind preempt,finish
   eventlm trace grep --cause 812              what event 812 led to
 
-A line must fit all that is asked for. A launch is about the requests in its
-rows, and so are its completion (`done`) and what that led to. What lies before
-the time or the request is skipped, and its hashes are not checked."""
+A line must match all flags. A launch is about the requests in its rows, and so
+are its completion (`done`) and what that led to. Lines before the time or the
+request are skipped, and their hashes are not checked."""
     parser.add_argument("--request", metavar="S[.INDEX]", help="a request by the event of its arrival, or one sample")
     parser.add_argument(
         "--kind", action="append", default=[], metavar="TAG,...", help="kinds of events, such as launch,done"
     )
     add_window_flags(parser)
-    parser.add_argument("--cause", type=int, metavar="S", help="what this event led to")
+    add_number(parser, "--cause", "what this event led to", least=0, metavar="S")
+    add_trace_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -48,20 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     from eventlm.bus.log_reader import LogReader
     from eventlm.bus.trace_grep import grep
-    from eventlm.cli.warnings import warn
 
     query = _query(arguments)
     path = trace_file(arguments.path)
     window = parse_window(arguments, path)
     if window is not None:
-        # To before its end, and a query takes in its last moment.
+        # A window excludes its end, and a query includes it.
         to_ns = None if window.to_ns is None else window.to_ns - 1
         query = structs.replace(query, from_ns=window.from_ns, to_ns=to_ns)
     with LogReader(path, strict=arguments.strict) as reader:
         with file_progress("searching", path) as on_progress:
             for line in grep(reader, query, on_progress=on_progress):
                 sys.stdout.write(line.decode())
-        # How the trace ends is not known if nothing of it, or not all, was read.
+        # Unless all was read, it is not known how the trace ends.
         if query.to_ns is None and reader.num_lines:
             warn(reader.warnings())
     return 0
@@ -74,18 +75,9 @@ def _query(arguments: argparse.Namespace) -> Query:
     if arguments.request is not None:
         match = _REQUEST.fullmatch(arguments.request)
         if match is None:
-            raise UsageError(
-                f"--request {arguments.request}: not a request such as 17, nor a sample of it such as 17.0"
-            )
+            raise UsageError(f"--request {arguments.request}: not a request such as 17, nor a sample such as 17.0")
         request, index = int(match[1]), int(match[2]) if match[2] else None
-    if arguments.cause is not None and arguments.cause < 0:
-        raise UsageError(f"--cause {arguments.cause}: events count from 0")
-    return Query(
-        request=request,
-        index=index,
-        tags=_tags(arguments.kind),
-        cause=arguments.cause,
-    )
+    return Query(request=request, index=index, tags=_tags(arguments.kind), cause=arguments.cause)
 
 
 def _tags(texts: list[str]) -> frozenset[str]:

@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from eventlm.cli.durations import nanoseconds
+from eventlm.cli.output import file_progress, print_report
 from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
-from eventlm.formatting import counted
+from eventlm.cli.time_window import nanoseconds
+from eventlm.errors import UsageError
+from eventlm.formatting import counted, tally
+from eventlm.table import aligned
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ SOURCES = ("azure", "burstgpt", "mooncake", "bailian", "vidur")
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
+    parser.description = "Turn a public trace of real load into a workload file, which `eventlm simulate` reads."
     parser.epilog = """\
 examples:
   eventlm trace import --from azure AzureLLMInferenceTrace_conv.csv -o A.jsonl
@@ -55,8 +58,7 @@ the partial one into as many as its tokens fill."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the trace came to."""
-    from eventlm.errors import UsageError
+    """Print a summary of the workload."""
     from eventlm.replay.workload.importer import import_trace
 
     if arguments.output == "-":
@@ -71,13 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             duration_ns=nanoseconds(arguments.duration, flag="--duration") if arguments.duration is not None else None,
             on_progress=on_progress,
         )
-    if arguments.json:
-        import msgspec
-
-        print(msgspec.json.encode(found).decode())
-    else:
-        for name, value in _rows(found):
-            print(f"{name:<9}  {value}")
+    print_report(aligned(_rows(found)), found if arguments.json else None)
     return 0
 
 
@@ -87,9 +83,9 @@ def _rows(found: ImportSummary) -> Iterator[tuple[str, str]]:
     yield "workload", f"{found.output}, {counted(found.num_bytes, 'byte')}"
     yield "requests", f"{found.num_requests:,} in {seconds:,.3f} s{rate}"
     if found.left_out:
-        yield "left out", ", ".join(f"{number:,} {why}" for why, number in found.left_out.items())
+        yield "left out", tally(found.left_out)
     if found.num_sorted:
-        yield "order", f"{counted(found.num_sorted, 'row')} stood behind a later one; sorted by time"
+        yield "order", f"{counted(found.num_sorted, 'row')} came after a later one; sorted by time"
     yield "prompts", _lengths(found.prompt_tokens)
     yield "outputs", _lengths(found.output_tokens)
     if found.block_size:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.output import count_progress, print_report, warn
 from eventlm.cli.parser import Parser
-from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.cli.trace_path import plugin_in_words
 from eventlm.formatting import counted
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_SECOND
@@ -27,6 +28,7 @@ _UNKNOWN = "-"
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
+    parser.description = "List the recorded runs of a folder, the newest last."
     parser.epilog = """\
 examples:
   eventlm trace ls                   what servers have recorded
@@ -46,7 +48,6 @@ end: end, killed (it stops between two lines), torn (within one), running,
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each run, the newest last."""
     from eventlm.bus.run_list import list_runs
-    from eventlm.cli.progress import count_progress
     from eventlm.config.state_folder import runs_folder
 
     folder = Path(arguments.folder) if arguments.folder is not None else runs_folder()
@@ -56,9 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         with count_progress("reading", "run", is_long=arguments.full) as on_run:
             runs = list_runs(folder, full=arguments.full, on_run=on_run)
     if arguments.json:
-        import msgspec
-
-        print(msgspec.json.encode([_as_object(run) for run in runs]).decode())
+        print_report([], [_as_object(run) for run in runs])
         return 0
     if not runs:
         print(f"eventlm: no run is recorded in {folder}", file=sys.stderr)
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     print("\n".join(table(columns, [_row(run)[: len(columns)] for run in runs], left=range(_NUM_LEFT))))
     num_unreadable = sum(bool(run.problem) for run in runs)
     if num_unreadable:
-        print(f"eventlm: warning: {counted(num_unreadable, 'run')} cannot be read, --json says why", file=sys.stderr)
+        warn([f"{counted(num_unreadable, 'run')} cannot be read, --json says why"])
     return 0
 
 
@@ -95,12 +94,11 @@ def _count(number: int | None) -> str:
 
 def _policy(header: Header) -> str:
     """The policy that the run began with, and its parameters."""
-    record = next(plugin for plugin in header.plugins if plugin.kind == "policy")
-    return format_plugin_spec({"type": record.name} | record.parameters)
+    return next(plugin_in_words(plugin) for plugin in header.plugins if plugin.kind == "policy").partition(" ")[2]
 
 
 def _as_object(run: RunSummary) -> dict[str, Any]:
-    """All but the header, of which it has what tells runs apart."""
+    """All but the header, of which it has what differs between runs."""
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(run)

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from eventlm.cli.pictures import add_grid, new_figure
-from eventlm.errors import UsageError
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, num2date
+from matplotlib.figure import Figure
+
 from eventlm.metrics.rows import Gauges
 from eventlm.metrics.trace_metrics import Series, TraceStats
-from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from eventlm.pictures import GREY, draw_cdfs, new_axes, quantile_ms, save_pictures
+from eventlm.types import NANOSECONDS_PER_SECOND
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-#: File name, metric, what the axis says.
+#: File name, metric, label of the axis.
 CDFS = (
     ("ttft_cdf", "prefill_e2e_time", "time to first token"),
     ("tbt_cdf", "decode_token_execution_plus_preemption_time", "time between tokens"),
     ("e2e_cdf", "request_e2e_time", "end-to-end time"),
     ("scheduling_delay_cdf", "request_scheduling_delay", "scheduling delay"),
 )
-#: File name, gauge, what the axis says.
-GAUGES: tuple[tuple[str, Callable[[Gauges], int], str], ...] = (
-    ("waiting", lambda gauges: gauges.num_waiting, "sequences waiting"),
-    ("running", lambda gauges: gauges.num_running, "sequences running"),
-)
 #: A line of more points shows the largest value of each interval.
 MAX_POINTS = 1500
 #: For spans of more than so many seconds, the format of the ticks.
 _TICKS = ((2 * 86_400, "%m-%d %H:%M"), (1200, "%H:%M"), (5, "%H:%M:%S"))
-#: Over one decade more than this the axis of a CDF is logarithmic.
-_LOG_RATIO = 20
 
 
 def plot(stats: TraceStats, folder: str, *, in_clock_time: bool = True) -> Iterator[Path]:
@@ -44,64 +38,40 @@ def plot(stats: TraceStats, folder: str, *, in_clock_time: bool = True) -> Itera
 
     in_clock_time: False for a run that was simulated, whose times are no times of day.
     """
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        for name, metric, label in CDFS:
-            if stats.values[metric]:
-                draw = functools.partial(_cdf, values=stats.values[metric], label=label)
-                yield _save(target / f"{name}.png", stats, draw)
-        for name, gauge, label in GAUGES:
-            draw = functools.partial(_gauge, stats=stats, gauge=gauge, label=label, in_clock_time=in_clock_time)
-            yield _save(target / f"{name}.png", stats, draw)
-        for name, draw_line in (("batch_size", _batch_sizes), ("kv_usage", _kv_usage)):
-            draw = functools.partial(draw_line, stats=stats, in_clock_time=in_clock_time)
-            yield _save(target / f"{name}.png", stats, draw)
-    except OSError as error:
-        raise UsageError(f"cannot write pictures to {folder}: {error.strerror}; choose another folder") from error
+    draws: dict[str, Callable[[Axes], None]] = {
+        name: partial(_cdf, values=stats.values[metric], label=label)
+        for name, metric, label in CDFS
+        if stats.values[metric]
+    }
+    percent = 100 / max(stats.snapshot.num_blocks, 1)
+    for name, gauge, label in (
+        ("waiting", lambda gauges: gauges.num_waiting, "sequences waiting"),
+        ("running", lambda gauges: gauges.num_running, "sequences running"),
+        ("batch_size", None, "sequences in a step (0: idle)"),
+        ("kv_usage", lambda gauges: gauges.num_held_blocks * percent, "KV blocks in use, %"),
+    ):
+        lines = _batch_lines(stats) if gauge is None else _gauge_lines(stats, gauge)
+        draws[name] = partial(_over_time, stats=stats, lines=lines, label=label, in_clock_time=in_clock_time)
+    title = f"{stats.snapshot.model}, run {stats.header.run}"
+    return save_pictures(folder, title, [(name, _in_axes(draw)) for name, draw in draws.items()])
 
 
-def _save(path: Path, stats: TraceStats, draw: Callable[[Axes], Any]) -> Path:
-    figure = new_figure()
-    axes = figure.add_subplot()
-    add_grid(axes)
-    draw(axes)
-    axes.set_title(f"{stats.snapshot.model}, run {stats.header.run}", loc="left", fontsize=9, color="0.35")
-    figure.savefig(path)
-    return path
+def _in_axes(draw: Callable[[Axes], None]) -> Callable[[Figure], None]:
+    return lambda figure: draw(new_axes(figure))
 
 
 def _cdf(axes: Axes, values: Counter[int], label: str) -> None:
-    ordered = sorted(values)
-    count = sum(values.values())
-    shares, num_below = [], 0
-    for value in ordered:
-        num_below += values[value]
-        shares.append(num_below / count)
-    xs = [value / NANOSECONDS_PER_MILLISECOND for value in ordered]
-    axes.plot([xs[0], *xs], [0.0, *shares], drawstyle="steps-post", linewidth=1.8)
-    median = next(x for x, share in zip(xs, shares, strict=True) if share >= 0.5)
-    if xs[0] > 0 and xs[-1] > _LOG_RATIO * median:
-        axes.set_xscale("log")
-    else:
-        axes.set_xlim(left=0)
+    draw_cdfs(axes, [(values, {"linewidth": 1.8})], label)
     for percent, height in ((50, 0.06), (99, 0.02)):
-        x = next(x for x, share in zip(xs, shares, strict=True) if share >= percent / 100)
+        x = quantile_ms(values, percent / 100)
         axes.axvline(x, color="0.6", linewidth=0.9, linestyle=":")
-        # On the side where there is room for it.
-        shift, side = (-3, "right") if x > xs[-1] / 2 else (3, "left")
+        # On the side with more room.
+        shift, side = (-3, "right") if x > quantile_ms(values, 1) / 2 else (3, "left")
         axes.annotate(
-            f"p{percent} {x:,.1f} ms",
-            (x, height),
-            xytext=(shift, 0),
-            textcoords="offset points",
-            ha=side,
-            fontsize=8,
-            color="0.35",
-        )
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel(f"{label}, ms")
-    axes.set_ylabel(f"share of {count:,}")
+            f"p{percent} {x:,.1f} ms", (x, height), xytext=(shift, 0), textcoords="offset points", ha=side, fontsize=8,
+            color=GREY,
+        )  # fmt: skip
+    axes.set_ylabel(f"share of {values.total():,}")
 
 
 class _Line(NamedTuple):
@@ -111,16 +81,14 @@ class _Line(NamedTuple):
     values: list[Any]
 
 
-def _gauge(axes: Axes, stats: TraceStats, gauge: Callable[[Gauges], int], label: str, *, in_clock_time: bool) -> None:
-    lines = [_Line([*series.gauges_ns], [gauge(each) for each in series.gauges]) for series in stats.series]
-    _over_time(axes, stats, lines, label, in_clock_time=in_clock_time)
+def _gauge_lines(stats: TraceStats, gauge: Callable[[Gauges], float]) -> list[_Line]:
+    return [_Line([*series.gauges_ns], [gauge(each) for each in series.gauges]) for series in stats.series]
 
 
-def _batch_sizes(axes: Axes, stats: TraceStats, *, in_clock_time: bool) -> None:
+def _batch_lines(stats: TraceStats) -> list[_Line]:
     # A shorter pause could not be seen, and many of them would fill the area under the line.
     min_idle_ns = stats.snapshot.duration_ns // MAX_POINTS
-    lines = [_batch_line(series, stats.begin_ns, min_idle_ns) for series in stats.series]
-    _over_time(axes, stats, lines, "sequences in a step (0: idle)", in_clock_time=in_clock_time)
+    return [_batch_line(series, stats.begin_ns, min_idle_ns) for series in stats.series]
 
 
 def _batch_line(series: Series, begin_ns: int, min_idle_ns: int) -> _Line:
@@ -139,19 +107,15 @@ def _batch_line(series: Series, begin_ns: int, min_idle_ns: int) -> _Line:
     return line
 
 
-def _kv_usage(axes: Axes, stats: TraceStats, *, in_clock_time: bool) -> None:
-    percent = 100 / max(stats.snapshot.num_blocks, 1)
-    lines = [
-        _Line([*series.gauges_ns], [each.num_held_blocks * percent for each in series.gauges])
-        for series in stats.series
-    ]
-    _over_time(axes, stats, lines, "KV blocks in use, %", in_clock_time=in_clock_time)
-
-
 def _over_time(axes: Axes, stats: TraceStats, lines: list[_Line], label: str, *, in_clock_time: bool) -> None:
     begin_ns, end_ns = stats.begin_ns, stats.begin_ns + stats.snapshot.duration_ns
     unix_start_ns = int(stats.header.unix_start_ns) if in_clock_time else 0
-    to_x = _clock_time(unix_start_ns) if unix_start_ns > 0 else _seconds
+
+    def to_x(times_ns: list[int]) -> Any:
+        if unix_start_ns > 0:
+            return numpy.array([unix_start_ns + ns for ns in times_ns], dtype="datetime64[ns]")
+        return [ns / NANOSECONDS_PER_SECOND for ns in times_ns]
+
     for index, line in enumerate(lines):
         if not line.times_ns:
             continue
@@ -172,8 +136,6 @@ def _over_time(axes: Axes, stats: TraceStats, lines: list[_Line], label: str, *,
 
 def _label_time_of_day(axes: Axes, begin_ns: int, end_ns: int) -> None:
     """Ticks at times of day as exact as the span (unix time) needs, and the date beside them."""
-    from matplotlib.dates import AutoDateLocator, num2date
-
     seconds = (end_ns - begin_ns) / NANOSECONDS_PER_SECOND
     form = next((form for limit, form in _TICKS if seconds > limit), "")
 
@@ -188,19 +150,6 @@ def _label_time_of_day(axes: Axes, begin_ns: int, end_ns: int) -> None:
     axes.set_xlabel(f"time of day (UTC), {' to '.join(dict.fromkeys(days))}")
 
 
-def _seconds(times_ns: list[int]) -> Any:
-    return [ns / NANOSECONDS_PER_SECOND for ns in times_ns]
-
-
-def _clock_time(unix_start_ns: int) -> Callable[[list[int]], Any]:
-    def to_x(times_ns: list[int]) -> Any:
-        import numpy
-
-        return numpy.array([unix_start_ns + ns for ns in times_ns], dtype="datetime64[ns]")
-
-    return to_x
-
-
 def _between(line: _Line, begin_ns: int, end_ns: int) -> _Line:
     """The part between two times, from the value that holds at the first to the one that holds at the second."""
     first = max(bisect_right(line.times_ns, begin_ns) - 1, 0)
@@ -211,25 +160,12 @@ def _between(line: _Line, begin_ns: int, end_ns: int) -> _Line:
 
 
 def _largest_of_intervals(line: _Line, begin_ns: int, end_ns: int) -> _Line:
-    """At most about MAX_POINTS intervals, each with the largest value that held in it; a shorter line as it is."""
+    """At most MAX_POINTS intervals, each with the largest value that held in it; a shorter line as it is."""
     if len(line.times_ns) <= MAX_POINTS:
         return line
-    width_ns = (end_ns - begin_ns) // MAX_POINTS + 1
-    found = _Line([], [])
-
-    def add(place: int, value: Any) -> None:
-        found.times_ns.append(begin_ns + place * width_ns)
-        found.values.append(value)
-
-    held, place, largest = line.values[0], (line.times_ns[0] - begin_ns) // width_ns, line.values[0]
-    for ns, value in zip(line.times_ns, line.values, strict=True):
-        place_now, since_ns = divmod(ns - begin_ns, width_ns)
-        if place_now != place:
-            add(place, largest)
-            if place_now > place + 1:
-                add(place + 1, held)
-            place, largest = place_now, held if since_ns else value
-        held = value
-        largest = max(largest, value)
-    add(place, largest)
-    return found
+    edges_ns = numpy.arange(begin_ns, end_ns + 1, (end_ns - begin_ns) // MAX_POINTS + 1)
+    firsts = numpy.maximum(numpy.searchsorted(line.times_ns, edges_ns, side="right") - 1, 0)
+    ends = [*numpy.searchsorted(line.times_ns, edges_ns[1:]), len(line.times_ns)]
+    # One more value: `reduceat` takes no end after the last one.
+    largest = numpy.maximum.reduceat([*line.values, 0], numpy.column_stack([firsts, ends]).ravel())[::2]
+    return _Line(edges_ns.tolist(), largest.tolist())

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from eventlm.cli.output import file_progress, print_report
 from eventlm.cli.parser import Parser
-from eventlm.cli.progress import file_progress
 from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window, window_in_words
-from eventlm.cli.trace_path import trace_file
-from eventlm.formatting import counted
-from eventlm.table import table
+from eventlm.cli.trace_path import add_trace_argument, trace_file
+from eventlm.formatting import counted, tally
+from eventlm.table import aligned, table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
     from eventlm.metrics.trace_metrics import Distribution, TraceStats
 
 _COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
-#: The names that the field has for them, and every other table here.
+#: The usual names, as in every other table here.
 _ROW_NAMES = {
     "prefill_e2e_time": "TTFT",
     "decode_token_execution_plus_preemption_time": "TBT",
@@ -29,6 +30,7 @@ _ROW_NAMES = {
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
+    parser.description = "Print the metrics of a trace: requests, steps, replicas, operations."
     parser.epilog = (
         """\
 examples:
@@ -56,25 +58,19 @@ with a batch of 0."""
     add_window_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
+    add_trace_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables of a trace."""
-    from eventlm.cli.warnings import warn
     from eventlm.metrics.trace_metrics import trace_stats
 
     path = trace_file(arguments.path)
     window = parse_window(arguments, path)
     with file_progress("reading", path) as on_progress:
         stats = trace_stats(path, window=window, strict=arguments.strict, on_progress=on_progress)
-    if arguments.json:
-        import msgspec
-
-        print(msgspec.json.encode(_as_object(stats)).decode())
-    else:
-        print("\n".join(render(stats)))
-    warn(stats.warnings)
+    print_report(render(stats), _as_object(stats) if arguments.json else None, warnings=stats.warnings)
     if arguments.plot is not None:
         from eventlm.cli.trace.plots import plot
 
@@ -84,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_object(stats: TraceStats) -> dict[str, Any]:
-    """All but the single values and the course of time, of which a trace has too many."""
+    """All but the single values and the time series, of which a trace has too many."""
     return {
         "path": stats.path,
         "run": stats.header.run,
@@ -96,7 +92,7 @@ def _as_object(stats: TraceStats) -> dict[str, Any]:
         "num_unfinished": stats.num_unfinished,
         "num_unfinished_with_token": stats.num_unfinished_with_token,
         "distributions": stats.distributions,
-        "classes": {name: found.distributions for name, found in stats.classes.items()},
+        "classes": stats.classes,
         "metrics": stats.snapshot,
     }
 
@@ -105,7 +101,7 @@ def render(stats: TraceStats) -> Iterator[str]:
     """The tables, line by line."""
     from eventlm.metrics.trace_metrics import REQUEST_METRICS, STEP_METRICS
 
-    yield from _summary(stats)
+    yield from aligned(_summary(stats))
     found = stats.distributions
     for title, names in (("requests", REQUEST_METRICS), ("steps", STEP_METRICS)):
         rows = [_distribution_row(name, found[name]) for name in names if name in found]
@@ -123,48 +119,32 @@ def render(stats: TraceStats) -> Iterator[str]:
         yield from table(["operations", "ms", "ms/step", "share"], operations)
 
 
-def _summary(stats: TraceStats) -> Iterator[str]:
+def _summary(stats: TraceStats) -> Iterator[tuple[str, str]]:
     snapshot = stats.snapshot
     seconds = snapshot.duration_ns / NANOSECONDS_PER_SECOND
-    ended = sum(stats.finish_reasons.values())
     tokens = sum(replica.generation_tokens for replica in snapshot.replicas)
     per_second = f", {tokens / seconds:,.1f} output tokens/s" if seconds else ""
     prompts = f"{sum(r.prompt_tokens for r in snapshot.replicas):,} prompt (of sequences past their prompt)"
-    rows = [
-        ("run", f"{stats.header.run}, {snapshot.model}, {seconds:,.3f} s"),
-        ("requests", f"{snapshot.num_requests:,}, {_rejected(stats)}"),
-        ("sequences", f"{ended:,} ended{_reasons(stats.finish_reasons)}{_unfinished(stats)}"),
-        ("tokens", f"{prompts}, {tokens:,} output{per_second}"),
-        ("log", f"{counted(snapshot.num_events, 'event')}, {counted(stats.num_bytes, 'byte')}"),
-    ]
+    unfinished = ""
+    if stats.num_unfinished:
+        with_token = f"{stats.num_unfinished_with_token:,} of them past their first token"
+        unfinished = f"; {stats.num_unfinished:,} unfinished, {with_token}"
+    yield "run", f"{stats.header.run}, {snapshot.model}, {seconds:,.3f} s"
     if stats.window is not None:
-        rows.insert(1, ("window", window_in_words(stats.window, int(stats.header.unix_start_ns))))
+        yield "window", window_in_words(stats.window, int(stats.header.unix_start_ns))
+    yield "requests", f"{snapshot.num_requests:,}, {_total(stats.reject_reasons, 'rejected')}"
+    yield "sequences", _total(stats.finish_reasons, "ended") + unfinished
+    yield "tokens", f"{prompts}, {tokens:,} output{per_second}"
+    yield "log", f"{counted(snapshot.num_events, 'event')}, {counted(stats.num_bytes, 'byte')}"
     if snapshot.num_unseen or snapshot.num_cut:
-        rows.append(
-            (
-                "not seen",
-                f"{counted(snapshot.num_unseen, 'sequence')} without a beginning, {snapshot.num_cut:,} without an end "
-                "in the log: not measured",
-            )
-        )
+        without = f"{counted(snapshot.num_unseen, 'sequence')} without a beginning, {snapshot.num_cut:,} without an end"
+        yield "not seen", f"{without} in the log: not measured"
     if snapshot.num_plugin_failures:
-        rows.append(("plug-ins", f"{counted(snapshot.num_plugin_failures, 'answer')} not used, see `plugin_failed`"))
-    for name, value in rows:
-        yield f"{name:<10}  {value}"
+        yield "plug-ins", f"{counted(snapshot.num_plugin_failures, 'answer')} not used, see `plugin_failed`"
 
 
-def _rejected(stats: TraceStats) -> str:
-    return f"{sum(stats.reject_reasons.values()):,} rejected{_reasons(stats.reject_reasons)}"
-
-
-def _unfinished(stats: TraceStats) -> str:
-    if not stats.num_unfinished:
-        return ""
-    return f"; {stats.num_unfinished:,} unfinished, {stats.num_unfinished_with_token:,} of them past their first token"
-
-
-def _reasons(counts: dict[str, int]) -> str:
-    return ": " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) if counts else ""
+def _total(counts: dict[str, int], what: str) -> str:
+    return f"{sum(counts.values()):,} {what}{': ' if counts else ''}{tally(counts)}"
 
 
 def _distribution_row(name: str, found: Distribution) -> list[str]:
@@ -188,7 +168,7 @@ def _class_table(stats: TraceStats) -> Iterator[str]:
     columns += ["TPOT p99, ms", "deadlines met", "SLO met"]
     rows = []
     for name, sums in stats.snapshot.classes.items():
-        found = stats.classes[name].distributions if name in stats.classes else {}
+        found = stats.classes.get(name, {})
         times = [("prefill_e2e_time", "p50"), ("prefill_e2e_time", "p99"), ("request_scheduling_delay", "p99")]
         times += [("request_time_per_output_token", "p99")]
         shown = [_milliseconds(getattr(found[key], at)) if key in found else "-" for key, at in times]
@@ -202,45 +182,32 @@ def _class_table(stats: TraceStats) -> Iterator[str]:
 
 
 def _replica_table(stats: TraceStats) -> Iterator[str]:
-    columns = [
-        "replicas",
-        "steps completed",
-        "busy",
-        "output tokens",
-        "sequences",
-        "cache hits",
-        "preemptions",
-        "workers lost",
+    columns = ["replicas", "steps completed", "busy", "output tokens", "sequences", "cache hits", "preemptions"]
+    rows = [
+        [
+            str(index),
+            f"{replica.num_steps:,}",
+            _share(replica.busy_ns, stats.snapshot.duration_ns),
+            f"{replica.generation_tokens:,}",
+            f"{sum(replica.finish_reasons.values()):,}",
+            _share(replica.hit_tokens, replica.queried_tokens),
+            f"{sum(replica.preempt_reasons.values()):,}",
+            f"{replica.num_workers_lost:,}",
+        ]
+        for index, replica in enumerate(stats.snapshot.replicas)
     ]
-    duration_ns = stats.snapshot.duration_ns
-    rows = []
-    for index, replica in enumerate(stats.snapshot.replicas):
-        rows.append(
-            [
-                str(index),
-                f"{replica.num_steps:,}",
-                _share(replica.busy_ns, duration_ns),
-                f"{replica.generation_tokens:,}",
-                f"{sum(replica.finish_reasons.values()):,}",
-                _share(replica.hit_tokens, replica.queried_tokens),
-                f"{sum(replica.preempt_reasons.values()):,}",
-                f"{replica.num_workers_lost:,}",
-            ]
-        )
-    yield from table(columns, rows)
+    yield from table([*columns, "workers lost"], rows)
 
 
 def _operation_rows(stats: TraceStats) -> list[list[str]]:
     """Over all replicas, the longest first, and what no operation was measured in; shares are of the steps' time."""
-    times: dict[str, int] = {}
-    for replica in stats.snapshot.replicas:
-        for name, ns in replica.op_ns.items():
-            times[name] = times.get(name, 0) + ns
-    busy_ns = sum(replica.busy_ns for replica in stats.snapshot.replicas)
-    num_steps = max(sum(replica.num_steps for replica in stats.snapshot.replicas), 1)
+    replicas = stats.snapshot.replicas
+    times = sum((Counter(replica.op_ns) for replica in replicas), Counter[str]())
+    busy_ns = sum(replica.busy_ns for replica in replicas)
+    num_steps = max(sum(replica.num_steps for replica in replicas), 1)
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
-    if times and busy_ns > sum(times.values()):
-        ordered.append(("(the rest)", busy_ns - sum(times.values())))
+    if times and busy_ns > times.total():
+        ordered.append(("(the rest)", busy_ns - times.total()))
     return [[name, _milliseconds(ns), f"{ns / num_steps / 1e6:,.3f}", _share(ns, busy_ns)] for name, ns in ordered]
 
 

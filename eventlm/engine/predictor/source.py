@@ -1,4 +1,4 @@
-"""Where a run's step-time coefficients come from: the config, else the cache file, else a warm-up at start."""
+"""The source of a run's step-time coefficients: the configuration, else the cache file, else a warm-up."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from eventlm.engine.predictor.cache import PredictorCache, predictor_cache
 from eventlm.engine.predictor.fit import fit
 from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
 
-#: `scaled`: the defaults, made as slow as the few steps that a warm-up had time for.
+#: `scaled`: the defaults, scaled to the few steps that a warm-up had time for.
 Origin = Literal["config", "cache", "warm-up", "scaled", "default"]
 
-#: The built-in policies and batchers that do not look at them.
+#: The built-in policies and batchers that do not use them.
 _WITHOUT_TIMES = ("fcfs", "lpm", "fixed")
 
 log = structlog.get_logger("eventlm.predictor")
 
 
 class PredictorSource:
-    """Asked twice in a start: before it whether a worker must measure, behind it for the coefficients.
+    """Used twice in a start: before it, for whether a worker must measure; after it, for the coefficients.
 
     `worker` is the setup of the worker that would measure. Raises CheckpointError.
     """
@@ -33,34 +33,34 @@ class PredictorSource:
         self.origin: Origin = "config"
         self._known = config.scheduler.predictor
         self._cache: PredictorCache | None = None
-        # The fake model has a formula in a measurement's place.
+        # The fake model has a formula instead of measurements.
         if not self._known and config.scheduler.predictor_cache and worker.model != FAKE_MODEL:
             self._cache = predictor_cache(worker)
             self.origin, self._known = "cache", self._cache.read()
 
     @property
     def must_measure(self) -> bool:
-        """Whether nothing is known without a warm-up."""
+        """Whether the coefficients need a warm-up."""
         return not self._known
 
     def coefficients(self, samples: Sequence[StepSample]) -> list[int]:
-        """What the run goes by, and `origin` says why; what has been measured is kept for the next start."""
+        """The coefficients of the run; sets `origin`. Measured ones are kept for the next start."""
         if self.must_measure:
             self._known = fit(samples)
             self.origin = "warm-up" if len(samples) >= NUM_COEFFICIENTS else "scaled" if samples else "default"
             if self.origin != "warm-up":
-                _tell_of_guess(len(samples), flags_that_predict(self._config))
+                _log_guess(len(samples), flags_that_predict(self._config))
                 return self._known
             if self._cache is not None:
                 self._cache.write(self._known)
         if self._cache is not None:
-            # The file is what to remove where the figures are bad, as those of a busy machine are.
+            # The path, because a user removes the file if a busy machine has spoilt the figures.
             log.info("step times known", origin=self.origin, coefficients=self._known, file=str(self._cache.path))
         return self._known
 
 
 def flags_that_predict(config: Config) -> list[str]:
-    """What of the configuration goes by predicted times, as it is given on the command line."""
+    """The command-line flags of the configured parts that use predicted times."""
     scheduler = config.scheduler
     policy, batcher = scheduler.policy["type"], scheduler.batcher["type"]
     flags = [f"--policy {policy}"] * (policy not in _WITHOUT_TIMES)
@@ -71,7 +71,7 @@ def flags_that_predict(config: Config) -> list[str]:
     return flags + [f"--service-class {name}" for name, each in config.classes.items() if each.drop_if_late]
 
 
-def _tell_of_guess(num_samples: int, flags: list[str]) -> None:
+def _log_guess(num_samples: int, flags: list[str]) -> None:
     if not flags:
         log.info("step times estimated", num_measured_steps=num_samples)
         return

@@ -1,7 +1,7 @@
-"""The shell of one replica: keeps a worker alive, turns its messages into facts, and its death too.
+"""The shell of one replica: keeps a worker running, and turns its messages and its death into facts.
 
-A worker that dies, goes silent, hangs in a step, or says that it disagrees with a launch is lost: it is killed, the
-fact is queued, and another one starts with the next epoch. Its sequences are recomputed from the token histories.
+A worker that dies, goes silent, hangs in a step or disagrees with a launch is lost: it is killed, the fact is queued,
+and another one starts with the next epoch. Its sequences are recomputed from the token histories.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from msgspec import structs
 
 from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.replicas.start_phases import OnProgress, StartPhases
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.result_check import ResultMismatchError
 from eventlm.errors import CheckpointError
 from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
+from eventlm.system.clock import Clock
+from eventlm.system.system import System
 from eventlm.worker.protocol import (
     FromWorker,
     GrammarBuilt,
     Heartbeat,
     PrepareGrammar,
+    StartProgress,
     StepPayload,
     StepResult,
     WorkerDesync,
@@ -40,6 +42,8 @@ RESTART_SECONDS = 0.1
 MAX_DOUBLINGS = 8
 #: A worker that has been idle for so long is sound: what ends it later is not one more restart in a row.
 STEADY_SECONDS = 60
+
+OnProgress = Callable[[StartProgress], None]
 
 log = structlog.get_logger("eventlm.replica")
 
@@ -57,7 +61,7 @@ class ReplicaOwner(Protocol):
 
     @property
     def grammars(self) -> GrammarBuilds:
-        """Told which workers are up, and what they have built."""
+        """Takes which workers are up, and what they have built."""
         ...
 
 
@@ -68,17 +72,59 @@ class Loss(NamedTuple):
     crashed: bool = False
 
 
+class StartPhases:
+    """What one worker does before it is ready. Logs each phase, with its time, once it is over."""
+
+    def __init__(self, clock: Clock, setup: WorkerSetup, on_progress: OnProgress | None = None) -> None:
+        #: The current one; empty before the first.
+        self.phase = ""
+        self._clock = clock
+        self._setup = setup
+        self._on_progress = on_progress
+        self._began_ns = 0
+
+    def note(self, progress: StartProgress) -> None:
+        """Take a message, of this phase or a new one, and pass it on."""
+        if progress.phase != self.phase:
+            self._log_end(next=progress.phase)
+            self.phase, self._began_ns = progress.phase, self._clock.monotonic_ns()
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def end(self) -> None:
+        """The worker is ready."""
+        self._log_end()
+        self.phase = ""
+
+    def _log_end(self, **following: str) -> None:
+        if self.phase:
+            log.info(
+                "worker starts",
+                replica=self._setup.replica,
+                epoch=self._setup.epoch,
+                phase=self.phase,
+                seconds=round((self._clock.monotonic_ns() - self._began_ns) / 1e9, 2),
+                **following,
+            )
+
+
 class ReplicaController:
     """Owns the worker of one replica.
 
-    `setup` is that of its first worker, but for the warm-up; later ones differ in the epoch, measure nothing, and have
-    the KV blocks that the run goes by.
+    `setup` is that of its first worker, apart from the warm-up. Later ones differ in the epoch, measure nothing, and
+    have the KV blocks of the run.
     """
 
     def __init__(
-        self, setup: WorkerSetup, config: WorkerConfig, engine: ReplicaOwner, on_dead: Callable[[str], None]
+        self,
+        system: System,
+        setup: WorkerSetup,
+        config: WorkerConfig,
+        engine: ReplicaOwner,
+        on_dead: Callable[[str], None],
     ) -> None:
         self.index = setup.replica
+        self._system = system
         self._setup = setup
         self._config = config
         self._engine = engine
@@ -99,7 +145,7 @@ class ReplicaController:
         return self._worker.pid if self._worker is not None else 0
 
     async def start(self, *, warm_up: bool, on_progress: OnProgress | None = None) -> WorkerReady:
-        """Bring the first worker up; `on_progress` is told how that goes.
+        """Bring the first worker up; `on_progress` is called with its progress.
 
         Raises CheckpointError or EngineUnavailableError if it cannot start.
         """
@@ -148,7 +194,7 @@ class ReplicaController:
     async def stop(self) -> None:
         """End the worker and the supervision."""
         if self._task is not None:
-            # Not twice: it may be cleaning up behind an earlier cancellation, which this one would interrupt.
+            # Not twice: it may be cleaning up after an earlier cancellation, which this one would interrupt.
             if not self._task.cancelling():
                 self._task.cancel()
             await asyncio.wait({self._task})
@@ -157,8 +203,8 @@ class ReplicaController:
             self._worker = None
 
     async def _spawn(self, setup: WorkerSetup, on_progress: OnProgress | None = None) -> WorkerReady:
-        worker = self._worker = WorkerProcess(setup)
-        phases = StartPhases(setup, on_progress)
+        worker = self._worker = WorkerProcess(self._system, setup)
+        phases = StartPhases(self._system.clock, setup, on_progress)
         try:
             await worker.start()
             message = await worker.answer(self._config.start_timeout_seconds, phases.note)
@@ -171,7 +217,7 @@ class ReplicaController:
             for note in message.notes:
                 log.info(note, replica=self.index)
             return message
-        ending = worker.ending or f"said nothing that can be read in {self._config.start_timeout_seconds} s"
+        ending = worker.ending or f"sent no valid message in {self._config.start_timeout_seconds} s"
         await self._discard()
         if isinstance(message, WorkerFailed):
             if message.exit_code:
@@ -179,9 +225,7 @@ class ReplicaController:
             self._log_crash(message)
             raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
         phase = f" ({phases.phase})" if phases.phase else ""
-        raise EngineUnavailableError(
-            f"worker {self.index} {ending} while it started{phase}; see above for its last words"
-        )
+        raise EngineUnavailableError(f"worker {self.index} {ending} while it started{phase}; its output is above")
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None

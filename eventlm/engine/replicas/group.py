@@ -1,4 +1,4 @@
-"""All replicas of an engine: they start and stop together, and what is for one of them finds it here."""
+"""All replicas of an engine: starts and stops them together, and passes messages to one of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import structlog
 from eventlm.engine.replicas.controller import ReplicaController, ReplicaOwner
 from eventlm.engine.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
+from eventlm.system.system import System
 from eventlm.worker.protocol import PrepareGrammar, StartProgress, StepPayload, WorkerReady
 
 #: Called with the number of a replica and what its worker does.
@@ -20,28 +21,31 @@ log = structlog.get_logger("eventlm.replica")
 
 
 class Replicas:
-    """By their index. `num_live` counts those that were not given up; on_dead is told why one more was."""
+    """The replicas by index. `num_live` counts those that were not given up; on_dead gets the reason for each other."""
 
-    def __init__(self, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None]) -> None:
+    def __init__(
+        self, system: System, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None]
+    ) -> None:
         self.num_live = setup.core.num_replicas
         self._setup = setup
         self._on_dead = on_dead
         self._all = [
-            ReplicaController(worker, setup.config.worker, engine, self._given_up) for worker in worker_setups(setup)
+            ReplicaController(system, worker, setup.config.worker, engine, self._given_up)
+            for worker in worker_setups(setup)
         ]
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers; 0 where there is none at the moment."""
+        """Process ids of the workers; 0 for a replica without one."""
         return [replica.worker_pid for replica in self._all]
 
     async def start(
         self, *, must_measure: bool, on_progress: OnStartProgress | None = None
     ) -> tuple[EngineSetup, WorkerReady]:
-        """Bring all first workers up; the setup for the KV blocks that these have, and what the first one says.
-        `on_progress` is told meanwhile what each of them does.
+        """Bring all first workers up; returns the setup for their KV blocks and the first one's report.
 
-        Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
+        `on_progress` is called with what each of them does. Raises what keeps a worker from starting, and
+        UsageError as `with_blocks` does.
         """
         groups = self._groups()
         started = await asyncio.gather(*(self._start_in_turns(group, must_measure, on_progress) for group in groups))
@@ -57,8 +61,8 @@ class Replicas:
         return self._setup, ready[0]
 
     def _groups(self) -> list[list[ReplicaController]]:
-        """Those that must not start at a time: on one GPU, where each finds out what it takes of the memory, and what
-        another one takes meanwhile would seem to be its own.
+        """Replicas that must start one after the other: those on one GPU, because each measures the memory that it
+        takes, and would count what another one takes at the same time.
         """
         num_devices = len(self._setup.devices) if not self._setup.core.num_blocks else 0
         return [self._all[first::num_devices] for first in range(num_devices)] or [[each] for each in self._all]
@@ -66,12 +70,12 @@ class Replicas:
     async def _start_in_turns(
         self, replicas: list[ReplicaController], must_measure: bool, on_progress: OnStartProgress | None
     ) -> list[tuple[int, WorkerReady]]:
-        """With their indices. None is begun behind one that cannot start."""
+        """Start them one after the other, with their indices; none after one that cannot start."""
         return [
             (
                 replica.index,
                 await replica.start(
-                    # All are alike: if anybody must measure, the first does.
+                    # All are alike, so only the first measures.
                     warm_up=must_measure and replica.index == 0,
                     on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
                 ),
@@ -93,7 +97,7 @@ class Replicas:
         self._all[launched.replica].ship(launched, body, payload)
 
     def request_condemned(self, request: int) -> None:
-        """A request has ended because it killed its workers, whose restarts must not use up anybody's budget."""
+        """A request has ended because it killed its workers. Their restarts do not count against the budgets."""
         log.error("a request has ended because it killed every worker that computed it", request=request)
         for replica in self._all:
             replica.forgive()

@@ -1,25 +1,22 @@
-"""One worker process as the engine sees it: spawned fresh, spoken to over ZMQ, watched, killed."""
+"""One worker process from the engine's side: spawned, sent steps, watched, killed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
-import zmq
-import zmq.asyncio
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.formatting import death_in_words
+from eventlm.system.parent_pipe import PipeError
+from eventlm.system.pipes import ParentPipe
+from eventlm.system.processes import Process
+from eventlm.system.system import System
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -42,71 +39,46 @@ LEAVE_SECONDS = 5.0
 LAST_MESSAGES_SECONDS = 0.1
 #: Raised in a process by its own code.
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
-
+#: Of a worker, unless the engine's environment has other values: compute threads that sleep while they wait, because
+#: threads that spin on a core which this process needs slow a step down tenfold, and GPUs in the order of NVML.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}
 
 log = structlog.get_logger("eventlm.worker")
 
 
 class WorkerProcess:
-    """A process started with the interpreter's own spawn: nothing of this process is inherited.
+    """A process that inherits nothing of this one."""
 
-    Raises EngineUnavailableError if the system has no more sockets.
-    """
-
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, system: System, setup: WorkerSetup) -> None:
         self.setup = setup
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        try:
-            self._to_worker: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-            self._from_worker = zmq.asyncio.Context.instance().socket(zmq.PULL)
-        except zmq.ZMQError as error:
-            raise EngineUnavailableError(f"cannot start worker {setup.replica}: {error}") from error
-        self._process: asyncio.subprocess.Process | None = None
+        self._system = system
+        self._pipe: ParentPipe | None = None
+        self._process: Process | None = None
         self._death: asyncio.Task[int] | None = None
         self._printing: asyncio.Task[None] | None = None
-        #: The message that is waited for. Kept over calls of `receive`: whoever cancels it may lose what it has got.
+        #: The message being waited for. It outlives a call of `receive`: a cancelled future may lose its message.
         self._message: asyncio.Future[bytes] | None = None
 
     async def start(self) -> None:
         """Spawn the process and send it its setup. Raises EngineUnavailableError if that cannot be done."""
+        processes = self._system.processes
         try:
-            inbox, outbox = self._open_sockets()
-            # -P: no code from the folder that the engine happens to run in.
-            command = [sys.executable, "-P", "-m", "eventlm.worker.process", inbox, outbox, str(os.getpid())]
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
+            self._pipe = self._system.pipes.open()
+            self._process = await processes.spawn(
+                "eventlm.worker.process",
+                *self._pipe.addresses,
+                str(processes.pid),
                 # What a library prints is no output of this program, and is logged like its other lines.
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_environment(),
-                # Ctrl-C and Ctrl-Z go to the whole foreground group; the engine decides what becomes of its workers.
-                start_new_session=True,
+                environment=ENVIRONMENT,
             )
-        except (OSError, zmq.ZMQError) as error:
+        except (OSError, PipeError) as error:
             raise EngineUnavailableError(f"cannot start worker {self.setup.replica}: {error}") from error
         self._death = asyncio.create_task(self._process.wait())
         assert self._process.stdout is not None
         self._printing = asyncio.create_task(self._log_output(self._process.stdout))
-        self._to_worker.send(encode(self.setup))
-
-    def _open_sockets(self) -> tuple[str, str]:
-        """Connect to the worker's inbox, bind its outbox; their addresses.
-
-        The inbox is the worker's to bind: a socket that connects takes messages before there is anybody at the other
-        end, while one that is bound would block until then, for ever if the worker dies first.
-        """
-        #: Mode 0700, so that nobody else can reach the sockets in it.
-        self._folder = tempfile.TemporaryDirectory(prefix="eventlm-")
-        inbox, outbox = (f"ipc://{Path(self._folder.name) / name}" for name in ("in", "out"))
-        self._to_worker.set(zmq.LINGER, 0)
-        self._to_worker.set(zmq.SNDHWM, 0)
-        self._to_worker.set(zmq.RECONNECT_IVL, 10)
-        self._to_worker.connect(inbox)
-        self._from_worker.set(zmq.LINGER, 0)
-        self._from_worker.set(zmq.RCVHWM, 0)
-        self._from_worker.bind(outbox)
-        return inbox, outbox
+        self._send(encode(self.setup))
 
     @property
     def pid(self) -> int:
@@ -130,8 +102,9 @@ class WorkerProcess:
         Raises TimeoutError if there is nothing in time. No message is lost by that, nor when the caller is cancelled.
         """
         assert self._death is not None
+        assert self._pipe is not None
         if self._message is None:
-            self._message = asyncio.ensure_future(self._from_worker.recv())
+            self._message = self._pipe.receive()
         message, death = self._message, self._death
         if not message.done():
             either: set[asyncio.Future[Any]] = {message, death}
@@ -145,22 +118,23 @@ class WorkerProcess:
         self._message = None
         try:
             found: FromWorker = decode_from_worker(message.result())
-        except (msgspec.DecodeError, zmq.ZMQError):
+        except (msgspec.DecodeError, PipeError):
             return None
         return found
 
     async def answer(
         self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> FromWorker | None:
-        """The worker's next message besides that it lives and how its start goes; None if it dies, or says nothing in
-        time. Its start has as much time again whenever it goes on.
+        """The worker's next message that is neither a heartbeat nor progress of its start; None if it dies, or sends
+        none in time. Progress renews the time.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while (left := deadline - time.monotonic()) > 0:
+        clock, timeout_ns = self._system.clock, round(timeout_seconds * 1e9)
+        deadline_ns = clock.monotonic_ns() + timeout_ns
+        while (left_ns := deadline_ns - clock.monotonic_ns()) > 0:
             with contextlib.suppress(TimeoutError):
-                message = await self.receive(left)
+                message = await self.receive(left_ns / 1e9)
                 if isinstance(message, StartProgress):
-                    deadline = time.monotonic() + timeout_seconds
+                    deadline_ns = clock.monotonic_ns() + timeout_ns
                     if on_progress is not None:
                         on_progress(message)
                 elif not isinstance(message, Heartbeat):
@@ -184,20 +158,21 @@ class WorkerProcess:
             log.warning("worker says", replica=self.setup.replica, epoch=self.setup.epoch, pid=self.pid, line=text)
 
     def send_step(self, body: bytes, payload: StepPayload) -> None:
-        """Ship a launch. A worker that is gone does not hear it; its death is noticed elsewhere."""
-        with contextlib.suppress(zmq.Again):
-            self._to_worker.send_multipart([body, encode(payload)], flags=zmq.NOBLOCK)
+        """Send a launch. It is dropped if the worker has died, which `receive` reports."""
+        self._send(body, encode(payload))
 
     def send(self, message: PrepareGrammar) -> None:
-        """Send what is no step. As there, a worker that is gone does not hear it."""
-        with contextlib.suppress(zmq.Again):
-            self._to_worker.send(encode(message), flags=zmq.NOBLOCK)
+        """Send a message that is no step. It is dropped as there."""
+        self._send(encode(message))
+
+    def _send(self, *frames: bytes) -> None:
+        assert self._pipe is not None
+        self._pipe.send(*frames)
 
     async def stop(self) -> None:
         """Ask it to leave, and kill it if it does not."""
         if self._death is not None and not self._death.done():
-            with contextlib.suppress(zmq.Again):
-                self._to_worker.send(encode(Shutdown()), flags=zmq.NOBLOCK)
+            self._send(encode(Shutdown()))
             await asyncio.wait({self._death}, timeout=LEAVE_SECONDS)
         await self.kill()
 
@@ -215,15 +190,5 @@ class WorkerProcess:
                 self._printing.cancel()
             if self._message is not None:
                 self._message.cancel()
-            self._to_worker.close()
-            self._from_worker.close()
-            if self._folder is not None:
-                self._folder.cleanup()
-
-
-def _environment() -> dict[str, Any]:
-    """The worker's environment: this one's, compute threads that sleep while they wait, and GPUs in the order of NVML.
-
-    Threads that spin on a core which somebody else needs (this process, say) slow a step down tenfold.
-    """
-    return {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | os.environ | {"PYTHONUNBUFFERED": "1"}
+            if self._pipe is not None:
+                self._pipe.close()

@@ -1,30 +1,29 @@
-"""API keys: who may use the server, for what, and how much. From a TOML file, the configuration, or both.
+"""API keys, from a TOML file, the configuration, or both.
 
     [[keys]]
-    name = "alice"                         # what the log calls it
+    name = "alice"                         # in the log
     sha256 = "5e88...9d"                   # of the key; or the key itself: key = "sk-..."
     scopes = ["inference"]                 # or "admin", or both
     service_class = "interactive"          # of its requests
     limits = { requests_per_minute = 60, tokens_per_minute = 100_000, concurrent_requests = 8 }
 
-Keys are found by a digest under a key of this process, so that the time that a look-up takes says nothing of any key
-and does not grow with their number. A file that has changed takes effect at once; one that is broken changes nothing.
+Keys are looked up by a digest under a secret of this process, so the time of a look-up reveals nothing of any key and
+does not grow with their number. A changed file takes effect at once; a broken one changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import re
-import secrets
 import stat
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
+from aiohttp import web
 from msgspec import Meta, Struct
 
 from eventlm.config import ServerConfig
@@ -32,8 +31,9 @@ from eventlm.config.load import read_toml
 from eventlm.config.options import did_you_mean
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.errors import UsageError
-from eventlm.server.auth.principal import Principal, Scope
+from eventlm.system.system import System
 
+Scope = Literal["inference", "admin"]
 _log = structlog.get_logger("eventlm.server")
 
 #: How often a file of keys is looked at.
@@ -42,6 +42,25 @@ POLL_SECONDS = 2.0
 CONFIGURED_NAME = "default"
 _NAME = re.compile(r"^[A-Za-z0-9._@-]{1,64}$")
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
+
+
+class Principal(Struct, frozen=True, kw_only=True):
+    """The holder of a key. Of this, only the name is logged.
+
+    name: of the key in the configuration; empty if no key is required. owner: identifies the key where things belong to
+    it (streams, explanations, prefix caches), without revealing anything of it. service_class: of its requests.
+    """
+
+    name: str = ""
+    owner: str = ""
+    scopes: tuple[Scope, ...] = ("inference",)
+    service_class: str = ""
+    limits: RateLimits = NO_LIMITS
+
+
+#: If no key is required. Admin endpoints always require one.
+ANYBODY = Principal()
+PRINCIPAL = web.RequestKey("principal", Principal)
 
 
 class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +74,7 @@ class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: RateLimits = NO_LIMITS
 
 
-#: What the fields of an entry must be, for those that they are not.
+#: Messages for fields that are wrong.
 _MUST_BE = {
     "name": "must be 1 to 64 letters, digits, dots, _, @ or -",
     "key": "must be a text that is not empty",
@@ -65,27 +84,16 @@ _MUST_BE = {
     "limits": "must be a table",
 }
 _LIMIT_MUST_BE = "must be a whole number from 0 (no limit) to 1000000000000"
-_PLACE = re.compile(r"`\$\.(?P<field>\w+)(\.(?P<limit>\w+))?")
-
-
-class _Version(NamedTuple):
-    """What tells one version of a file from the next without reading it."""
-
-    inode: int
-    size: int
-    modified_ns: int
+_PATH = re.compile(r"`\$\.(?P<field>\w+)(\.(?P<limit>\w+))?")
 
 
 class ApiKeys:
-    """The keys in force. Raises UsageError if the configured file cannot be used.
+    """The keys in force. `service_classes` are those that keys name, sorted. Raises UsageError for an unusable file."""
 
-    service_classes: those that keys name, in order of name.
-    """
-
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, system: System, config: ServerConfig) -> None:
         self._path = Path(config.api_keys_file) if config.api_keys_file else None
         self._configured = _principals([KeyEntry(name=CONFIGURED_NAME, key=config.api_key)]) if config.api_key else {}
-        self._secret = secrets.token_bytes(32)
+        self._secret = system.chance.token_bytes(32)
         self._version = self._stat()
         self._by_digest = self._load()
 
@@ -93,19 +101,12 @@ class ApiKeys:
         return len(self._by_digest)
 
     def find(self, key: str) -> Principal | None:
-        """Whose key this is; None if nobody's."""
-        digest = self._digest(sha256(key.encode("utf-8", "surrogateescape")).digest())
-        found = self._by_digest.get(digest)
-        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+        """The holder of a key; None for an unknown key."""
+        return self._by_digest.get(self._digest(sha256(key.encode("utf-8", "surrogateescape")).digest()))
 
     def has_scope(self, scope: Scope) -> bool:
-        """Whether any key may do this."""
-        return any(scope in principal.scopes for _, principal in self._by_digest.values())
-
-    @property
-    def have_classes(self) -> bool:
-        """Whether any key names a service class."""
-        return bool(self.service_classes)
+        """Whether any key has this scope."""
+        return any(scope in principal.scopes for principal in self._by_digest.values())
 
     def reload(self) -> bool:
         """Read the file again. If it cannot be used, the keys stay as they are and the log says why."""
@@ -126,29 +127,29 @@ class ApiKeys:
             if self._stat() != self._version:
                 self.reload()
 
-    def _stat(self) -> _Version | None:
+    def _stat(self) -> tuple[int, int, int] | None:
+        """Identifies a version of the file without reading it."""
         if self._path is None:
             return None
         try:
             found = self._path.stat()
         except OSError:
             return None
-        return _Version(found.st_ino, found.st_size, found.st_mtime_ns)
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def _load(self) -> dict[bytes, tuple[bytes, Principal]]:
+    def _load(self) -> dict[bytes, Principal]:
         principals = dict(self._configured)
         if self._path is not None:
             principals |= _principals(read_key_file(self._path))
         self.service_classes = sorted({principal.service_class for principal in principals.values()} - {""})
-        by_digest = {self._digest(digest): principal for digest, principal in principals.items()}
-        return {digest: (digest, principal) for digest, principal in by_digest.items()}
+        return {self._digest(digest): principal for digest, principal in principals.items()}
 
     def _digest(self, key_sha256: bytes) -> bytes:
         return blake2b(key_sha256, digest_size=32, key=self._secret).digest()
 
 
 def read_key_file(path: Path) -> list[KeyEntry]:
-    """The entries of a file of keys. Raises UsageError that says where it is wrong, and never shows a key."""
+    """The entries of a file of keys. Raises UsageError, which never shows a key."""
     _check_mode(path)
     tables = read_toml(path, what="the API keys")
     for name in tables:
@@ -167,7 +168,7 @@ def read_key_file(path: Path) -> list[KeyEntry]:
 
 
 def _entry(where: str, table: dict[str, Any]) -> KeyEntry:
-    """One table. No value of it is shown: one that stands in the wrong place may be a key."""
+    """One table. Errors show no values: one in the wrong field may be a key."""
     name = table.get("name")
     if isinstance(name, str) and _NAME.fullmatch(name):
         where = f"{where} ({name})"
@@ -179,11 +180,11 @@ def _entry(where: str, table: dict[str, Any]) -> KeyEntry:
     try:
         entry = msgspec.convert(table, KeyEntry)
     except msgspec.ValidationError as error:
-        place = _PLACE.search(str(error))
-        assert place is not None
-        if place["limit"]:
-            raise UsageError(f"{where}: limits.{place['limit']} {_LIMIT_MUST_BE}") from None
-        raise UsageError(f"{where}: {place['field']} {_MUST_BE[place['field']]}") from None
+        path = _PATH.search(str(error))
+        assert path is not None
+        if path["limit"]:
+            raise UsageError(f"{where}: limits.{path['limit']} {_LIMIT_MUST_BE}") from None
+        raise UsageError(f"{where}: {path['field']} {_MUST_BE[path['field']]}") from None
     if bool(entry.key) == bool(entry.sha256):
         raise UsageError(f"{where}: give either key or sha256")
     return entry
@@ -198,7 +199,7 @@ def _check_fields(where: str, prefix: str, table: dict[str, Any], struct: type[S
 
 
 def _check_mode(path: Path, *, has_keys: bool = False) -> None:
-    """Nobody else may write the file, nor read it if a key stands in it."""
+    """Raise UsageError if others may write the file, or read it although it has keys."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:

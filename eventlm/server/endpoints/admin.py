@@ -1,4 +1,4 @@
-"""Endpoints of operators: each needs a key with the scope `admin`, answers how the engine stands, and is logged."""
+"""Endpoints for operators. Each needs a key with the scope `admin`, returns the engine's status, and is logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from msgspec import Struct
 from eventlm.engine.admin import (
     Abort,
     AdminAction,
-    AmbiguousRequestError,
     Drain,
     EngineStatus,
     FlushCache,
@@ -20,13 +19,13 @@ from eventlm.engine.admin import (
     UnknownPolicyError,
     UnknownRequestError,
 )
-from eventlm.errors import EventLMError, InputError
+from eventlm.errors import InputError
 from eventlm.formatting import sentence
-from eventlm.server.auth.principal import PRINCIPAL
+from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.endpoints.request_info import RequestInfo, any_request_info
-from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error
+from eventlm.server.errors import ApiError
 from eventlm.text.decoding import decode_request
 
 _log = structlog.get_logger("eventlm.server")
@@ -46,10 +45,6 @@ async def _act(request: web.Request, action: AdminAction) -> web.Response:
         raise InputError("policy", sentence(str(error))) from error
     except UnknownRequestError as error:
         raise ApiError(404, sentence(str(error)), param="id", code="request_not_found") from error
-    except AmbiguousRequestError as error:
-        raise ambiguous_request(error) from error
-    except EventLMError as error:
-        raise from_engine_error(error, prompt_param="") from error
     if not isinstance(action, ReadStatus):
         details = {"policy": action.name} if isinstance(action, SwapPolicy) else {}
         details |= {"request": action.request} if isinstance(action, Abort) else {}
@@ -58,40 +53,40 @@ async def _act(request: web.Request, action: AdminAction) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """The engine at a glance."""
+    """The status of the engine."""
     return await _act(request, ReadStatus())
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Refuse new requests with a 503 and let those that run end; `/admin/resume` takes it back."""
+    """Refuse new requests with a 503 and finish the running ones, until `/admin/resume`."""
     return await _act(request, Drain())
 
 
 async def pause(request: web.Request) -> web.Response:
-    """Start no more steps. Requests are still taken, and wait."""
+    """Start no more steps. Requests are still accepted, and wait."""
     return await _act(request, Pause())
 
 
 async def resume(request: web.Request) -> web.Response:
-    """The end of a drain and of a pause."""
+    """End a drain and a pause."""
     return await _act(request, Resume())
 
 
 async def swap_policy(request: web.Request) -> web.Response:
-    """Let another of the policies installed at start order the requests from now on."""
+    """Order requests by another of the policies installed at start."""
     body = decode_request(await read_body(request), PolicyRequest, {})
     return await _act(request, SwapPolicy(name=body.policy))
 
 
 async def flush_cache(request: web.Request) -> web.Response:
-    """Forget what the prefix caches hold and no request uses; `flushed` says how much that was."""
+    """Empty the prefix caches, except for blocks in use; `flushed` is how much was dropped."""
     return await _act(request, FlushCache())
 
 
 async def abort(request: web.Request) -> web.Response:
     """End a request: by the id of its reply, by its `x-request-id`, or by the seq of its arrival in the trace.
 
-    A 409 if several that are under way have the same `x-request-id`; it names their replies.
+    A 409 that names the replies if several running requests have the same `x-request-id`.
     """
     return await _act(request, Abort(request=request.match_info["id"]))
 
@@ -101,15 +96,7 @@ ADMIN_ENDPOINTS = (
     Endpoint("POST", "/admin/drain", drain, reply=EngineStatus, errors=(503,), scope="admin"),
     Endpoint("POST", "/admin/pause", pause, reply=EngineStatus, errors=(503,), scope="admin"),
     Endpoint("POST", "/admin/resume", resume, reply=EngineStatus, errors=(503,), scope="admin"),
-    Endpoint(
-        "POST",
-        "/admin/policy",
-        swap_policy,
-        body=PolicyRequest,
-        reply=EngineStatus,
-        errors=(503,),
-        scope="admin",
-    ),
+    Endpoint("POST", "/admin/policy", swap_policy, PolicyRequest, EngineStatus, errors=(503,), scope="admin"),
     Endpoint("POST", "/admin/cache/flush", flush_cache, reply=EngineStatus, errors=(503,), scope="admin"),
     Endpoint("GET", "/admin/requests/{id:.+}", any_request_info, reply=RequestInfo, errors=(409, 503), scope="admin"),
     Endpoint("POST", "/admin/requests/{id:.+}/abort", abort, reply=EngineStatus, errors=(409, 503), scope="admin"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from eventlm.engine.request import Request
 from eventlm.server.context import CONTEXT, read_body
 from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
-from eventlm.server.message_responses import message_delta, reply_message
 from eventlm.server.middleware import take_request_id
 from eventlm.server.responses import (
     ChatChoice,
@@ -19,14 +19,20 @@ from eventlm.server.responses import (
     ChatCompletionChunk,
     ChatDelta,
     ChatLogprobs,
+    ChatReplyMessage,
+    FunctionCall,
+    FunctionCallDelta,
     ReplyIdentity,
     TokenIds,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
+from eventlm.server.scheduling import scheduling_fields
 from eventlm.server.stream import answer
+from eventlm.server.stream_events import ReplyFormat
 from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
-from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
@@ -37,11 +43,10 @@ from eventlm.text.tools.message import MessageDelta, MessageParser, message_form
 CHAT_PREFIX = "chatcmpl"
 
 
-class ChatReplies:
-    """The shapes of chat replies."""
+class ChatReplies(ReplyFormat):
+    """Chat replies."""
 
     prompt_param = "messages"
-    echoes: Sequence[Echo] = ()
 
     def __init__(
         self,
@@ -51,17 +56,14 @@ class ChatReplies:
         identity: ReplyIdentity,
         formats: Formats = NO_FORMATS,
     ) -> None:
+        super().__init__(body, tokenizer, identity)
         [request] = group
-        self.identity = identity
-        self._body = body
-        self._tokenizer = tokenizer
+        self._body: ChatCompletionRequest = body
         self._prompt_ids: TokenIds = request.prompt_token_ids if body.return_token_ids else UNSET
         self._format = message_format(request)
         self._formats = formats
-        #: Of the choices of a stream; none if all text is content.
+        #: Of the choices of a stream, unless all text is content.
         self._parsers: dict[int, MessageParser] = {}
-        #: Chunks of a stream that will report its usage carry a null until then.
-        self._no_usage: UnsetType | None = None if body.includes_usage else UNSET
 
     def opening(self, choice: int) -> ChatCompletionChunk:
         choices = [ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))]
@@ -70,11 +72,11 @@ class ChatReplies:
     def delta(self, output: ChoiceOutput) -> ChatCompletionChunk | None:
         token_ids = self._token_ids(output)
         if self._format.is_plain:
-            says_something, delta = bool(output.text), ChatDelta(content=output.text)
+            has_content, delta = bool(output.text), ChatDelta(content=output.text)
         else:
             message = self._parse(output)
-            says_something, delta = bool(message), message_delta(message, self.identity.reply_id, output.choice)
-        if not says_something and output.logprobs is None and not token_ids:
+            has_content, delta = bool(message), message_delta(message, self.identity.reply_id, output.choice)
+        if not has_content and output.logprobs is None and not token_ids:
             return None
         return self._chunk([ChatChunkChoice(output.choice, delta, self._logprobs(output), token_ids=token_ids)])
 
@@ -112,11 +114,8 @@ class ChatReplies:
     def _logprobs(self, output: ChoiceOutput) -> ChatLogprobs | None:
         return chat_logprobs(self._tokenizer, output, as_token_ids=bool(self._body.return_tokens_as_token_ids))
 
-    def _token_ids(self, output: ChoiceOutput) -> TokenIds:
-        return output.token_ids if self._body.return_token_ids else UNSET
-
     def _parse(self, output: ChoiceOutput) -> MessageDelta:
-        """What a stream's next output adds to its message, the rest included if it is the last."""
+        """The part of the message in a stream's next output, with the rest if it is the last."""
         parser = self._parsers.get(output.choice)
         if parser is None:
             parser = self._parsers[output.choice] = MessageParser(self._format, self._formats)
@@ -126,7 +125,7 @@ class ChatReplies:
         return message
 
     def _finish_reason(self, output: ChoiceOutput, parser: MessageParser | None) -> ApiFinishReason:
-        """As OpenAI does: a call that was forced by its tool's name ends with "stop"."""
+        """As OpenAI's: a call that was forced by the name of its tool ends with "stop"."""
         assert output.finished is not None
         reason = api_finish_reason(output.finished.reason)
         if reason == "length" or parser is None or not parser.num_calls:
@@ -147,12 +146,55 @@ class ChatReplies:
         )
 
 
+def call_id(reply_id: str, choice: int, call: int) -> str:
+    """The id of a call, the same whenever the reply is made again from its tokens."""
+    return f"call_{blake2b(f'{reply_id}/{choice}/{call}'.encode(), digest_size=12).hexdigest()}"
+
+
+def reply_message(message: MessageDelta, reply_id: str, choice: int) -> ChatReplyMessage:
+    """A whole message."""
+    calls = [
+        ToolCall(id=call_id(reply_id, choice, call.index), function=FunctionCall(call.name, call.arguments))
+        for call in message.calls
+    ]
+    reasoning = message.reasoning or UNSET
+    return ChatReplyMessage(
+        message.content or (None if calls else ""),
+        tool_calls=calls or UNSET,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+    )
+
+
+def message_delta(message: MessageDelta, reply_id: str, choice: int) -> ChatDelta:
+    """The next part of a message."""
+    calls = [
+        ToolCallDelta(
+            index=call.index,
+            id=call_id(reply_id, choice, call.index) if call.name else UNSET,
+            type="function" if call.name else UNSET,
+            function=FunctionCallDelta(call.arguments, call.name or UNSET),
+        )
+        for call in message.calls
+    ]
+    reasoning = message.reasoning or UNSET
+    has_nothing_else = not calls and not message.reasoning
+    return ChatDelta(
+        content=message.content if message.content or has_nothing_else else UNSET,
+        tool_calls=calls or UNSET,
+        reasoning_content=reasoning,
+        reasoning=reasoning,
+    )
+
+
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     context = request.app[CONTEXT]
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
     take_request_id(request, body.request_id)
-    group = [await context.requests.chat(body, received_ns)]
-    replies = ChatReplies(body, context.tokenizer, group, ReplyIdentity.draw(CHAT_PREFIX), context.formats)
+    group = [await context.requests.chat(body, received_ns, **scheduling_fields(request, body))]
+    replies = ChatReplies(
+        body, context.tokenizer, group, ReplyIdentity.draw(context.system, CHAT_PREFIX), context.formats
+    )
     return await answer(request, body, group, replies)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from eventlm.engine.request import Request
 from eventlm.server.context import CONTEXT, read_body
@@ -19,7 +19,9 @@ from eventlm.server.responses import (
     TokenIds,
     Usage,
 )
+from eventlm.server.scheduling import scheduling_fields
 from eventlm.server.stream import answer
+from eventlm.server.stream_events import ReplyFormat
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
@@ -31,8 +33,8 @@ from eventlm.text.tokenizer import Tokenizer
 COMPLETION_PREFIX = "cmpl"
 
 
-class CompletionReplies:
-    """The shapes of completion replies. `echoes` are the prompts to be shown, if there are to be any."""
+class CompletionReplies(ReplyFormat):
+    """Completion replies. `echoes` are the prompts to show, if any."""
 
     prompt_param = "prompt"
 
@@ -44,14 +46,12 @@ class CompletionReplies:
         identity: ReplyIdentity,
         echoes: Sequence[Echo],
     ) -> None:
-        self.identity = identity
-        self.echoes = echoes
-        self._body = body
-        self._tokenizer = tokenizer
+        super().__init__(body, tokenizer, identity, echoes)
+        self._body: CompletionRequest = body
         #: One for each choice.
         self._requests = [request for request in group for _ in range(request.n)]
         self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]
-        #: Prompt tokens that are shown already, where they are shown with their log-probabilities.
+        #: Prompt tokens shown so far, if they are shown with their log-probabilities.
         self._num_echoed = [1] * len(self._echoes)
         self._logprobs = CompletionLogprobsMaker(
             tokenizer,
@@ -60,7 +60,6 @@ class CompletionReplies:
             as_token_ids=bool(body.return_tokens_as_token_ids),
             echoed_characters=lambda choice: len(self._echoes[choice].text) if self._echoes else 0,
         )
-        self._no_usage: UnsetType | None = None if body.includes_usage else UNSET
 
     def opening(self, choice: int) -> Completion | None:
         if not self._echoes and not self._body.return_token_ids:
@@ -103,7 +102,7 @@ class CompletionReplies:
         )
 
     def _echo_start(self, choice: int) -> tuple[str, CompletionLogprobs | None]:
-        """What is known of a prompt from the start: all of it, or its first token where the others' are scored."""
+        """The part of a prompt that is shown at once: all of it, or the first token before log-probabilities."""
         if not self._echoes:
             return "", None
         if self._body.logprobs is None:
@@ -112,7 +111,7 @@ class CompletionReplies:
         return part.text, self._logprobs.prompt_start(part)
 
     def _content(self, output: ChoiceOutput) -> tuple[str, CompletionLogprobs | None]:
-        """Text and log-probabilities of an output, those of echoed prompt tokens in front."""
+        """Text and log-probabilities of an output, after those of echoed prompt tokens."""
         logprobs = self._logprobs.output(output)
         found = output.prompt_logprobs
         if found is None or not self._echoes or self._body.logprobs is None:
@@ -121,9 +120,6 @@ class CompletionReplies:
         end = self._num_echoed[output.choice] = start + len(found.logprobs)
         part = self._echoes[output.choice].part(start, end)
         return part.text + output.text, join_logprobs([self._logprobs.prompt(part, found), logprobs])
-
-    def _token_ids(self, output: ChoiceOutput) -> TokenIds:
-        return output.token_ids if self._body.return_token_ids else UNSET
 
     def _prompt_ids(self, choice: int) -> TokenIds:
         return self._requests[choice].prompt_token_ids if self._body.return_token_ids else UNSET
@@ -145,7 +141,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     received_ns = context.engine.now_ns()
     body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
     take_request_id(request, body.request_id)
-    group, echoes = await context.requests.completions(body, received_ns)
-    identity = ReplyIdentity.draw(COMPLETION_PREFIX)
+    fields = scheduling_fields(request, body)
+    group, echoes = await context.requests.completions(body, received_ns, **fields)
+    identity = ReplyIdentity.draw(context.system, COMPLETION_PREFIX)
     replies = CompletionReplies(body, context.tokenizer, group, identity, echoes)
     return await answer(request, body, group, replies)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-import secrets
 import sys
-import time
 from array import array
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -15,19 +13,18 @@ from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.engine.request import Request, Submission
-from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
+from eventlm.errors import InputError, UnknownModelError
 from eventlm.sampling_params import Pooling, SamplingParams
-from eventlm.scheduling_params import SchedulingParams
-from eventlm.server.auth.principal import PRINCIPAL
+from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
-from eventlm.server.errors import from_engine_error, internal_error
+from eventlm.server.errors import internal_error
 from eventlm.server.middleware import GENERATION, REQUEST_ID, take_request_id
-from eventlm.server.scheduling import schedule
+from eventlm.server.scheduling import scheduling_fields
 from eventlm.server.timings import EventlmReply, timings
 from eventlm.text.decoding import decode_request
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
-from eventlm.text.requests.validation import read_prompts
+from eventlm.text.request_builder import read_prompts
 
 PARAM = "input"
 #: vLLM's fields without support, each with the values that ask for nothing.
@@ -95,10 +92,10 @@ async def embeddings(request: web.Request) -> web.Response:
     body = decode_request(await read_body(request), EmbeddingRequest, UNSUPPORTED)
     take_request_id(request, body.request_id)
     _check(context, body)
-    group = schedule(request, body, await _group(context, body, received_ns))
+    group = await _group(context, body, received_ns, scheduling_fields(request, body))
     principal = request[PRINCIPAL]
     submission = Submission(
-        reply_id=f"embd-{secrets.token_hex(16)}",
+        reply_id=context.system.chance.identity("embd"),
         owner=principal.owner,
         limits=principal.limits,
         request_id=request[REQUEST_ID],
@@ -113,11 +110,11 @@ async def embeddings(request: web.Request) -> web.Response:
     return json_response(
         EmbeddingList(
             id=submission.reply_id,
-            created=int(time.time()),
+            created=context.system.clock.unix_s(),
             model=body.model,
             service_tier=body.used_tier,
             eventlm=timings(generation.rows) if body.wants_timings else UNSET,
-            data=[Embedding(index=place, embedding=vector) for place, vector in enumerate(vectors)],
+            data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(vectors)],
             usage=EmbeddingUsage(num_tokens, num_tokens),
         )
     )
@@ -141,34 +138,32 @@ def _check(context: ServerContext, body: EmbeddingRequest) -> None:
         )
 
 
-async def _group(context: ServerContext, body: EmbeddingRequest, received_ns: int) -> list[Request]:
-    """One request for each input. Raises ApiError."""
+async def _group(
+    context: ServerContext, body: EmbeddingRequest, received_ns: int, scheduling: dict[str, Any]
+) -> list[Request]:
+    """One request for each input. Raises InputError."""
     inputs = read_prompts(body.input, context.vocab_size, PARAM)
     if len(inputs) > MAX_GROUP_SEQUENCES:
         raise InputError(
             PARAM, f"Invalid value for '{PARAM}': at most {MAX_GROUP_SEQUENCES} inputs, got {len(inputs)}."
         )
     pooling = body.pooling or context.config.pooling
-    group = []
-    for each in inputs:
-        token_ids = await _token_ids(context, body, each)
-        _check_length(context, token_ids)
-        group.append(
-            Request(
-                prompt_token_ids=token_ids,
-                sampling=SamplingParams(max_tokens=None, pooling=pooling),
-                cache_salt=body.cache_salt or "",
-                scheduling=SchedulingParams(
-                    model=body.model,
-                    kind="pool",
-                    # A mean needs every hidden state.
-                    skip_cache_read=pooling == "mean",
-                    received_ns=received_ns,
-                    ready_ns=context.engine.now_ns(),
-                ),
-            )
+    params = context.requests.resolve(SamplingParams(max_tokens=None, pooling=pooling))
+    return [
+        context.requests.request(
+            params,
+            await _token_ids(context, body, each),
+            param=PARAM,
+            kind="pool",
+            cache_salt=body.cache_salt,
+            model=body.model,
+            # A mean needs every hidden state.
+            skip_cache_read=pooling == "mean",
+            received_ns=received_ns,
+            **scheduling,
         )
-    return group
+        for each in inputs
+    ]
 
 
 async def _token_ids(context: ServerContext, body: EmbeddingRequest, text: str | list[int]) -> list[int]:
@@ -188,36 +183,21 @@ async def _token_ids(context: ServerContext, body: EmbeddingRequest, text: str |
 def _truncated(token_ids: list[int], plain: list[int], kept: int) -> list[int]:
     """The last tokens of a text, with the special ones that its encoding (`token_ids`) has around it (`plain`)."""
     num_special = len(token_ids) - len(plain)
-    before = next((place for place in range(num_special + 1) if token_ids[place : place + len(plain)] == plain), None)
+    before = next((start for start in range(num_special + 1) if token_ids[start : start + len(plain)] == plain), None)
     if before is None or kept <= num_special:
         return token_ids[-kept:]
     return token_ids[:before] + plain[num_special - kept :] + token_ids[before + len(plain) :]
 
 
-def _check_length(context: ServerContext, token_ids: list[int]) -> None:
-    longest = context.engine.max_model_len
-    if not token_ids:
-        raise InputError(PARAM, f"Invalid value for '{PARAM}': it has no tokens.")
-    if len(token_ids) > longest:
-        raise PromptTooLongError(
-            PARAM,
-            f"This model's maximum context length is {longest} tokens. However, your {PARAM} has {len(token_ids)} "
-            f"tokens. Please reduce its length, or set truncate_prompt_tokens.",
-        )
-
-
 async def _collect(generation: Generation, body: EmbeddingRequest) -> list[list[float] | str]:
-    """The vectors in the order of the inputs. Raises ApiError if one of them did not come."""
+    """The vectors in the order of the inputs. Raises what ended one of them without a vector."""
     found: list[list[float] | str | None] = [None] * generation.num_choices
-    try:
-        async with aclosing(generation.outputs()) as outputs:
-            async for output in outputs:
-                if (error := output.error) is not None:
-                    raise error
-                if output.embedding:
-                    found[output.choice] = _encode(output.embedding, body)
-    except EventLMError as error:
-        raise from_engine_error(error, prompt_param=PARAM) from error
+    async with aclosing(generation.outputs()) as outputs:
+        async for output in outputs:
+            if (error := output.error) is not None:
+                raise error
+            if output.embedding:
+                found[output.choice] = _encode(output.embedding, body)
     vectors = [vector for vector in found if vector is not None]
     if len(vectors) < len(found):
         raise internal_error()
@@ -231,9 +211,6 @@ def _encode(data: bytes, body: EmbeddingRequest) -> list[float] | str:
         vector.byteswap()
     vector = vector[: body.dimensions]
     length = math.hypot(*vector)
-    if not math.isfinite(length):
-        # The model's own numbers overflowed; JSON has no word for what they are.
-        raise internal_error()
     if body.normalize is not False and length > 0:
         vector = array("f", [value / length for value in vector])
     if body.encoding_format != "base64":

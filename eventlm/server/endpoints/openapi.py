@@ -1,8 +1,6 @@
-"""The OpenAPI description of the server: made of the table of its endpoints and of the structs in it.
+"""The OpenAPI description of the server, generated from the table of endpoints and the structs that it uses.
 
-Field by field it says what a request and a reply may be because it is generated from what decodes and encodes them.
-What only the handlers check (ids below the vocabulary's size, prompts that fit the context) is in no schema: that is
-what a 400 is for.
+Checks of the handlers (ids below the vocabulary's size, prompts that fit the context) are not in the schemas.
 """
 
 from __future__ import annotations
@@ -17,39 +15,38 @@ import msgspec
 from aiohttp import web
 
 from eventlm._version import __version__
-from eventlm.server.auth.principal import Scope
+from eventlm.server.auth.api_keys import Scope
 from eventlm.server.errors import CANCELLED, ErrorEnvelope
 
 JSON = "application/json"
 SERVER_SENT_EVENTS = "text/event-stream"
 
-#: Statuses of the error envelope: of any endpoint, and of those with a body, a key, or something to generate.
+#: Statuses of errors: of all endpoints, and of those with a body, with a key, and that generate.
 _ANY_ERRORS = (400, 413, 500)
 _BODY_ERRORS = (404, 408, 415, 503)
 _KEY_ERRORS = (401, 403)
 _ENGINE_ERRORS = (429, CANCELLED, 503, 504)
 _RETRY_AFTER = (429, 503)
 _REF = "#/components/schemas/{name}"
-#: The part of a route's path that its handler sees by name, with the pattern that it must match.
-_PLACE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+#: A named part of a route's path, with its pattern.
+_NAMED_PART = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 
 class Parameter(NamedTuple):
-    """Something that a client may send beside the body."""
+    """A parameter in the query or a header."""
 
     name: str
-    place: Literal["query", "header"]
+    location: Literal["query", "header"]
     type: Any
     description: str
 
 
 class Endpoint(NamedTuple):
-    """One operation: its route, and what its description says.
+    """One operation: its route and its description.
 
-    body: struct of the JSON body, or several of which it is one. reply: type of a 200, None if it is not JSON but
-    text. media_types: of the 200, by what the client accepts. chunk: struct of a stream's events, where there can be
-    one. generates: uses the engine, see `middleware.generating`. errors: statuses beside those that follow from the
-    rest. scope: what a key must allow; None where none is asked for.
+    body: struct of the JSON body, or alternatives. reply: type of a 200; None for text. media_types: of the 200. chunk:
+    struct of a stream's events. generates: uses the engine, see `middleware.generating`. errors: further statuses.
+    scope: needed by the key; None: no key is needed.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -67,12 +64,12 @@ class Endpoint(NamedTuple):
 
 
 def openapi_path(path: str) -> str:
-    """A route's path as OpenAPI writes it: places without their patterns."""
-    return _PLACE.sub(r"{\1}", path)
+    """A route's path in OpenAPI's form, without patterns."""
+    return _NAMED_PART.sub(r"{\1}", path)
 
 
 def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The description, to be written as JSON."""
+    """The description as a JSON object."""
     types = list(_types(endpoints))
     found, components = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = dict(zip(types, found, strict=True))
@@ -97,7 +94,7 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _types(endpoints: Sequence[Endpoint]) -> Iterator[Any]:
-    """Every type that the document refers to, each once."""
+    """Each type in the document once."""
     seen = [ErrorEnvelope]
     for endpoint in endpoints:
         seen += [*_bodies(endpoint), endpoint.reply, endpoint.chunk, *(each.type for each in endpoint.parameters)]
@@ -123,7 +120,7 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     if endpoint.scope is not None:
-        # A server without keys asks nobody for one, but nobody administers it either.
+        # A server without keys needs none, except for admin endpoints, which nobody can use then.
         operation["security"] = [{"key": []}] if endpoint.scope == "admin" else [{}, {"key": []}]
     return operation
 
@@ -134,10 +131,10 @@ def _operation_id(endpoint: Endpoint) -> str:
 
 
 def _parameters(endpoint: Endpoint, schemas: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    for name in _PLACE.findall(endpoint.path):
+    for name in _NAMED_PART.findall(endpoint.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    for name, place, type_, description in endpoint.parameters:
-        yield {"name": name, "in": place, "schema": schemas[type_], "description": description}
+    for name, location, type_, description in endpoint.parameters:
+        yield {"name": name, "in": location, "schema": schemas[type_], "description": description}
 
 
 def _responses(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
@@ -148,7 +145,7 @@ def _responses(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
         content[SERVER_SENT_EVENTS] = {"schema": schemas[endpoint.chunk]}
     responses: dict[str, Any] = {"200": {"description": "Success", "headers": _headers(200), "content": content}}
     if endpoint.can_be_empty:
-        responses["204"] = {"description": "There is nothing to say", "headers": _headers(204)}
+        responses["204"] = {"description": "The client has received everything", "headers": _headers(204)}
     for status in sorted(_errors(endpoint)):
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     return responses
@@ -163,7 +160,7 @@ def _error(status: int, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors(endpoint: Endpoint) -> set[int]:
-    """The statuses that the endpoint's errors can have."""
+    """The statuses of the endpoint's errors."""
     found = {*_ANY_ERRORS, *endpoint.errors}
     if endpoint.body is not None:
         found.update(_BODY_ERRORS)
@@ -171,7 +168,7 @@ def _errors(endpoint: Endpoint) -> set[int]:
         found.update(_KEY_ERRORS)
     if endpoint.generates:
         found.update(_ENGINE_ERRORS)
-    if _PLACE.search(endpoint.path):
+    if _NAMED_PART.search(endpoint.path):
         found.add(404)
     return found
 

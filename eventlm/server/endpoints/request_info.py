@@ -1,7 +1,6 @@
 """`GET /v1/requests/{id}` and `GET /v1/requests/{id}/explain`: where a request is, and where its time went.
 
-The id is the reply's (`chatcmpl-...`), or what was in its `x-request-id`. Both tell the holder of the key that made the
-request only; to everybody else there is no such request.
+The id is the reply's (`chatcmpl-...`) or its `x-request-id`. Only the request's own key finds it.
 """
 
 from __future__ import annotations
@@ -9,19 +8,18 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import Raw, Struct
 
-from eventlm.engine.admin import AmbiguousRequestError
 from eventlm.engine.explanations import NotExplainedError
 from eventlm.engine.request import UnknownReplyError
-from eventlm.engine.response_status import ReplyStatus, SampleState
-from eventlm.errors import EventLMError, InputError
+from eventlm.engine.request_registry import ReplyStatus, SampleState
+from eventlm.errors import InputError
 from eventlm.formatting import sentence
-from eventlm.server.auth.principal import PRINCIPAL
+from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response
-from eventlm.server.errors import ApiError, ambiguous_request, from_engine_error, internal_error
+from eventlm.server.errors import ApiError, internal_error
 from eventlm.server.timings import ChoiceTimings, choice_timings
 from eventlm.types import FinishReason
 
-#: Seconds after which to ask again where too many ask.
+#: Seconds after which to try again if too many explanations are under way.
 _RETRY_SECONDS = 5
 
 
@@ -79,7 +77,7 @@ def _info(status: ReplyStatus) -> web.Response:
         )
         for choice, sample in enumerate(status.samples)
     ]
-    # Of several that which is not over says most.
+    # The state of an unfinished choice tells most.
     unfinished = [choice.state for choice in choices if choice.state != "finished"]
     state = unfinished[0] if unfinished else "finished"
     return json_response(RequestInfo(id=status.reply_id, state=state, choices=choices))
@@ -97,8 +95,8 @@ async def explain_request(request: web.Request) -> web.Response:
         answer = await engine.explain(status.reply_id, owner)
     except NotExplainedError as error:
         raise _not_explained(error) from error
-    except EventLMError as error:
-        raise _from_engine(error, request.match_info["id"]) from error
+    except UnknownReplyError as error:
+        raise _not_found(request) from error
     if is_text:
         return web.Response(text=answer.text, content_type="text/plain")
     return json_response(
@@ -121,22 +119,18 @@ async def _status(request: web.Request, owner: str | None) -> ReplyStatus:
     """owner: None for anybody's. Raises ApiError (404) for a request that is not known, or somebody else's."""
     try:
         return await request.app[CONTEXT].engine.status(request.match_info["id"], owner)
-    except AmbiguousRequestError as error:
-        raise ambiguous_request(error) from error
-    except EventLMError as error:
-        raise _from_engine(error, request.match_info["id"]) from error
+    except UnknownReplyError as error:
+        raise _not_found(request) from error
 
 
-def _from_engine(error: EventLMError, request_id: str) -> ApiError:
-    if isinstance(error, UnknownReplyError):
-        return ApiError(
-            404,
-            f"There is no request with the id '{request_id}', or not any more: the id is that of the reply, or of its "
-            "x-request-id.",
-            param="id",
-            code="request_not_found",
-        )
-    return from_engine_error(error, prompt_param="id")
+def _not_found(request: web.Request) -> ApiError:
+    return ApiError(
+        404,
+        f"There is no request with the id '{request.match_info['id']}', or not any more: the id is that of the reply, "
+        "or of its x-request-id.",
+        param="id",
+        code="request_not_found",
+    )
 
 
 def _not_explained(error: NotExplainedError) -> ApiError:

@@ -1,4 +1,4 @@
-"""`/v1/stream/{id}`: a client that lost the connection of its stream goes on with it."""
+"""`/v1/stream/{id}`: clients that lost the connection of their stream resume it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from eventlm.engine.rate_limits import RateLimitError
-from eventlm.engine.request import EngineUnavailableError, ResumedReply, UnknownReplyError
-from eventlm.errors import EventLMError, InputError
-from eventlm.formatting import sentence
-from eventlm.server.auth.principal import PRINCIPAL
+from eventlm.engine.request import ResumedReply, UnknownReplyError
+from eventlm.errors import InputError
+from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.endpoints.chat import CHAT_PREFIX, ChatReplies
 from eventlm.server.endpoints.completions import CompletionReplies
-from eventlm.server.errors import from_engine_error, reply_not_found, unavailable
+from eventlm.server.errors import reply_not_found
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
 from eventlm.server.responses import CancelledReply, ReplyIdentity
-from eventlm.server.stream import EdgeState, send_events, stream_error
+from eventlm.server.stream import EdgeState, send_events
 from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
 from eventlm.text import generation as generations
 from eventlm.text.decoding import decode_request
@@ -39,14 +37,13 @@ EventId = Annotated[str, Meta(pattern=EVENT_ID_PATTERN)]
 
 
 async def resume_stream(request: web.Request) -> web.StreamResponse:
-    """Go on with a stream whose connection was lost. To the key's limits it is one more request, without tokens.
+    """Resume a stream whose connection was lost. It counts as a request against the key's limits, without tokens.
 
-    `Last-Event-ID`, or else `from`, is the id of the last event that the client has had; without either the stream
-    comes from its start. Its text joins to that of the unbroken stream. 204 if the client has had all of it. Whoever
-    else reads the stream at the moment is told that it is continued here.
+    `Last-Event-ID`, or else `from`, is the id of the last event that the client received; without it the stream begins
+    at its start. 204 if the client has received everything. Another reader of the stream gets an error.
     """
     if request.method == "HEAD":
-        # It would take the stream from its reader and throw it away.
+        # It would take the stream from its reader and discard it.
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "DELETE"])
     context = request.app[CONTEXT]
     position = _position(request)
@@ -58,10 +55,10 @@ async def resume_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_stream(request: web.Request) -> web.Response:
-    """End a reply, and keep nothing of it: it cannot be resumed any more.
+    """End a reply and drop what is kept of it: it cannot be resumed any more.
 
-    `cancelled` says whether it was being generated; whoever reads it then is told so by an error with the code
-    `cancelled`. A reply that is over and of which nothing is kept is not found.
+    `cancelled` is true if it was being generated; its reader then gets an error with the code `cancelled`. A reply that
+    is over and not kept is not found.
     """
     reply_id = request.match_info["id"]
     try:
@@ -80,10 +77,6 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
         )
     except UnknownReplyError as error:
         raise reply_not_found(reply_id) from error
-    except RateLimitError as error:
-        raise from_engine_error(error, prompt_param="id") from error
-    except EngineUnavailableError as error:
-        raise unavailable(sentence(str(error))) from error
     request[GENERATION] = generation
     try:
         return await _send_rest(request, reply, generation, position)
@@ -92,12 +85,12 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
 
 
 def _position_param(request: web.Request) -> str:
-    """Where the request says where the client stands, if it does."""
+    """The parameter with the client's position."""
     return LAST_EVENT_ID if LAST_EVENT_ID in request.headers else FROM
 
 
 def _position(request: web.Request) -> StreamPosition:
-    """Where the client stands. Raises ApiError."""
+    """The client's position. Raises InputError."""
     param = _position_param(request)
     text = request.headers.get(LAST_EVENT_ID, request.query.get(FROM))
     try:
@@ -109,38 +102,35 @@ def _position(request: web.Request) -> StreamPosition:
 async def _send_rest(
     request: web.Request, reply: ResumedReply, generation: Generation, position: StreamPosition
 ) -> web.StreamResponse:
-    """All that comes behind a position."""
+    """Send what follows a position."""
     if position.end > reply.num_outputs:
         param = _position_param(request)
         raise InputError(param, f"Invalid value for '{param}': no event of this stream has had that id.")
     context = request.app[CONTEXT]
     body, replies = _replies(context, reply)
     events = StreamEvents(generation, replies, body, has_ids=True)
-    try:
-        rest = await _catch_up(events, generation, position)
-    except EventLMError as failure:
-        raise stream_error(failure, replies.prompt_param) from failure
+    rest = await _catch_up(events, generation, position)
     if generation.is_over and position.skip >= events.num_tail_events and not position.size:
         return web.Response(status=204)
     stream = EventStream(request, context.config)
     await stream.start()
     await stream.write(rest)
-    return await send_events(stream, events, generation, replies.prompt_param)
+    return await send_events(stream, events, generation)
 
 
 async def _catch_up(events: StreamEvents, generation: Generation, position: StreamPosition) -> bytes:
-    """Go to the position; what is left of the events among which it is. Raises what the generation raises."""
+    """Skip to the position. Returns the rest of the events that contain it."""
     while generation.num_outputs < position.base:
         events.take(await generation.take(most=min(position.base - generation.num_outputs, MAX_OUTPUTS_TAKEN)))
     events.skip = position.skip
-    # Joined as they were, so that the events among which the client stands come out the same.
+    # Joined as before, so that the events around the position are the same.
     if not position.size:
         return b""
     return events.take(await generation.take(least=position.size, most=position.size))
 
 
 def _replies(context: ServerContext, reply: ResumedReply) -> tuple[GenerationRequest, ReplyFormat]:
-    """The request, and what makes the reply's chunks as it did the first time."""
+    """The request, and the format that makes the same chunks again."""
     state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
     identity = ReplyIdentity(reply.submission.reply_id, state.created)
     if identity.reply_id.startswith(CHAT_PREFIX):

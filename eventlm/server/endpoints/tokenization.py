@@ -6,10 +6,12 @@ from aiohttp import web
 from msgspec import Struct
 
 from eventlm.errors import InputError, UnknownModelError
+from eventlm.sampling_params import TokenId
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.text.decoding import convert_request, decode_object, decode_request
-from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest, TokenId
-from eventlm.text.sampling import check_token_ids
+from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.text.request_builder import check_token_ids
+from eventlm.text.tools.definitions import requested_tools
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -66,7 +68,7 @@ async def tokenize(request: web.Request) -> web.Response:
     else:
         body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
         _check_model(context, body.model)
-        token_ids = await context.requests.encode_messages(body)
+        token_ids = await context.requests.encode_messages(body, requested_tools(body, context.formats))
     return json_response(
         Tokenization(
             count=len(token_ids),

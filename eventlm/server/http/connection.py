@@ -1,10 +1,10 @@
-"""One client's connection: aiohttp's, with bounds on how many there are and on how long a client may take."""
+"""aiohttp's connections, with limits on their number and on the time that a client may take."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
@@ -14,25 +14,39 @@ from aiohttp import StreamReader, web
 
 from eventlm.config import ServerConfig
 from eventlm.server.errors import ApiError, internal_error, timed_out, unavailable
-from eventlm.server.http.headers import REQUEST_ID_HEADER, SERVER_NAME, request_id
+from eventlm.system.chance import Chance
+from eventlm.system.system import System
+from eventlm.text.protocol import REQUEST_ID_PATTERN
 
+REQUEST_ID_HEADER = "x-request-id"
+#: aiohttp's default has its version and Python's.
+SERVER_NAME = "eventlm"
+#: Ids that are echoed. Others are replaced, so that logs and headers stay clean.
+SANE_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _log = structlog.get_logger("eventlm.server")
-#: aiohttp says everything that goes wrong on a connection at level error.
+#: aiohttp logs whatever goes wrong on a connection at the level error.
 _quiet = logging.getLogger("eventlm.server.aiohttp")
 
-#: How long a body is read on that nobody wants, so that its client sees the reply before the connection ends.
+#: How long an unwanted body is still read, so that its client gets the reply before the connection ends.
 LINGER_SECONDS = 5.0
-#: A log line about refused connections is written for one of so many.
+#: One of so many refused connections is logged.
 _REFUSALS_PER_LINE = 1000
+
+
+def request_id(chance: Chance, request: web.BaseRequest) -> str:
+    """The client's id for the request if it sent a valid one, else a fresh one."""
+    sent = request.headers.get(REQUEST_ID_HEADER, "")
+    return sent if SANE_REQUEST_ID.fullmatch(sent) else chance.identity("req")
 
 
 class Gate:
     """Counts the connections of one server; `connect` makes the next."""
 
-    def __init__(self, config: ServerConfig, manager: web.Server) -> None:
+    def __init__(self, system: System, config: ServerConfig, manager: web.Server) -> None:
+        self.chance = system.chance
         self.config = config
         self.num_open = 0
-        #: Those that are not open yet, because their TLS handshake is under way.
+        #: Connections whose TLS handshake is under way.
         self.handshakes: set[Connection] = set()
         self.num_refused = 0
         self._manager = manager
@@ -40,11 +54,11 @@ class Gate:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open, or to be made secure."""
+        """Open connections and TLS handshakes."""
         return self.num_open + len(self.handshakes)
 
     def connect(self) -> Connection:
-        """Protocol of a connection that was accepted."""
+        """The protocol of an accepted connection."""
         return Connection(self, self._manager, self._loop)
 
     def note_refusal(self) -> None:
@@ -57,10 +71,9 @@ class Gate:
 class Connection(web.RequestHandler):
     """Serves one connection.
 
-    What is not HTTP enough to reach the application is answered with the error envelope too. A client has
-    `header_timeout_seconds` for each request's head, counted from the connection or from the head's first byte; what
-    idles between requests longer than `idle_timeout_seconds` is closed. Slow bodies are the handlers' affair. A client
-    that takes nothing for `write_timeout_seconds` while something waits for it loses its connection.
+    Invalid HTTP is answered with the error envelope too. A client has `header_timeout_seconds` for the head of each
+    request, from the start of the connection or the head's first byte, `idle_timeout_seconds` between requests, and
+    `write_timeout_seconds` to read something while data waits for it. Handlers limit the time for a body.
     """
 
     __slots__ = (
@@ -82,7 +95,7 @@ class Connection(web.RequestHandler):
             logger=_quiet,
             keepalive_timeout=gate.config.idle_timeout_seconds,
             lingering_time=LINGER_SECONDS,
-            # It would name what could be installed, and never say which encodings it takes.
+            # aiohttp's errors do not name the encodings that are accepted.
             auto_decompress=False,
         )
         self._gate = gate
@@ -104,11 +117,11 @@ class Connection(web.RequestHandler):
             self._refused = True
             gate.note_refusal()
             error = unavailable("The server has as many connections as it may have; try again.")
-            cast(asyncio.Transport, transport).write(_raw_reply(error))
+            cast(asyncio.Transport, transport).write(_raw_reply(self._gate.chance, error))
             cast(asyncio.Transport, transport).close()
             return
         super().connection_made(transport)
-        # Whoever writes waits for all of it to leave; streams allow themselves more.
+        # Writers wait until all has left; streams set a higher limit.
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=0)
         self._await_head()
 
@@ -120,12 +133,12 @@ class Connection(web.RequestHandler):
         if self._request_count != self._num_heads:
             self._note_heads()
         elif data and self._num_replies == self._num_heads and not is_of_body and self._head_timer is None:
-            # Every request has been answered, so this is a part of the next one's head. aiohttp passes no bytes where
-            # it goes on with those that it has kept.
+            # All requests are answered, so this is the start of the next head. aiohttp passes no bytes when it goes on
+            # with those that it has kept.
             self._await_head()
 
     def _note_heads(self) -> None:
-        """Of requests that wait to be taken up."""
+        """The heads of some requests are complete."""
         self._num_heads = self._request_count
         self._body = self._messages[-1][1]
         self._stop_timer()
@@ -138,7 +151,7 @@ class Connection(web.RequestHandler):
         finally:
             self._num_replies += 1
             if self._request_count != self._num_heads:
-                # They lay behind a request to upgrade, which has been declined by now.
+                # They followed a request to upgrade, which is declined by now.
                 self._note_heads()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -162,7 +175,7 @@ class Connection(web.RequestHandler):
         self._write_timer = self._loop.call_later(self._gate.config.write_timeout_seconds, self._check_reader)
 
     def _check_reader(self) -> None:
-        """However little the client has taken, it has as long again for the next of it."""
+        """Disconnect a client that has read nothing; one that has read anything gets more time."""
         self._write_timer = None
         if self.transport is None:
             return
@@ -186,11 +199,13 @@ class Connection(web.RequestHandler):
             self._head_timer = None
 
     def _give_up(self) -> None:
-        """The head of a request has not come in time."""
+        """The head of a request did not come in time."""
         self._head_timer = None
         if self.transport is not None:
             seconds = self._gate.config.header_timeout_seconds
-            self.transport.write(_raw_reply(timed_out(f"The head of a request did not come within {seconds} s.")))
+            self.transport.write(
+                _raw_reply(self._gate.chance, timed_out(f"The head of a request did not come within {seconds} s."))
+            )
         self.force_close()
 
     def handle_error(
@@ -206,7 +221,7 @@ class Connection(web.RequestHandler):
         if status < 500:
             error = ApiError(status, f"The request is not valid HTTP: {(message or 'bad request').strip()}")
         response = error.to_response()
-        response.headers[REQUEST_ID_HEADER] = identity = request_id(request)
+        response.headers[REQUEST_ID_HEADER] = identity = request_id(self._gate.chance, request)
         response.headers["Server"] = SERVER_NAME
         response.force_close()
         _log.info("bad request", request_id=identity, status=status, error=type(exc).__name__)
@@ -217,14 +232,14 @@ class Connection(web.RequestHandler):
 Connect = Callable[[], asyncio.BaseProtocol]
 
 
-def _raw_reply(error: ApiError) -> bytes:
-    """An error to a client that has sent no request to reply to."""
+def _raw_reply(chance: Chance, error: ApiError) -> bytes:
+    """An error for a client that has sent no request."""
     body = error.to_json()
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "Connection": "close",
-        REQUEST_ID_HEADER: f"req-{secrets.token_hex(16)}",
+        REQUEST_ID_HEADER: chance.identity("req"),
         **error.headers,
     }
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]

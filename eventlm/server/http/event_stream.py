@@ -1,8 +1,7 @@
-"""The HTTP side of server-sent events: what waits for a client that reads slowly has a bound.
+"""Server-sent events over HTTP, with a bound on the data that waits for a slow client.
 
-The bound holds for what the process keeps for the connection (`max_stream_buffer`) and, where the system can, for what
-the kernel keeps unsent beside it. Over it the writer waits, and what comes meanwhile is joined into fewer events by
-whoever writes. For how long it waits is the connection's affair.
+The bound (`max_stream_buffer`) holds for the process's buffer and, where supported, for unsent data in the kernel.
+Above it the writer waits and joins further outputs into fewer events. The connection limits that time.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from aiohttp.http import HttpVersion11
 from aiohttp.http_writer import StreamWriter
 
 from eventlm.config import ServerConfig
-from eventlm.config.sizes import memory_bytes
+from eventlm.config.structs import memory_bytes
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream:
-    """One streamed reply: `start`, `write` and `end`. They raise ConnectionError when the client is gone."""
+    """One streamed reply: `start`, `write` and `end`, which raise ConnectionError when the client is gone."""
 
     def __init__(self, request: web.Request, config: ServerConfig) -> None:
         self.response = web.StreamResponse(headers=_HEADERS)
@@ -31,7 +30,7 @@ class EventStream:
 
     @property
     def is_started(self) -> bool:
-        """Whether the client has been sent the status of its reply."""
+        """Whether the status of the reply was sent."""
         return self._writer is not None
 
     async def start(self) -> None:
@@ -42,7 +41,7 @@ class EventStream:
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._max_waiting_bytes)
         if self._request.version < HttpVersion11:
-            # It knows no chunks: where a stream ends is told by the end of the connection alone.
+            # It has no chunked encoding: the end of the connection marks the end of the stream.
             self.response.force_close()
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
@@ -50,7 +49,7 @@ class EventStream:
         writer.send_headers()
 
     async def write(self, data: bytes) -> None:
-        """Send bytes, and wait if too many wait already."""
+        """Send bytes, and wait if the buffer is full."""
         self.send(data)
         if self.is_full:
             await self.drain()
@@ -62,16 +61,16 @@ class EventStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for the client that nothing more should be sent before `drain`."""
+        """Whether the writer should `drain` before it sends more."""
         return self._writer is not None and self._writer.protocol.writing_paused
 
     async def drain(self) -> None:
-        """Wait until the client has taken enough."""
+        """Wait until the buffer has room."""
         assert self._writer is not None
         await self._writer.drain()
 
     def _send(self, writer: StreamWriter, data: bytes) -> None:
-        """As the writer does it, but at once: this is done for each token."""
+        """Like the writer's method, without waiting, since this runs for each token."""
         transport = writer.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
@@ -81,7 +80,7 @@ class EventStream:
         writer.output_size += len(data)
 
     async def end(self, data: bytes) -> None:
-        """Send the last bytes, and wait until the kernel has all of them."""
+        """Send the last bytes, and wait until the kernel has taken all."""
         assert self._writer is not None
         transport = self._transport()
         transport.set_write_buffer_limits(high=0)

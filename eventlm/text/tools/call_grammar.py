@@ -1,6 +1,6 @@
-"""Grammars (llguidance's Lark) under which a model can only write calls that follow their tools' schemas.
+"""Grammars (llguidance's Lark) that allow only calls that follow their tools' schemas.
 
-Where the content has a structure of its own, it is a grammar beside this one, `@content`.
+If the content has a structure of its own, that is a second grammar, `@content`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from eventlm.text.tools.formats import Formats, ReasoningState
 from eventlm.text.tools.schema_check import without_annotations
 
 _SPACE = r"[ \t\r\n]{0,32}"
-#: Calls of one message. A model that goes on and on ends there.
+#: Calls of one message, so that a model cannot go on for ever.
 _MAX_CALLS = 128
-#: As json.dumps writes it and models do; with free white space one could go on for ever.
+#: As json.dumps and models write it. With free whitespace a model could go on for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 
 
@@ -32,11 +32,11 @@ async def reply_grammar(
     content: str,
     checker: GrammarChecker,
 ) -> str:
-    """The grammar of a whole reply; empty if anything goes.
+    """The grammar of a whole reply; empty if anything is allowed.
 
-    content: the grammar of what is neither reasoning nor a call, empty if there is none. special_marks: the marks of
-    the formats that are special tokens of the vocabulary, which no text matches. Raises InputError with the path of
-    what a tool's schema has that cannot be followed.
+    content: the grammar of the content, empty if it has none. special_marks: the marks of the formats that are special
+    tokens of the vocabulary, which no text matches. Raises InputError with the path of the part of a tool's schema that
+    cannot be followed.
     """
     has_calls = use is not None and (use.is_constrained or bool(content))
     if not has_calls and (not content or reasoning == "closed"):
@@ -53,11 +53,11 @@ async def reply_grammar(
     try:
         return await checker.check(requested)
     except InputError:
-        # By themselves the schemas show which is at fault; if none is, they are too much together.
-        for place in use.callable if use is not None else ():
+        # Check the schemas one by one to find the one at fault. If none is, they are too large together.
+        for index in use.callable if use is not None else ():
             assert use is not None
-            param = f"tools[{place}].function.parameters"
-            schema = _schema(use.functions[place], is_free=False)
+            param = f"tools[{index}].function.parameters"
+            schema = _schema(use.functions[index], is_free=False)
             await checker.check(RequestedGrammar(grammar_of_parts([{"json_schema": schema}], param), param))
         raise
 
@@ -73,7 +73,7 @@ def reply_lark(
     """The grammar as Lark."""
     first = ""
     if reasoning == "possible" and formats.reasoning is not None:
-        # What comes without reasoning does not look like it.
+        # Text without reasoning must not look like reasoning.
         first = f" & ~/{_SPACE}{_regex(formats.reasoning.begin)}(.|\\n)*/"
     writer = _Writer(formats, special_marks)
     if use is None:
@@ -84,7 +84,7 @@ def reply_lark(
         start = f"@content | {writer.forced(use)}"
     else:
         start = writer.triggered(first)
-    return writer.grammar(writer.behind_reasoning(start, reasoning), use)
+    return writer.grammar(writer.after_reasoning(start, reasoning), use)
 
 
 class _Writer:
@@ -106,7 +106,7 @@ class _Writer:
         return "call" if use.one_call else self._calls()
 
     def triggered(self, first: str) -> str:
-        """Any text, but where a call begins it must be one. `first`: what is asked of the text's start."""
+        """Any text in which each call that begins is a valid one. `first`: a condition on the start of the text."""
         if self._syntax.is_bare:
             self._call(self._syntax.layout[0])
             self._rules.append(rf"PLAIN: ANYTHING & ~/{_SPACE}\{{(.|\n)*/{first}")
@@ -117,8 +117,8 @@ class _Writer:
         head, next_head = self._until("head", "FIRST", begin), self._until("next_head", "ANYTHING", begin)
         return f"FIRST | {head} call ({next_head} call)* ANYTHING"
 
-    def behind_reasoning(self, start: str, state: ReasoningState) -> str:
-        """Reasoning is free text; what comes behind it is constrained."""
+    def after_reasoning(self, start: str, state: ReasoningState) -> str:
+        """Free reasoning, then the constrained reply."""
         format = self._formats.reasoning
         if format is None or state == "closed":
             return start
@@ -131,13 +131,13 @@ class _Writer:
         rules = [f"start: {start}", *self._rules]
         if use is None:
             return "\n".join([*rules, ""])
-        rules.append("function: " + " | ".join(f"function_{place}" for place in use.callable))
-        for place in use.callable:
-            function = use.functions[place]
+        rules.append("function: " + " | ".join(f"function_{index}" for index in use.callable))
+        for index in use.callable:
+            function = use.functions[index]
             head = f'"{function.name}", "{self._syntax.arguments_key}": '
-            rules.append(f"function_{place}: {lark_string(head)} arguments_{place}")
+            rules.append(f"function_{index}: {lark_string(head)} arguments_{index}")
             schema = _schema(function, is_free=use.mode == "auto" and not function.strict)
-            rules.append(f"arguments_{place}: %json {json.dumps(schema)}")
+            rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
         return "\n".join([*rules, ""])
 
     def _calls(self) -> str:
@@ -155,25 +155,25 @@ class _Writer:
         return name
 
     def _text(self, text: str) -> str:
-        """Lark for this very text, in which marks may be special tokens; those are written by their names."""
+        """Lark for exactly this text, with marks that are special tokens by their names."""
         mark = next((mark for mark in sorted(self._special) if mark in text), "")
         if not mark:
             return lark_string(text) if text else ""
-        before, _, behind = text.partition(mark)
-        return f"{self._text(before)} {mark} {self._text(behind)}".strip()
+        before, _, after = text.partition(mark)
+        return f"{self._text(before)} {mark} {self._text(after)}".strip()
 
 
 def _regex(text: str) -> str:
-    """A regular expression for this very text."""
+    """A regular expression for exactly this text."""
     return "".join(character if character.isalnum() else f"\\x{ord(character):02x}" for character in text)
 
 
 def _schema(function: FunctionDefinition, *, is_free: bool) -> dict[str, Any]:
-    """The schema of a function's arguments, with llguidance's options; `is_free`: any object will do."""
+    """The schema of a function's arguments, with llguidance's options; `is_free`: any object."""
     schema: dict[str, Any] = {"type": "object"}
     if not is_free:
         parameters = {"additionalProperties": False} if function.parameters is None else function.parameters
         # Descriptions can be long, and grammars have a largest size.
         schema |= without_annotations(parameters)
-    # What a grammar cannot follow is an error only where the client insists.
+    # Keywords that a grammar cannot follow are an error only with `strict`.
     return schema | {"x-guidance": _LAYOUT | {"lenient": not function.strict}}

@@ -1,4 +1,4 @@
-"""Finds tool calls in a text: JSON objects between tags, or alone at its start."""
+"""Finds tool calls in a text: JSON objects between tags, or without tags at its start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Literal
 from msgspec import Struct
 
 from eventlm.text.tools.call_scanner import WHITESPACE, CallScanner
-from eventlm.text.tools.pieces import CallArguments, CallEnds, Content, Piece, TextMachine, partial_suffix
+from eventlm.text.tools.parser_events import (
+    CallArguments,
+    CallEnd,
+    Content,
+    ParserEvent,
+    StreamParser,
+    partial_suffix,
+)
 
 #: Between a call and its end tag; models are known to close one bracket too many.
 _BEFORE_END = WHITESPACE + "}"
@@ -19,9 +26,9 @@ _BEFORE_NEXT = re.compile(rf"[{WHITESPACE}]*(?:;[{WHITESPACE}]*)?")
 class CallSyntax(Struct, frozen=True, kw_only=True):
     """How a family of models writes calls.
 
-    begin, end: tags around each; `end` empty: a call ends with its object. arguments_key: of the object. is_bare:
-    calls may do without `begin` at the start of the text and behind another call. layout: what is around an object
-    where a grammar writes it; separator: between two such.
+    begin, end: tags around each call; without `end` a call ends with its object. arguments_key: key of the arguments.
+    is_bare: calls may lack `begin` at the start of the text and after another call. layout: the text around an object
+    that a grammar writes; separator: the text between two such calls.
     """
 
     begin: str
@@ -32,29 +39,29 @@ class CallSyntax(Struct, frozen=True, kw_only=True):
     separator: str
 
 
-class CallParser(TextMachine):
-    """Text before, between and behind calls is content, and so is a call that turns out to be none.
+class CallParser(StreamParser):
+    """Text before, between and after calls is content. So is an object that is not a call.
 
-    A call is none if it is not of one of the tools `names`, or is not well-formed up to its arguments. From there on
-    it has been told, and stays a call: arguments that are not JSON are told as they are, up to the end tag. White space
-    beside calls is not content.
+    An object is a call if it names one of the tools `names` and is well-formed up to its arguments. From there on it
+    remains a call: arguments that are not JSON are passed on as they are, up to the end tag. Whitespace beside calls
+    is not content.
     """
 
     def __init__(self, syntax: CallSyntax, names: Container[str]) -> None:
         self._syntax = syntax
         self._names = names
-        self._state: Literal["outside", "call", "broken", "behind"] = "outside"
-        self._pieces: list[Piece] = []
-        #: What has come and is not decided.
+        self._state: Literal["outside", "call", "broken", "after"] = "outside"
+        self._events: list[ParserEvent] = []
+        #: Text that is still ambiguous.
         self._pending = ""
-        #: Whether an object that comes now is a call without a tag.
+        #: Whether an object may begin here without a tag.
         self._may_begin = syntax.is_bare
-        self._is_behind_call = False
+        self._is_after_call = False
         self._scanner = CallScanner(names)
         #: The text since the end of the content, in case it is no call.
         self._held: list[str] = []
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[ParserEvent]:
         self._pending += text
         step = True
         while step and self._pending:
@@ -65,58 +72,58 @@ class CallParser(TextMachine):
                     step = self._call()
                 case "broken":
                     step = self._broken()
-                case "behind":
-                    step = self._behind_tagged() if self._syntax.end else self._behind_bare()
-        pieces, self._pieces = self._pieces, []
-        return pieces
+                case "after":
+                    step = self._after_tagged() if self._syntax.end else self._after_bare()
+        events, self._events = self._events, []
+        return events
 
-    def close(self) -> list[Piece]:
+    def close(self) -> list[ParserEvent]:
         rest, self._pending = self._pending, ""
         match self._state:
             case "outside":
-                if rest.strip(WHITESPACE) or not self._is_behind_call:
-                    self._say(rest)
+                if rest.strip(WHITESPACE) or not self._is_after_call:
+                    self._emit_content(rest)
             case "call":
                 if not self._scanner.has_begun:
-                    self._say("".join(self._held))
+                    self._emit_content("".join(self._held))
             case "broken":
-                self._tell(rest)
-            case "behind":
-                # White space, a separator, or what there is of the end tag.
+                self._emit_arguments(rest)
+            case "after":
+                # Whitespace, a separator, or part of the end tag.
                 pass
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        events, self._events = self._events, []
+        return events
 
-    def _say(self, text: str) -> None:
+    def _emit_content(self, text: str) -> None:
         if text:
-            self._pieces.append(Content(text))
-            self._is_behind_call = False
+            self._events.append(Content(text))
+            self._is_after_call = False
             self._may_begin = False
 
-    # Each step takes what it can from the pending text; it returns whether there may be more to do.
+    # Each step takes what it can from the pending text and returns whether another step may follow.
 
     def _outside(self) -> bool:
         text, tag = self._pending, self._syntax.begin
         if self._may_begin:
-            start = text.lstrip(WHITESPACE)
-            if start.startswith("{"):
-                self._enter(len(text) - len(start))
+            stripped = text.lstrip(WHITESPACE)
+            if stripped.startswith("{"):
+                self._enter(len(text) - len(stripped))
                 return True
-            self._may_begin = not start or tag.startswith(start)
-        place = text.find(tag)
-        if place >= 0:
-            said = len(text[:place].rstrip(WHITESPACE))
-            self._say(text[:said])
-            self._pending = text[said:]
-            self._enter(place - said + len(tag))
+            self._may_begin = not stripped or tag.startswith(stripped)
+        start = text.find(tag)
+        if start >= 0:
+            end_of_content = len(text[:start].rstrip(WHITESPACE))
+            self._emit_content(text[:end_of_content])
+            self._pending = text[end_of_content:]
+            self._enter(start - end_of_content + len(tag))
             return True
         safe = len(text[: len(text) - partial_suffix(text, tag)].rstrip(WHITESPACE))
-        self._say(text[:safe])
+        self._emit_content(text[:safe])
         self._pending = text[safe:]
         return False
 
     def _enter(self, num_held: int) -> None:
-        """A call begins behind so many characters, which are no content if it is one."""
+        """A call may begin after so many characters, which are content only if it is none."""
         self._held = [self._pending[:num_held]]
         self._pending = self._pending[num_held:]
         self._scanner = CallScanner(self._names)
@@ -130,40 +137,40 @@ class CallParser(TextMachine):
             self._held = []
         else:
             self._held.append(text[:end])
-        self._pieces += scanner.pieces
-        scanner.pieces = []
+        self._events += scanner.events
+        scanner.events = []
         match scanner.outcome:
             case "ended":
-                self._state = "behind"
-                self._is_behind_call = True
+                self._state = "after"
+                self._is_after_call = True
             case "broken":
                 self._state = "broken"
             case "failed":
                 self._state = "outside"
                 self._may_begin = False
-                self._say("".join(self._held))
+                self._emit_content("".join(self._held))
         return scanner.outcome != "open"
 
     def _broken(self) -> bool:
         text, end = self._pending, self._syntax.end
-        place = text.find(end) if end else -1
-        if place < 0:
+        start = text.find(end) if end else -1
+        if start < 0:
             safe = len(text) - partial_suffix(text, end)
-            self._tell(text[:safe])
+            self._emit_arguments(text[:safe])
             self._pending = text[safe:]
             return False
-        self._tell(text[:place])
-        self._pieces.append(CallEnds())
-        self._pending = text[place:]
-        self._state = "behind"
-        self._is_behind_call = True
+        self._emit_arguments(text[:start])
+        self._events.append(CallEnd())
+        self._pending = text[start:]
+        self._state = "after"
+        self._is_after_call = True
         return True
 
-    def _tell(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         if text:
-            self._pieces.append(CallArguments(text))
+            self._events.append(CallArguments(text))
 
-    def _behind_tagged(self) -> bool:
+    def _after_tagged(self) -> bool:
         text, end = self._pending, self._syntax.end
         rest = text.lstrip(_BEFORE_END)
         if rest.startswith(end):
@@ -173,7 +180,7 @@ class CallParser(TextMachine):
         self._state = "outside"
         return True
 
-    def _behind_bare(self) -> bool:
+    def _after_bare(self) -> bool:
         between = _BEFORE_NEXT.match(self._pending)
         assert between is not None
         if between.end() == len(self._pending):

@@ -4,46 +4,46 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container
+from collections.abc import Container, Generator
 from typing import Literal
 
-from eventlm.text.tools.pieces import CallArguments, CallBegins, CallEnds, Piece
+from eventlm.text.tools.parser_events import CallArguments, CallEnd, CallStart, ParserEvent
 
 WHITESPACE = " \t\r\n"
-#: Both spellings are common, whatever a model was told.
+#: Both spellings are common, whichever the prompt shows.
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _NOT_WHITESPACE = re.compile(rf"[^{WHITESPACE}]")
 _IN_STRING = re.compile(r'["\\]')
 _IN_BRACKETS = re.compile(r'["{}\[\]]')
-_BEHIND_SCALAR = re.compile(rf"[{WHITESPACE},}}\]]")
+_AFTER_SCALAR = re.compile(rf"[{WHITESPACE},}}\]]")
 _CLOSING = {"{": "}", "[": "]"}
 
 Outcome = Literal["open", "ended", "failed", "broken"]
 
 
 class ValueScanner:
-    """Finds the end of one JSON value: strings and brackets are followed, numbers and words are taken as they are."""
+    """Finds the end of one JSON value. It follows strings and brackets, and does not look into numbers and words."""
 
     def __init__(self) -> None:
         self.is_complete = False
-        #: A bracket closes another than the one that is open.
+        #: A closing bracket does not match the open one.
         self.is_broken = False
         self._started = False
         self._in_string = False
         self._escaped = False
         self._closing: list[str] = []
 
-    def push(self, text: str, place: int) -> int:
-        """Where in `text` the value ends, or what cannot belong to it begins; `place` is where to go on."""
-        while place < len(text) and not self.is_complete and not self.is_broken:
-            place = self._string(text, place) if self._in_string else self._structure(text, place)
-        return place
+    def push(self, text: str, start: int) -> int:
+        """Scan `text` from `start`. Returns where the value ends, or where it breaks."""
+        while start < len(text) and not self.is_complete and not self.is_broken:
+            start = self._string(text, start) if self._in_string else self._structure(text, start)
+        return start
 
-    def _string(self, text: str, place: int) -> int:
+    def _string(self, text: str, start: int) -> int:
         if self._escaped:
             self._escaped = False
-            return place + 1
-        found = _IN_STRING.search(text, place)
+            return start + 1
+        found = _IN_STRING.search(text, start)
         if found is None:
             return len(text)
         self._escaped = found[0] == "\\"
@@ -52,10 +52,10 @@ class ValueScanner:
             self.is_complete = not self._closing
         return found.end()
 
-    def _structure(self, text: str, place: int) -> int:
-        is_scalar = not self._closing and (self._started or text[place] not in '"{[')
+    def _structure(self, text: str, start: int) -> int:
+        is_scalar = not self._closing and (self._started or text[start] not in '"{[')
         self._started = True
-        found = (_BEHIND_SCALAR if is_scalar else _IN_BRACKETS).search(text, place)
+        found = (_AFTER_SCALAR if is_scalar else _IN_BRACKETS).search(text, start)
         if found is None:
             return len(text)
         if is_scalar:
@@ -78,140 +78,136 @@ class ValueScanner:
 class CallScanner:
     """One call of one of the tools `names`.
 
-    outcome: `open` until it is decided; `ended` behind the call; `failed` where the text turns out to be no call,
-    nothing having been told; `broken` where the arguments stop being JSON after some of them were told. `pieces`
-    collects what was found; the caller takes it.
+    outcome: `open` until it is decided; `ended` after the call; `failed` if the text turns out to be no call, before
+    any event; `broken` if the arguments stop being JSON after some of them were in events. The caller takes `events`.
     """
 
     def __init__(self, names: Container[str]) -> None:
         self.outcome: Outcome = "open"
-        self.pieces: list[Piece] = []
+        self.events: list[ParserEvent] = []
         self.has_begun = False
         self._names = names
-        self._expected: Literal["object", "first key", "key", "colon", "value", "rest of value", "comma"] = "object"
-        self._scanner = ValueScanner()
-        #: The key whose value is scanned; empty while a key itself is.
-        self._key = ""
-        self._value: list[str] = []
         self._name = ""
+        #: The text of the arguments, or any text once they were in events.
         self._arguments = ""
+        self._text = ""
+        #: Where in the text to go on.
+        self._position = 0
+        self._scan = self._call()
 
-    def push(self, text: str, place: int) -> int:
-        """Scan `text` from `place` on; where the scan ended: its end, unless the outcome is decided."""
-        while place < len(text) and self.outcome == "open":
-            if self._expected == "rest of value":
-                place = self._scan(text, place)
-                continue
-            found = _NOT_WHITESPACE.search(text, place)
-            if found is None:
-                return len(text)
-            place = self._take(text, found.start())
-        return place
+    def push(self, text: str, start: int) -> int:
+        """Scan `text` from `start`. Returns where the scan stopped: at the end, unless the outcome is decided."""
+        self._text, self._position = text, start
+        if start < len(text):
+            next(self._scan, None)
+        return self._position
 
-    def _take(self, text: str, place: int) -> int:
-        """Take the character at `place`, which is not white space, or fail there."""
-        character = text[place]
-        match self._expected, character:
-            case "object", "{":
-                self._expected = "first key"
-            case (("first key" | "key"), '"'):
-                self._key = ""
-                return self._begin_value(text, place)
-            case "colon", ":":
-                self._expected = "value"
-            case "value", _ if character not in ",}]:":
-                if self._key not in _ARGUMENTS_KEYS or character in '{"n':
-                    return self._begin_value(text, place)
-                self._give_up()
-                return place
-            case "comma", ",":
-                self._expected = "key"
-            case (("first key" | "comma"), "}"):
-                self._end()
-            case _:
-                self._give_up()
-                return place
-        return place + 1 if self.outcome in ("open", "ended") else place
+    # These scan what their names say, and yield when they need more text.
 
-    def _begin_value(self, text: str, place: int) -> int:
-        self._scanner = ValueScanner()
-        self._value = []
-        self._expected = "rest of value"
-        if self._streams and text[place] == "{":
-            self._begin()
-        return self._scan(text, place)
-
-    @property
-    def _streams(self) -> bool:
-        """Whether what is scanned is the arguments of a known tool."""
-        return bool(self._name) and self._key in _ARGUMENTS_KEYS and not self._arguments
-
-    def _scan(self, text: str, place: int) -> int:
-        end = self._scanner.push(text, place)
-        if self._streams and self.has_begun:
-            if end > place:
-                self.pieces.append(CallArguments(text[place:end]))
-        else:
-            self._value.append(text[place:end])
-        if self._scanner.is_broken:
-            self.outcome = "broken" if self._streams and self.has_begun else self.outcome
-            if self.outcome == "open":
-                self._give_up()
-        elif self._scanner.is_complete:
-            self._complete("".join(self._value))
-        return end
-
-    def _complete(self, value: str) -> None:
-        if not self._key:
-            key = _string(value)
-            self._key = key or "?"
-            self._expected = "colon"
-            return
-        self._expected = "comma"
-        if self._key == "name" and not self._name:
-            self._name = _string(value) or ""
-            if self._name not in self._names:
-                self._give_up()
-            elif self._arguments:
-                self._begin()
-                self.pieces.append(CallArguments(self._arguments))
-        elif self._key in _ARGUMENTS_KEYS and not self._arguments:
-            if self._streams and self.has_begun:
-                self._arguments = "told"
-                return
-            self._arguments = _arguments(value)
-            if not self._arguments:
-                self._give_up()
-            elif self._name:
-                self._begin()
-                self.pieces.append(CallArguments(self._arguments))
-
-    def _begin(self) -> None:
-        self.has_begun = True
-        self.pieces.append(CallBegins(self._name))
-
-    def _end(self) -> None:
+    def _call(self) -> Generator[None]:
+        if (yield from self._next()) != "{":
+            return self._finish()
+        self._position += 1
+        character = yield from self._next()
+        while character != "}":
+            if character != '"':
+                return self._finish()
+            key = _string((yield from self._value())) or "?"
+            if (yield from self._next()) != ":":
+                return self._finish()
+            self._position += 1
+            yield from self._member(key)
+            if self.outcome != "open":
+                return None
+            character = yield from self._next()
+            if character == ",":
+                self._position += 1
+                character = yield from self._next()
+                if character == "}":
+                    return self._finish()
+            elif character != "}":
+                return self._finish()
         if not self._name:
-            self._give_up()
-            return
+            return self._finish()
+        self._position += 1
         if not self.has_begun:
             # A tool without parameters.
-            self._begin()
-            self.pieces.append(CallArguments("{}"))
-        self.outcome = "ended"
-        self.pieces.append(CallEnds())
+            self._begin("{}")
+        return self._finish()
 
-    def _give_up(self) -> None:
-        """This is no call; or, if its arguments are complete, one that is not closed properly."""
+    def _member(self, key: str) -> Generator[None]:
+        character = yield from self._next()
+        is_arguments = key in _ARGUMENTS_KEYS and not self._arguments
+        if character in ",}]:" or (key in _ARGUMENTS_KEYS and character not in '{"n'):
+            return self._finish()
+        if is_arguments and self._name and character == "{":
+            self._begin()
+            self._arguments = "streamed"
+            yield from self._value(streams=True)
+            return None
+        value = yield from self._value()
+        if self.outcome != "open":
+            return None
+        if key == "name" and not self._name:
+            self._name = _string(value) or ""
+            if self._name not in self._names:
+                return self._finish()
+            if self._arguments:
+                self._begin(self._arguments)
+        elif is_arguments:
+            self._arguments = _arguments(value)
+            if not self._arguments:
+                return self._finish()
+            if self._name:
+                self._begin(self._arguments)
+        return None
+
+    def _value(self, *, streams: bool = False) -> Generator[None, None, str]:
+        """Returns the text of the value, or with `streams` puts it into events as it comes."""
+        scanner, parts = ValueScanner(), []
+        while True:
+            start = self._position
+            self._position = scanner.push(self._text, start)
+            part = self._text[start : self._position]
+            if not streams:
+                parts.append(part)
+            elif part:
+                self.events.append(CallArguments(part))
+            if scanner.is_complete:
+                return "".join(parts)
+            if scanner.is_broken:
+                if streams:
+                    self.outcome = "broken"
+                else:
+                    self._finish()
+                return ""
+            yield
+
+    def _next(self) -> Generator[None, None, str]:
+        """Returns the next character that is not whitespace, and stays before it."""
+        while (found := _NOT_WHITESPACE.search(self._text, self._position)) is None:
+            self._position = len(self._text)
+            yield
+        self._position = found.start()
+        return found[0]
+
+    def _begin(self, arguments: str = "") -> None:
+        self.has_begun = True
+        self.events.append(CallStart(self._name))
+        if arguments:
+            self.events.append(CallArguments(arguments))
+
+    def _finish(self) -> None:
+        """Stop scanning. What has begun is a call, even if it is not closed properly."""
         if self.has_begun:
             self.outcome = "ended"
-            self.pieces.append(CallEnds())
+            self.events.append(CallEnd())
         else:
             self.outcome = "failed"
 
 
 def _string(literal: str) -> str | None:
-    """What a JSON string stands for; None for anything else."""
+    """The value of a JSON string; None for anything else."""
     try:
         value = json.loads(literal, strict=False)
     except (ValueError, RecursionError):

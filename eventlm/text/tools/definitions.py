@@ -1,26 +1,25 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of a request: checked, and what they come to."""
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a request, checked."""
 
 from __future__ import annotations
 
-import re
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from eventlm.errors import InputError, InvalidTypeError
+from eventlm.errors import InputError
 from eventlm.text.decoding import validation_error
 from eventlm.text.protocol import ChatCompletionRequest
+from eventlm.text.tools.formats import Formats
 from eventlm.text.tools.schema_check import SchemaChecker
 
 MAX_TOOLS = 1024
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class FunctionDefinition(Struct):
     """`tools[].function`. `parameters` is a JSON schema of an object; without it the function takes none."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -29,7 +28,7 @@ class FunctionDefinition(Struct):
 class ToolDefinition(Struct):
     """One of `tools`."""
 
-    type: str
+    type: Literal["function"]
     function: FunctionDefinition
 
 
@@ -39,18 +38,23 @@ class FunctionName(Struct):
     name: str
 
 
-class NamedTool(Struct):
+class NamedTool(Struct, tag_field="type", tag="function"):
     """A tool by its name, as a `tool_choice` or within one."""
 
-    type: str
     function: FunctionName
 
 
-class AllowedTools(Struct):
-    """`tool_choice.allowed_tools`: the tools that may be called of those that the model is told of."""
+class AllowedSubset(Struct):
+    """`tool_choice.allowed_tools`: the subset of the tools in the prompt that may be called."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool]
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+    """A `tool_choice` of several tools."""
+
+    allowed_tools: AllowedSubset
 
 
 _Choice = Union[Literal["none", "auto", "required"], NamedTool, AllowedTools]  # noqa: UP007
@@ -59,8 +63,8 @@ _Choice = Union[Literal["none", "auto", "required"], NamedTool, AllowedTools]  #
 class ToolUse(Struct, frozen=True):
     """The tools of a request that may call any.
 
-    definitions: as they came, for the chat template. callable: the places of those that may be called. mode: whether
-    a call is up to the model, forced, or forced and of the one tool that is callable.
+    definitions: as received, for the chat template. callable: indexes of the functions that may be called. mode: a call
+    is up to the model, forced, or forced and of the one callable tool.
     """
 
     definitions: list[dict[str, Any]]
@@ -72,106 +76,82 @@ class ToolUse(Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the callable tools."""
-        return tuple(self.functions[place].name for place in self.callable)
+        return tuple(self.functions[index].name for index in self.callable)
 
     @property
     def one_call(self) -> bool:
-        """Whether the message ends behind its first call."""
+        """Whether the message ends after its first call."""
         return self.mode == "named" or not self.is_parallel
 
     @property
     def is_constrained(self) -> bool:
-        """Whether what is generated must follow a grammar: in all of it, or from where a call begins."""
+        """Whether the output must follow a grammar: all of it, or from the start of a call on."""
         is_subset = len(self.callable) < len(self.functions)
-        return self.mode != "auto" or is_subset or any(self.functions[place].strict for place in self.callable)
+        return self.mode != "auto" or is_subset or any(self.functions[index].strict for index in self.callable)
+
+
+def requested_tools(body: ChatCompletionRequest, formats: Formats) -> ToolUse | None:
+    """The tools of a body for a model of these formats; None if none can be called. Raises InputError."""
+    use = tool_use(body)
+    if use is not None and formats.tools is None:
+        raise InputError(
+            "tools",
+            "This model's chat template shows no format of tool calls that is known; leave 'tools' out, or start the "
+            "server with --tool-parser NAME.",
+        )
+    return use
 
 
 def tool_use(body: ChatCompletionRequest) -> ToolUse | None:
-    """What the body says of tools; None if none can be called. Raises InputError with the path of what is wrong."""
-    functions = _functions(body.tools or [])
-    choice = _tool_choice(body.tool_choice)
+    """The tools of a body; None if none can be called. Raises InputError with the path of the mistake."""
+    definitions = body.tools or []
+    functions = _functions(definitions)
+    choice: _Choice = "auto" if body.tool_choice is None else _convert(body.tool_choice, _Choice, "tool_choice")
     if not functions:
         if choice not in ("none", "auto"):
             raise InputError("tool_choice", "'tool_choice' is only allowed when 'tools' are given.")
         return None
     if choice == "none":
         return None
-    everything = list(range(len(functions)))
     is_parallel = body.parallel_tool_calls is not False
-    definitions = body.tools or []
     if isinstance(choice, NamedTool):
-        place = _place(functions, choice, "tool_choice.function.name")
-        return ToolUse(definitions, functions, [place], "named", is_parallel)
+        index = _index_of(functions, choice, "tool_choice.function.name")
+        return ToolUse(definitions, functions, [index], "named", is_parallel)
     if isinstance(choice, AllowedTools):
-        path = "tool_choice.allowed_tools.tools"
-        allowed = {_place(functions, tool, f"{path}[{index}].function.name") for index, tool in enumerate(choice.tools)}
+        path, subset = "tool_choice.allowed_tools.tools", choice.allowed_tools
+        allowed = {
+            _index_of(functions, tool, f"{path}[{number}].function.name") for number, tool in enumerate(subset.tools)
+        }
         if not allowed:
             raise InputError(path, f"Invalid value for '{path}': it is empty.")
-        return ToolUse(definitions, functions, sorted(allowed), choice.mode, is_parallel)
-    return ToolUse(definitions, functions, everything, "required" if choice == "required" else "auto", is_parallel)
+        return ToolUse(definitions, functions, sorted(allowed), subset.mode, is_parallel)
+    return ToolUse(definitions, functions, list(range(len(functions))), choice, is_parallel)
 
 
 def _functions(tools: list[dict[str, Any]]) -> list[FunctionDefinition]:
     if len(tools) > MAX_TOOLS:
         raise InputError("tools", f"Invalid value for 'tools': at most {MAX_TOOLS}, got {len(tools)}.")
-    functions: list[FunctionDefinition] = []
+    converted: list[ToolDefinition] = _convert(tools, list[ToolDefinition], "tools")
+    functions = [tool.function for tool in converted]
     names: set[str] = set()
     checker = SchemaChecker()
-    for place, definition in enumerate(tools):
-        function = _function(definition, f"tools[{place}]", checker)
+    for index, function in enumerate(functions):
         if function.name in names:
-            param = f"tools[{place}].function.name"
+            param = f"tools[{index}].function.name"
             raise InputError(param, f"Invalid value for '{param}': another tool has this name.")
         names.add(function.name)
-        functions.append(function)
+        if function.parameters is not None:
+            param = f"tools[{index}].function.parameters"
+            if function.parameters.get("type", "object") != "object":
+                raise InputError(f"{param}.type", f"Invalid value for '{param}.type': the parameters are an object.")
+            checker.check(function.parameters, param)
     return functions
 
 
-def _function(definition: dict[str, Any], path: str, checker: SchemaChecker) -> FunctionDefinition:
-    if definition.get("type", "function") != "function":
-        raise _only_functions(f"{path}.type")
-    function: FunctionDefinition = _convert(definition, ToolDefinition, path).function
-    if not _NAME.fullmatch(function.name):
-        param = f"{path}.function.name"
-        raise InputError(
-            param, f"Invalid value for '{param}': a name has 1 to 64 letters, digits, underscores and hyphens."
-        )
-    if function.parameters is not None:
-        param = f"{path}.function.parameters"
-        if function.parameters.get("type", "object") != "object":
-            raise InputError(f"{param}.type", f"Invalid value for '{param}.type': the parameters are an object.")
-        checker.check(function.parameters, param)
-    return function
-
-
-def _tool_choice(value: Any) -> _Choice:
-    if value is None:
-        return "auto"
-    if value in ("none", "auto", "required"):
-        choice: _Choice = value
-        return choice
-    if not isinstance(value, dict):
-        words = "'none', 'auto', 'required' or an object that names a tool"
-        if isinstance(value, str):
-            raise InputError("tool_choice", f"Invalid value for 'tool_choice': expected {words}.")
-        raise InvalidTypeError("tool_choice", f"Invalid type for 'tool_choice': expected {words}.")
-    if value.get("type") == "allowed_tools":
-        allowed: AllowedTools = _convert(value.get("allowed_tools"), AllowedTools, "tool_choice.allowed_tools")
-        return allowed
-    if value.get("type", "function") != "function":
-        raise _only_functions("tool_choice.type")
-    named: NamedTool = _convert(value, NamedTool, "tool_choice")
-    return named
-
-
-def _only_functions(param: str) -> InputError:
-    return InputError(param, f"Invalid value for '{param}': the only tools are of type 'function'.")
-
-
-def _place(functions: list[FunctionDefinition], tool: NamedTool, param: str) -> int:
-    for place, function in enumerate(functions):
+def _index_of(functions: list[FunctionDefinition], tool: NamedTool, param: str) -> int:
+    for index, function in enumerate(functions):
         if function.name == tool.function.name:
-            return place
+            return index
     raise InputError(param, f"Invalid value for '{param}': 'tools' has no function of this name.")
 
 
@@ -179,4 +159,4 @@ def _convert(value: Any, type_: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error), path, type_) from error
+        raise validation_error(str(error), path) from error

@@ -8,17 +8,23 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.engine.request import Request
+from eventlm.text.protocol import ChatCompletionRequest
+from eventlm.text.tokenizer import Tokenizer
+from eventlm.text.tools.definitions import ToolUse
 from eventlm.text.tools.formats import Formats, ReasoningState
-from eventlm.text.tools.pieces import CallArguments, CallBegins, Content, Piece, Reasoning, TextMachine
+from eventlm.text.tools.parser_events import CallArguments, CallStart, Content, ParserEvent, Reasoning, StreamParser
+
+#: Enough to see how a prompt ends, even where each token is a character.
+_NUM_LAST_TOKENS = 32
 
 
 class MessageFormat(Struct, frozen=True, kw_only=True):
     """What one request's replies may consist of.
 
-    tool_names: those that can be called; none: no calls are looked for. one_call: the message ends behind the first.
-    is_forced: there is nothing but calls behind the reasoning. is_named: the call was forced by its name. reasoning:
-    what the text begins with. shows_reasoning: else it is left out of the reply. ends_behind_call: the text goes on
-    behind the only call unless it is ended there (a grammar ends by itself).
+    tool_names: the callable tools; without any, no calls are looked for. one_call: the message ends after the first
+    call. is_forced: only calls may follow the reasoning. is_named: the call was forced by its name. reasoning: whether
+    the text begins with some. shows_reasoning: otherwise the reply leaves it out. ends_after_call: the engine must end
+    the text after the only call (a grammar ends by itself).
     """
 
     tool_names: tuple[str, ...] = ()
@@ -27,7 +33,7 @@ class MessageFormat(Struct, frozen=True, kw_only=True):
     is_named: bool = False
     reasoning: ReasoningState = "closed"
     shows_reasoning: bool = True
-    ends_behind_call: bool = False
+    ends_after_call: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -39,13 +45,44 @@ class MessageFormat(Struct, frozen=True, kw_only=True):
 PLAIN = MessageFormat()
 
 
+def requested_format(
+    body: ChatCompletionRequest,
+    use: ToolUse | None,
+    formats: Formats,
+    tokenizer: Tokenizer,
+    prompt_token_ids: list[int],
+) -> MessageFormat:
+    """What the replies to a body may consist of."""
+    return MessageFormat(
+        tool_names=use.names if use is not None else (),
+        one_call=use is not None and use.one_call,
+        is_forced=use is not None and use.mode != "auto",
+        is_named=use is not None and use.mode == "named",
+        reasoning=_reasoning(body, formats, tokenizer, prompt_token_ids),
+        shows_reasoning=body.include_reasoning is not False,
+        ends_after_call=use is not None and use.one_call and use.mode == "auto",
+    )
+
+
+def _reasoning(
+    body: ChatCompletionRequest, formats: Formats, tokenizer: Tokenizer, prompt_token_ids: list[int]
+) -> ReasoningState:
+    if formats.reasoning is None or body.separate_reasoning is False:
+        return "closed"
+    if body.continue_final_message:
+        content = body.messages[-1].content
+        text = content if isinstance(content, str) else "\n".join(part.text or "" for part in content or [])
+        return formats.reasoning.state_within(text)
+    return formats.reasoning.state(tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:]))
+
+
 def message_format(request: Request) -> MessageFormat:
     """The format that a request carries."""
     return msgspec.msgpack.decode(request.message_format, type=MessageFormat) if request.message_format else PLAIN
 
 
 class CallDelta(Struct):
-    """What is new of the call at place `index` of the message; `name` comes first and once, else it is empty."""
+    """The next part of call number `index` of the message. Only the first part has the `name`."""
 
     index: int
     name: str
@@ -53,7 +90,7 @@ class CallDelta(Struct):
 
 
 class MessageDelta(Struct):
-    """What is new of a message."""
+    """The next part of a message."""
 
     content: str = ""
     reasoning: str = ""
@@ -63,7 +100,7 @@ class MessageDelta(Struct):
         return bool(self.content or self.reasoning or self.calls)
 
     def add(self, later: MessageDelta) -> None:
-        """Take in what came next."""
+        """Append the part that follows."""
         self.content += later.content
         self.reasoning += later.reasoning
         for call in later.calls:
@@ -78,15 +115,15 @@ class MessageParser:
 
     def __init__(self, format: MessageFormat, formats: Formats) -> None:
         self._format = format
-        self._reasoning: TextMachine | None = None
-        self._tools: TextMachine | None = None
+        self._reasoning: StreamParser | None = None
+        self._tools: StreamParser | None = None
         if formats.reasoning is not None and format.reasoning != "closed":
             self._reasoning = formats.reasoning.parser(is_open=format.reasoning == "open")
         if formats.tools is not None and format.tool_names:
             self._tools = formats.tools.parser(frozenset(format.tool_names))
         self.num_calls = 0
         self._num_complete_calls = 0
-        #: Set behind the only call that is wanted: what comes then is not part of the message.
+        #: Set after the only call that is wanted. Text from here on is not part of the message.
         self.is_over = False
 
     @property
@@ -95,7 +132,7 @@ class MessageParser:
         return self._num_complete_calls == self.num_calls
 
     def push(self, text: str) -> MessageDelta:
-        """What the next piece of the text makes certain."""
+        """The part of the message that the next piece of text makes certain."""
         delta = MessageDelta()
         if self._reasoning is None:
             self._take_content(text, delta)
@@ -111,16 +148,16 @@ class MessageParser:
         if self._tools is not None:
             self._take_calls(self._tools.close(), delta)
         if self._format.is_forced:
-            # What was held back is the head of a call that was cut short: no words for the user.
+            # The text held back is the start of a call that was cut short, not content.
             delta.content = ""
         return delta
 
-    def _take(self, pieces: list[Piece], delta: MessageDelta) -> None:
-        for piece in pieces:
-            if isinstance(piece, Content):
-                self._take_content(piece.text, delta)
-            elif isinstance(piece, Reasoning) and self._format.shows_reasoning:
-                delta.reasoning += piece.text
+    def _take(self, events: list[ParserEvent], delta: MessageDelta) -> None:
+        for event in events:
+            if isinstance(event, Content):
+                self._take_content(event.text, delta)
+            elif isinstance(event, Reasoning) and self._format.shows_reasoning:
+                delta.reasoning += event.text
 
     def _take_content(self, text: str, delta: MessageDelta) -> None:
         if self._tools is None:
@@ -128,17 +165,17 @@ class MessageParser:
         else:
             self._take_calls(self._tools.push(text), delta)
 
-    def _take_calls(self, pieces: list[Piece], delta: MessageDelta) -> None:
-        for piece in pieces:
+    def _take_calls(self, events: list[ParserEvent], delta: MessageDelta) -> None:
+        for event in events:
             if self.is_over:
                 return
-            if isinstance(piece, Content):
-                delta.content += piece.text
-            elif isinstance(piece, CallBegins):
-                delta.calls.append(CallDelta(self.num_calls, piece.name, ""))
+            if isinstance(event, Content):
+                delta.content += event.text
+            elif isinstance(event, CallStart):
+                delta.calls.append(CallDelta(self.num_calls, event.name, ""))
                 self.num_calls += 1
-            elif isinstance(piece, CallArguments):
-                self._add_arguments(piece.text, delta)
+            elif isinstance(event, CallArguments):
+                self._add_arguments(event.text, delta)
             else:
                 self._num_complete_calls += 1
                 self.is_over = self._format.one_call
@@ -151,7 +188,7 @@ class MessageParser:
 
 
 def parse_message(text: str, format: MessageFormat, formats: Formats) -> tuple[MessageDelta, MessageParser]:
-    """A whole text's message, and what read it."""
+    """The message of a whole text, and its parser."""
     parser = MessageParser(format, formats)
     message = parser.push(text)
     message.add(parser.close())
@@ -159,7 +196,7 @@ def parse_message(text: str, format: MessageFormat, formats: Formats) -> tuple[M
 
 
 def end_of_call(format: MessageFormat, formats: Formats) -> Callable[[str], bool]:
-    """A new function that is told a text in pieces, and is true once the only call that is wanted is complete."""
+    """A new function that takes a text in pieces and returns True once the only wanted call is complete."""
     parser = MessageParser(format, formats)
 
     def is_over(text: str) -> bool:

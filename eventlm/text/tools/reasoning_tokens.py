@@ -1,4 +1,4 @@
-"""How many of a text's tokens are reasoning: those between its marks, without the marks, as vLLM counts them."""
+"""Counts the tokens between the marks of the reasoning, as vLLM does."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 from eventlm.text.tools.formats import Formats
 from eventlm.text.tools.message import MessageFormat
-from eventlm.text.tools.pieces import partial_suffix
+from eventlm.text.tools.parser_events import partial_suffix
 
 
 class ReasoningTokens:
     """Counts the reasoning of one text, token by token; `token_bytes` is what each adds to the text.
 
-    A token counts that has a byte of the reasoning; what may be the beginning of its end does not yet.
+    A token counts if it has a byte of the reasoning. Bytes that may begin the end mark do not count yet.
     """
 
     def __init__(self, begin: str, end: str, token_bytes: Callable[[int], bytes], *, is_open: bool) -> None:
@@ -22,17 +22,17 @@ class ReasoningTokens:
         self._end = end.encode()
         self._token_bytes = token_bytes
         self._is_open = is_open
-        self._state: Literal["before", "inside", "behind"] = "before"
-        #: The bytes of which it is not known what they are, and how many of them each token has.
+        self._state: Literal["before", "inside", "after"] = "before"
+        #: Bytes that are still ambiguous, and how many of them belong to each token.
         self._pending = b""
         self._sizes: list[int] = []
-        #: Of the first of those tokens.
+        #: Whether the first of those tokens was counted.
         self._is_counted = False
 
     def push(self, token_ids: Sequence[int]) -> None:
         """The next tokens."""
         for token_id in token_ids:
-            if self._state == "behind":
+            if self._state == "after":
                 return
             data = self._token_bytes(token_id)
             if data:
@@ -44,10 +44,10 @@ class ReasoningTokens:
         if self._state == "before":
             self._look_for_begin()
         if self._state == "inside":
-            place = self._pending.find(self._end)
-            if place >= 0:
-                self._state = "behind"
-                self._take(place, is_reasoning=True)
+            end = self._pending.find(self._end)
+            if end >= 0:
+                self._state = "after"
+                self._take(end, is_reasoning=True)
             else:
                 self._take(len(self._pending) - partial_suffix(self._pending, self._end), is_reasoning=True)
 
@@ -57,10 +57,10 @@ class ReasoningTokens:
             self._state = "inside"
             self._take(len(self._pending) - len(text) + len(self._begin), is_reasoning=False)
         elif not self._begin.startswith(text):
-            self._state = "inside" if self._is_open else "behind"
+            self._state = "inside" if self._is_open else "after"
 
     def _take(self, num_bytes: int, *, is_reasoning: bool) -> None:
-        """Say of the first bytes that wait what they are."""
+        """Classify the first of the pending bytes."""
         self._pending = self._pending[num_bytes:]
         while num_bytes:
             if is_reasoning and not self._is_counted:
@@ -77,7 +77,7 @@ class ReasoningTokens:
 def reasoning_tokens(
     format: MessageFormat, formats: Formats, token_bytes: Callable[[int], bytes]
 ) -> ReasoningTokens | None:
-    """A counter for a text of this format; None if no reasoning is looked for."""
+    """A counter for a text of this format; None if it has no reasoning."""
     found = formats.reasoning
     if found is None or format.reasoning == "closed":
         return None

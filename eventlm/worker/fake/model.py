@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from eventlm.core.predictor import StepShape
 from eventlm.events import Launched
 from eventlm.worker.fake.runner import FakeDeath, FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
@@ -54,9 +55,8 @@ class FakeModel:
             print(f"fake worker: {death}", file=sys.stderr)
             os._exit(1)
         start_ns = max(begun_ns, self._free_ns)
-        self._free_ns = start_ns + step.duration_ns
-        output = StepOutput(step.tokens, step.ends, step.extras, step.ops if self._profile_ops else {})
-        return TimedFakeStep(output, (start_ns, self._free_ns))
+        self._free_ns = start_ns + sum(step.ops.values())
+        return TimedFakeStep(step if self._profile_ops else step._replace(ops={}), (start_ns, self._free_ns))
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""
@@ -82,10 +82,7 @@ def fake_samples(parameters: FakeParameters) -> list[StepSample]:
     shapes = [(1, 0, 1), (256, 0, 256), (0, 1, 64), (0, 64, 64), (0, 64, 65_536), (1024, 0, 1024)]
     return [
         StepSample(
-            prefill_tokens=prefill,
-            num_decodes=decodes,
-            context_tokens=context,
-            chunk_context=prefill * (prefill // 2),
+            shape=StepShape(prefill, decodes, context, chunk_context=prefill * (prefill // 2)),
             duration_ns=parameters.base_ns
             + parameters.prefill_token_ns * prefill
             + parameters.decode_ns * decodes

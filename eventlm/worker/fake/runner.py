@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from eventlm.events import Launched
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake.extras import fake_extras
 from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
-from eventlm.worker.protocol import RowExtras, StepPayload
+from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload
 from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence, end_of
 
 if TYPE_CHECKING:
@@ -24,16 +22,6 @@ if TYPE_CHECKING:
 
 class FakeDeath(Exception):
     """The worker dies here."""
-
-
-class FakeStep(Struct, frozen=True, kw_only=True):
-    """What a step produced, and how long it takes, in all and by the parts of the formula."""
-
-    tokens: list[list[int]]
-    ends: list[tuple[int, WorkerEnd]]
-    extras: list[RowExtras]
-    duration_ns: int
-    ops: dict[str, int]
 
 
 class FakeRunner:
@@ -45,11 +33,11 @@ class FakeRunner:
         self.parameters = parameters
         self._epoch = epoch
         self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks)
-        #: None as long as nobody has a grammar: most runs load no llguidance.
+        #: None as long as no sequence has a grammar: most runs load no llguidance.
         self._grammars: FakeGrammars | None = None
 
-    def execute(self, launch: Launched, payload: StepPayload) -> FakeStep:
-        """Compute every row of a launch."""
+    def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
+        """Compute every row of a launch. It takes as long as the operations of the output together."""
         rows = self._table.apply(launch, payload)
         self._update_grammars(launch, payload)
         if self._draw("die", self._epoch, launch.replica, launch.step) < self.parameters.die_ppm:
@@ -68,9 +56,8 @@ class FakeRunner:
                 ends.append((number, reason))
             if (beside := fake_extras(number, row, produced, draw)) is not None:
                 extras.append(beside)
-        ops = self._ops(launch, rows)
         self._table.record(rows, payload.forced or tokens)
-        return FakeStep(tokens=tokens, ends=ends, extras=extras, duration_ns=sum(ops.values()), ops=ops)
+        return StepOutput(tokens, ends, extras, self._ops(launch, rows))
 
     def _is_deadly(self, sequence: WorkerSequence) -> bool:
         place = poisoned_place(self.parameters, sequence.params.noise_seed, sequence.id.index)
@@ -89,7 +76,7 @@ class FakeRunner:
                 self._grammars.add(self._table[SequenceId(new.request, new.index)])
 
     def _produce(self, row: Row, step: int, most: int, forced: list[int] | None) -> tuple[list[int], WorkerEnd | None]:
-        """0 to `most` tokens, cut behind the first end. A row that may produce one always does."""
+        """0 to `most` tokens, cut after the first end. A row that may produce one always does."""
         sequence = row.sequence
         params, index, position = sequence.params, sequence.id.index, sequence.position
         count = most if most <= 1 else self._draw("count", params.noise_seed, step, position) % (most + 1)

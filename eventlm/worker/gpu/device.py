@@ -1,8 +1,9 @@
-"""The GPU of a worker, what goes wrong on one, and what a trace says of it."""
+"""The GPU of a worker: points in its work, what goes wrong on it, and its description in a trace."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from eventlm.errors import EventLMError
 
 #: Triton's interpreter runs kernels on the CPU, to check them; then that is the device.
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
-#: How torch and Triton begin to tell what CUDA has told them.
+#: How the messages of torch and Triton begin if the error is one of CUDA.
 _OF_THE_DRIVER = ("CUDA ", "Triton Error [CUDA]")
 
 
@@ -39,12 +40,12 @@ def open_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """What a trace's header says of it."""
-    told: dict[str, Any] = {"triton": triton.__version__}
+    """The device as the header of a trace describes it."""
+    versions: dict[str, Any] = {"triton": triton.__version__}
     if device.type != "cuda":
-        return told | {"gpu": "Triton's interpreter"}
+        return versions | {"gpu": "Triton's interpreter"}
     properties = torch.cuda.get_device_properties(device)
-    return told | {
+    return versions | {
         "gpu": properties.name,
         "gpu_capability": f"{properties.major}.{properties.minor}",
         "gpu_processors": properties.multi_processor_count,
@@ -74,8 +75,38 @@ def clear_errors(device: torch.device) -> Iterator[None]:
         # Nothing can be asked of the device after that, not even its name.
         raise GpuError(
             f"the GPU or its driver failed: {_lines(error)[0]}; if it fails again, look at `nvidia-smi -q` and at the "
-            "driver's messages (`dmesg | grep -i xid`), and please report it if they say nothing"
+            "driver's messages (`dmesg | grep -i xid`), and please report it if neither explains it"
         ) from error
+
+
+class Mark:
+    """A point in the device's work, after all that has been launched. A processor is past every mark at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        #: When it was set, on this machine's monotonic clock.
+        self.set_ns = time.monotonic_ns()
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def is_past(self) -> bool:
+        """Whether the device is past it. Raises GpuError if something went wrong on the device before it."""
+        with clear_errors(self._device):
+            return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Until the device is past it. Raises as `is_past`."""
+        if self._event is not None:
+            with clear_errors(self._device):
+                self._event.synchronize()
+
+    def ns_since(self, earlier: Mark) -> int:
+        """How long the device took from an earlier mark to this one; it must be past both."""
+        if self._event is None or earlier._event is None:
+            return self.set_ns - earlier.set_ns
+        return int(earlier._event.elapsed_time(self._event) * 1e6)
 
 
 def _free(device: torch.device) -> str:
@@ -86,11 +117,11 @@ def _free(device: torch.device) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """What it says, at least one line."""
+    """The lines of its message, at least one."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def _wanted(error: BaseException) -> str:
-    """What torch says that it wanted."""
+    """How much memory torch could not get."""
     _, found, rest = _lines(error)[0].partition("Tried to allocate ")
     return f"{rest.split('. ')[0]} more are needed" if found else "more are needed"

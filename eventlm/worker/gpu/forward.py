@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.cache_slots import cache_slots
-from eventlm.kernels.gpu.write_blocks import write_blocks
+from eventlm.kernels.gpu.block_tables import cache_slots, write_blocks
 from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
@@ -22,7 +21,7 @@ from eventlm.worker.gpu.attention import AttentionRows, Geometry
 from eventlm.worker.gpu.attention_backends import choose_backend
 from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
-from eventlm.worker.gpu.marks import Mark
+from eventlm.worker.gpu.device import Mark
 from eventlm.worker.gpu.staging import Staging
 from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, most_numbers, put_decodes, stage_step
 from eventlm.worker.protocol import WorkerSetup
@@ -35,7 +34,7 @@ _SLOTS_PER_SEQUENCE = 2
 class GpuForward:
     """Raises CheckpointError, and UsageError for an attention backend that cannot be had.
 
-    `on_progress` is told the bytes of the weights. `resize_cache` has to follow before a step.
+    `on_progress` gets the bytes of the weights. Call `resize_cache` before the first step.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class GpuForward:
         )
 
     def run(self, rows: list[Row], inputs: StepInputs, *, bucket: int, lap: Lap | None) -> Tensor:
-        """The residual stream behind the last layer, [T, H], of a step that has been sent.
+        """The residual stream after the last layer, [T, H], of a step that has been sent.
 
         Stores the keys and values of all rows. With a bucket the result is a graph's: the next step overwrites it.
         """

@@ -11,7 +11,6 @@ from eventlm.models.config import DecoderConfig, kv_bytes_per_token
 from eventlm.types import ceil_div
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu.forward import GpuForward
-from eventlm.worker.gpu.warm_kernels import warm_kernels
 from eventlm.worker.start_report import (
     CAPTURING_GRAPHS,
     COMPILING_KERNELS,
@@ -19,7 +18,7 @@ from eventlm.worker.start_report import (
     TORCH_COMPILE,
     StartReport,
 )
-from eventlm.worker.warm_up import MeasuredRunner, Shape, measure
+from eventlm.worker.warm_up import MeasuredRunner, Shape, measure, warm_kernels
 
 #: What the driver takes for a process, and the libraries for their own.
 CONTEXT_BYTES = 768 << 20
@@ -41,7 +40,7 @@ class UnsizedRunner(MeasuredRunner, Protocol):
 
 
 class GpuMemory(NamedTuple):
-    """Where the memory goes, in bytes but for `num_blocks`; activations are known where a profiling run was made."""
+    """Where the memory goes, in bytes except `num_blocks`; activations are known if a profiling run was made."""
 
     num_blocks: int
     weights: int

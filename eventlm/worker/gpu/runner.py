@@ -1,7 +1,7 @@
 """Executes steps on a GPU, several under way at a time.
 
 A step is staged, copied and launched while the one before runs. Its decodes need not know their tokens: those are on
-the device, behind the sampling of the step before. Where the host must know them first (for a grammar, say), the
+the device, after the sampling of the step before. If the host needs them first (for a grammar, say), the
 forward pass is launched all the same, and waits with the sampling alone.
 """
 
@@ -16,49 +16,40 @@ import torch
 from torch import Tensor
 
 from eventlm.events.decisions import Launched
-from eventlm.models.config import read_config, resolve_dtype
+from eventlm.models.config import resolve_dtype
 from eventlm.models.decoder import Lap
 from eventlm.types import SequenceId, WorkerEnd
-from eventlm.worker.gpu.device import clear_errors, describe_device, open_device
+from eventlm.worker.checkpoint_runner import CheckpointRunner
+from eventlm.worker.gpu.device import Mark, clear_errors, describe_device, open_device
 from eventlm.worker.gpu.forward import GpuForward
-from eventlm.worker.gpu.marks import Mark
 from eventlm.worker.gpu.memory import size_cache
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.gpu.step import GpuStep
 from eventlm.worker.gpu.step_inputs import Sampled, StepInputs
-from eventlm.worker.grammar.compiler import GrammarCompiler
-from eventlm.worker.grammar.table import GrammarTable
-from eventlm.worker.grammar.vocabulary import checkpoint_vocabulary
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import StepOutput, StepPayload, WorkerSetup
 from eventlm.worker.sampling.row_extras import row_extras
+from eventlm.worker.sampling.sampler import NOT_FINITE
 from eventlm.worker.sampling.sampling_table import SampledRows
-from eventlm.worker.sequence_table import DesyncError, SequenceTable, WorkerSequence, end_of
+from eventlm.worker.sequence_table import DesyncError, SequenceTable, WorkerSequence
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
-class GpuRunner:
-    """Runs the launches of one worker, in order. `num_blocks`: of KV blocks that it has.
+class GpuRunner(CheckpointRunner):
+    """Runs the launches of one worker, in order.
 
-    Raises CheckpointError if the model cannot be loaded, CacheMemoryError if it does not fit, and GpuError, as each
-    step does, where the GPU fails, is full, or a kernel does not compile for it.
+    Raises also CacheMemoryError if the model does not fit, and GpuError, as each step does, where the GPU fails, is
+    full, or a kernel does not compile for it.
     """
 
     def __init__(self, setup: WorkerSetup, report: StartReport | None = None) -> None:
-        self.setup = setup
-        report = report or StartReport()
-        report.begin(READING_WEIGHTS)
+        super().__init__(setup, report)
+        self.report.begin(READING_WEIGHTS)
         self.device = open_device(setup.device)
-        self.config = read_config(setup.model)
         with clear_errors(self.device):
-            self.forward = GpuForward(setup, self.config, self.device, report.progress)
+            self.forward = GpuForward(setup, self.config, self.device, self.report.progress)
+        self.cache = self.forward.cache
         self._sampler = GpuSampler(self.config.vocab_size, self.device)
-        self.compiler = GrammarCompiler(
-            lambda: checkpoint_vocabulary(setup.tokenizer or setup.model, self.config.vocab_size)
-        )
-        self._grammars = GrammarTable(
-            self.compiler, self.config.vocab_size, num_threads=max(torch.get_num_threads() // 2, 1)
-        )
         self._slots: dict[SequenceId, int] = {}
         self._free_slots = list(range(self.forward.num_slots))
         #: Those whose tokens have not been taken in, in order.
@@ -66,14 +57,12 @@ class GpuRunner:
         #: When the last of the others ended.
         self._ended_ns = 0
         self._turn = 0
-        #: For the log.
-        self.notes: list[str] = []
         with clear_errors(self.device):
             self._host_tokens = [
                 torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")
                 for _ in range(setup.max_steps_in_flight + 1)
             ]
-            self._memory = size_cache(self, report)
+            self._memory = size_cache(self, self.report)
         self.num_blocks = self._memory.num_blocks
 
     def open_table(self, num_blocks: int) -> None:
@@ -81,13 +70,7 @@ class GpuRunner:
         self.forward.resize_cache(num_blocks)
         self._table = SequenceTable(block_size=self.setup.block_size, num_blocks=num_blocks)
 
-    @property
-    def cache(self) -> Any:
-        """The KV cache."""
-        return self.forward.cache
-
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
-        """A step from its launch to its tokens. Raises DesyncError like `start`."""
         return self.start(launch, payload).finish()
 
     @torch.inference_mode()
@@ -97,7 +80,9 @@ class GpuRunner:
         rows = self._table.apply(launch, payload)
         self._forget_and_add(launch, payload)
         numbers = [number for number, row in enumerate(rows) if row.samples]
-        forced = [payload.forced[number][0] for number in numbers] if payload.forced else None
+        forced = None
+        if payload.forced:
+            forced = [payload.forced[number][0] if payload.forced[number] else NOT_FINITE for number in numbers]
         with clear_errors(self.device):
             step = GpuStep(rows, numbers, forced, Mark(self.device), self._settle)
             drawn = self._launch(step, launch, timer) if rows else None
@@ -109,7 +94,7 @@ class GpuRunner:
 
     def _forget_and_add(self, launch: Launched, payload: StepPayload) -> None:
         if any(self._grammars.has(SequenceId(request, index)) for request, index in launch.forget):
-            # Whether a token under way is its end is still to be said.
+            # A token under way may be its end.
             self._settle_all()
         for request, index in launch.forget:
             identity = SequenceId(request, index)
@@ -151,7 +136,7 @@ class GpuRunner:
             drawn_S = self._draw(logits_SV, sequences, staged.rows, inputs)
         if any(row.sequence.wants_extras for row in step.rows):
             drawn = drawn_S.tolist() if drawn_S is not None else []
-            step.extras = row_extras(step.rows, numbers, self.forward, hidden_TH, logits_SV, drawn)
+            step.extras, step.not_finite = row_extras(step.rows, numbers, self.forward, hidden_TH, logits_SV, drawn)
         found = None
         if drawn_S is not None:
             found = self._room_for_tokens()[: len(sequences)]
@@ -194,21 +179,21 @@ class GpuRunner:
         self._ended_ns = step.times_ns[1]
         following = step.forced or drawn
         tokens: list[list[int]] = [[] for _ in step.rows]
-        ends: list[tuple[int, WorkerEnd]] = []
+        not_finite = {number for number, token in zip(step.numbers, drawn, strict=True) if token == NOT_FINITE}
+        not_finite |= step.not_finite
+        ends: list[tuple[int, WorkerEnd]] = [(number, "error") for number in sorted(not_finite)]
         for number, sequence, place, token_id, next_id in zip(
             step.numbers, step.sequences, step.places, drawn, following, strict=True
         ):
+            if number in not_finite:
+                continue
             tokens[number] = [token_id]
             sequence.token_ids[place] = next_id
-            position = place - sequence.num_prompt_tokens
-            if sequence.params.grammar:
-                end = self._grammars.end_of(sequence, token_id, next_id, position)
-            else:
-                end = end_of(sequence.params, token_id, position)
+            end = self._end_of(sequence, token_id, next_id, place - sequence.num_prompt_tokens)
             if end is not None:
                 ends.append((number, end))
         self._record(step, following)
-        return StepOutput(tokens, ends, step.extras, step.ops)
+        return StepOutput(tokens, ends, [each for each in step.extras if each.row not in not_finite], step.ops)
 
     def _record(self, step: GpuStep, following: list[int]) -> None:
         """Count the tokens of those sequences that are still held, if counts matter to any."""
@@ -233,7 +218,6 @@ class GpuRunner:
         return lap
 
     def host_info(self) -> dict[str, Any]:
-        """What a trace says of the machinery that computed it."""
         return {
             "torch": str(torch.__version__),
             "machine": platform.machine(),

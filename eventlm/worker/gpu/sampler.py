@@ -1,7 +1,7 @@
 """Picks the next token of each row on a GPU: what `Sampler` does, by kernels, with nothing that waits for the GPU.
 
 How a row draws depends on its sequence's parameters and place in the output alone, so that it can be sent before the
-token before is known; `GpuSampler.needs_history` says of which sequences that does not hold.
+token before is known; `GpuSampler.needs_history` finds the sequences for which that does not hold.
 
 Shapes: S rows, V vocabulary.
 """
@@ -22,9 +22,8 @@ from eventlm.worker.sampling.logits_processors import process_logits
 from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sampling.noise import step_keys
 from eventlm.worker.sampling.sampler import SLICE_ENTRIES, slices
-from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable
+from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable, to_device
 from eventlm.worker.sequence_table import WorkerSequence
-from eventlm.worker.transfers import to_device
 
 
 class StagedDraws(NamedTuple):
@@ -58,7 +57,7 @@ class GpuSampler:
         return StagedDraws(rows, draws)
 
     def draw(self, logits_SV: Tensor, rows: SampledRows, draws_S6: Tensor, *, masks: Masks | None = None) -> Tensor:
-        """One token id for each of the sequences that were staged, int32 [S], on the device.
+        """One token id for each of the sequences that were staged, or NOT_FINITE, int32 [S], on the device.
 
         logits_SV: any floating dtype, not changed. draws_S6: what was staged, on the device. masks: of those with a
         grammar. Nothing is copied from the host unless a sequence has its logits changed.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from eventlm.worker.gpu.marks import Mark
+from eventlm.worker.gpu.device import Mark
 from eventlm.worker.protocol import RowExtras, StepOutput
 from eventlm.worker.sequence_table import Row
 
@@ -28,6 +28,8 @@ class GpuStep:
         self.places = [len(sequence.token_ids) for sequence in self.sequences]
         self.forced = forced
         self.extras: list[RowExtras] = []
+        #: Numbers of rows whose extras are not finite.
+        self.not_finite: set[int] = set()
         self.ops: dict[str, int] = {}
         self._settle = settle
         self._begun = begun

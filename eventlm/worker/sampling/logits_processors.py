@@ -26,8 +26,8 @@ from eventlm.worker.sampling.sampling_table import (
     SamplingTable,
     TokenLists,
     column,
+    to_device,
 )
-from eventlm.worker.transfers import to_device
 
 #: Penalizes these numbers of the rows, whose tokens the table counts, in place.
 Penalize = Callable[[Tensor, SampledRows, np.ndarray, SamplingTable], None]

@@ -1,7 +1,12 @@
-"""What rows of a step give besides tokens, where their requests ask for it: log-probabilities and embeddings."""
+"""What rows of a step give besides tokens, where their requests ask for it: log-probabilities and embeddings.
+
+Log-probabilities are under the model's own logits, before any sampling parameter changes them. Shapes: T tokens of the
+step, S rows that sample, N tokens, H hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -9,10 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eventlm.sampling_params import TokenLogprobs
 from eventlm.worker.protocol import RowExtras
-from eventlm.worker.sampling.logprobs import one_of, token_logprobs
-from eventlm.worker.sampling.sampler import NOT_FINITE
+from eventlm.worker.sampling.candidates import top_entries
+from eventlm.worker.sampling.sampler import NOT_FINITE, SLICE_ENTRIES, slices
 from eventlm.worker.sequence_table import Row
+
+#: Logits [n, V] of the tokens at these places.
+LogitsOf = Callable[[slice], Tensor]
 
 
 class OutputLayer(Protocol):
@@ -36,15 +45,15 @@ def row_extras(
     hidden_TH: Tensor,
     logits_SV: Tensor | None,
     drawn: list[int],
-) -> list[RowExtras]:
-    """Of each row that asked for any.
+) -> tuple[list[RowExtras], set[int]]:
+    """The extras of each row that asked for any, and the numbers of the rows whose extras are not finite.
 
     `hidden_TH` is what the forward pass gave for the step's tokens, `sampled_rows` the numbers of the rows of
     `logits_SV`, which may be None where none of those asked.
     """
     asking = [number for number, row in enumerate(rows) if row.sequence.wants_extras]
     if not asking:
-        return []
+        return [], set()
     found: dict[int, dict[str, Any]] = {number: {} for number in asking}
     if logits_SV is not None:
         _add_logprobs(found, rows, sampled_rows, logits_SV, drawn)
@@ -55,7 +64,14 @@ def row_extras(
         _add_prompt_logprobs(found[number], row, forward, own_TH)
         if row.sequence.kind == "pool" and (pooled_H := _pool(row, forward, own_TH)) is not None:
             found[number]["embedding"] = pooled_H.cpu().numpy().astype("<f4").tobytes()
-    return [RowExtras(row=number, **fields) for number, fields in found.items() if fields]
+    extras = [RowExtras(row=number, **fields) for number, fields in found.items() if fields]
+    return extras, {each.row for each in extras if not _is_finite(each)}
+
+
+def _is_finite(extras: RowExtras) -> bool:
+    """NaN or plus infinity anywhere in a row of logits makes its token's log-probability NaN or infinite."""
+    values: list[Any] = [each.logprobs for each in (extras.logprobs, extras.prompt_logprobs) if each is not None]
+    return all(np.isfinite(each).all() for each in [np.frombuffer(extras.embedding, "<f4"), *values])
 
 
 def _add_logprobs(
@@ -107,3 +123,40 @@ def _pool(row: Row, forward: OutputLayer, own_TH: Tensor) -> Tensor | None:
     before_H = sequence.hidden_sum_H if row.start else None
     sequence.hidden_sum_H = sum_H = sum_H if before_H is None else before_H + sum_H
     return (sum_H / sequence.num_prompt_tokens).float() if is_complete else None
+
+
+def token_logprobs(logits_of: LogitsOf, token_ids_N: Tensor, vocab_size: int, num_top: int) -> TokenLogprobs:
+    """Log-probability and rank of each token, and the `num_top` most likely ones in its place (all, if negative).
+
+    The logits, of any floating dtype, are asked for in slices, so that no more than 16 MiB of them are there in
+    float32 at a time. Equal ones rank by token id.
+    """
+    num_top = vocab_size if num_top < 0 else min(num_top, vocab_size)
+    found = TokenLogprobs(logprobs=[], ranks=[], top_ids=[], top_logprobs=[])
+    for span in slices(len(token_ids_N), vocab_size, SLICE_ENTRIES):
+        logits = logits_of(span).float()
+        ids = token_ids_N[span, None]
+        total, own = logits.logsumexp(dim=-1, keepdim=True), logits.gather(1, ids)
+        entries = torch.arange(vocab_size, device=logits.device)
+        is_before = (logits > own) | ((logits == own) & (entries < ids))
+        found.logprobs.extend((own - total).flatten().tolist())
+        found.ranks.extend((is_before.sum(dim=-1) + 1).tolist())
+        if num_top:
+            values, top_ids = top_entries(logits, num_top)
+            found.top_ids.extend(top_ids.tolist())
+            found.top_logprobs.extend((values - total).tolist())
+        else:
+            found.top_ids.extend([] for _ in range(len(logits)))
+            found.top_logprobs.extend([] for _ in range(len(logits)))
+    return found
+
+
+def one_of(logprobs: TokenLogprobs, place: int, num_top: int) -> TokenLogprobs:
+    """Those of one token, with `num_top` of the most likely ones (all, if negative)."""
+    top = slice(None) if num_top < 0 else slice(num_top)
+    return TokenLogprobs(
+        logprobs=[logprobs.logprobs[place]],
+        ranks=[logprobs.ranks[place]],
+        top_ids=[logprobs.top_ids[place][top]],
+        top_logprobs=[logprobs.top_logprobs[place][top]],
+    )

@@ -20,7 +20,6 @@ from eventlm.worker.sampling.masks import Masks
 from eventlm.worker.sampling.noise import sequence_key
 from eventlm.worker.sampling.token_counts import TokenCounts
 from eventlm.worker.sequence_table import WorkerSequence
-from eventlm.worker.transfers import to_device
 
 #: Bits of `needs`. How it draws: GREEDY, or among the most likely (MASKED), or from the whole vocabulary.
 GREEDY, MASKED = 1, 2
@@ -44,6 +43,17 @@ PARAMS_DTYPE = np.dtype(
         ("counts_row", np.int64),
     ]
 )
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array on the device, on a processor its very memory. What the device has still to do is not waited for.
+
+    A copy from memory that is not pinned would wait; what is pinned here is kept until it has been copied.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def column(params_S: np.ndarray, name: str, device: torch.device) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eventlm.bench.step.floor import BatchShape, StepWork, floor_ns, shape_of, step_work, total
+from msgspec import structs
+
+from eventlm.bench.step.floor import BatchShape, ModelFigures, StepWork, floor_ns, shape_of, step_work, total
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
 from eventlm.models.config import kv_bytes_per_token, read_config
@@ -31,7 +33,9 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
     config = read_config(make_checkpoint(tmp_path, num_layers=3))
     weight_bytes = {"qkv_proj": 11, "o_proj": 12, "gate_up_proj": 13, "down_proj": 14, "lm_head": 15}
     shape = BatchShape(num_tokens=5, num_sampled=2, kv_tokens=70, num_pairs=90)
-    work = step_work(config, weight_bytes, kv_bytes_per_token(config, "float32"), shape, is_int8=False)
+    kv_token_bytes = kv_bytes_per_token(config, "float32")
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes, is_int8=False)
+    work = step_work(model, shape)
     assert {part: work[part].num_bytes for part in weight_bytes} == weight_bytes
     heads = config.num_heads * config.head_dim
     assert work["o_proj"].num_flops == 2 * 5 * 3 * heads * config.hidden_size
@@ -39,7 +43,7 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
     assert work["attention"].num_flops == 4 * 90 * 3 * heads
     assert work["attention"].num_bytes == 70 * 2 * 3 * config.num_kv_heads * config.head_dim * 4
     assert {each.num_int8_ops for each in work.values()} == {0}
-    in_int8 = step_work(config, weight_bytes, kv_bytes_per_token(config, "float32"), shape, is_int8=True)
+    in_int8 = step_work(structs.replace(model, is_int8=True), shape)
     for part in weight_bytes:
         assert in_int8[part] == StepWork(work[part].num_bytes, 0, work[part].num_flops)
     assert in_int8["attention"] == work["attention"]

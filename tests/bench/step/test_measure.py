@@ -29,7 +29,7 @@ def engine(**scheduler: int) -> InferenceEngine:
             scheduler=SchedulerConfig(**scheduler),
             worker=WorkerConfig(profile_ops=True),
         )
-    ).engine
+    )[0]
 
 
 async def test_cases_are_measured_one_after_the_other() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.bench.step.floor import BatchShape
+from eventlm.bench.step.floor import BatchShape, ModelFigures
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import CaseResult, MeasuredStep, StepCase
-from eventlm.bench.step.report import CaseTimes, ModelFigures, case_times, middle_half, step_lines
+from eventlm.bench.step.report import CaseTimes, case_times, middle_half, step_lines
 from eventlm.models.config import read_config
 from tests.checkpoints import make_checkpoint
 

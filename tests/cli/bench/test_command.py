@@ -14,7 +14,7 @@ import pytest
 
 from eventlm.bench.load import Load
 from eventlm.bench.records import LoadResult
-from eventlm.cli.serve.stop_signals import StopSignals
+from eventlm.cli.engine_command import StopSignals
 from tests.cli.conftest import RunHere
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 from tests.serving import Server, command
@@ -141,10 +141,10 @@ def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
     [
         (["serve", "--url", "http://127.0.0.1:1"], 1, "is the server running?"),
         (["serve", "--url", "ftp://h"], 2, "is not an address"),
-        (["serve", "--request-rate", "0"], 2, "--request-rate 0 is not above 0"),
-        (["serve", "--request-rate", "-2"], 2, "--request-rate -2 is not above 0"),
+        (["serve", "--request-rate", "0"], 2, "--request-rate: 0 is not above 0"),
+        (["serve", "--request-rate", "-2"], 2, "--request-rate: -2 is not above 0"),
         (["serve", "--burstiness", "2"], 2, "need a --request-rate"),
-        (["serve", "--max-concurrency", "0"], 2, "--max-concurrency 0 is not at least 1"),
+        (["serve", "--max-concurrency", "0"], 2, "--max-concurrency: 0 is not a number of at least 1"),
         (["serve", "--duration", "5"], 2, "--duration needs"),
         (["serve", "--dataset", "none.txt"], 2, "none.txt: No such file"),
         (["serve", "--dataset", "empty.txt"], 2, "there is no prompt in this file"),
@@ -153,7 +153,7 @@ def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
         (["serve", "--slo", "ttft=x"], 2, "--slo"),
         (["serve", "--num-prefixes", "2"], 2, "needs a --prefix-len"),
         (["serve", "--requestrate", "2"], 2, "did you mean --request-rate?"),
-        (["throughput", "--num-prompts", "0"], 2, "--num-prompts 0 is not at least 1"),
+        (["throughput", "--num-prompts", "0"], 2, "--num-prompts: 0 is not a number of at least 1"),
         (["throughput", "--model", "fake", "--input-len", "none"], 2, "--input-len 'none' is not a length"),
         (["latency", "--model", "fake", "--output-json", "x.json"], 2, "unknown flag --output-json"),
         ([], 2, "required: KIND"),
@@ -187,7 +187,7 @@ def test_throughput(tmp_path: Path) -> None:
 
 def test_a_workload_that_does_not_fit(tmp_path: Path) -> None:
     done = bench("throughput", "--model", "fake", "--max-model-len", "64", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "do not fit the context of 64 tokens" in done.stderr.splitlines()[-1]
 
 
@@ -231,8 +231,8 @@ def test_step(run_here: RunHere) -> None:
     [
         (("--batch", "1,x"), "--batch 1,x: give numbers with commas between them"),
         (("--batch", "0"), "--batch 0: 0 is not at least 1"),
-        (("--steps", "0"), "--steps 0 is not at least 1"),
-        (("--temperature", "nan"), "--temperature nan is not a number from 0 upwards"),
+        (("--steps", "0"), "--steps: 0 is not a number of at least 1"),
+        (("--temperature", "nan"), "--temperature: nan is not a number of at least 0"),
         (("--replicas", "2"), "--replicas 2: the steps of one replica are measured"),
         (("--context", "9999"), "the context is 8,192"),
     ],

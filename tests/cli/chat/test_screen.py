@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.cli.chat.screen import Screen, answer_summary
+from eventlm.cli.chat.screen import Screen
 
 
 def test_what_a_model_says_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,12 +55,3 @@ def test_a_terminal_gets_whole_words_in_the_style_of_each(
 def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     Screen(interactive=False).error("one\ntwo")
     assert capsys.readouterr() == ("", "eventlm: error: one two\n")
-
-
-def test_a_summary_says_what_is_known() -> None:
-    whole = answer_summary(
-        num_tokens=11, decode_seconds=2.0, first_seconds=0.25, context_tokens=1234, max_model_len=8192
-    )
-    assert whole == "11 tokens, 5.0 tokens/s, first after 0.25 s, context 1,234 of 8,192"
-    short = answer_summary(num_tokens=1, decode_seconds=0.0, first_seconds=0.5, context_tokens=0, max_model_len=0)
-    assert short == "1 token, first after 0.50 s"

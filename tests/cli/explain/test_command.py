@@ -12,6 +12,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.cli.main import main
 from eventlm.events import Arrived
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from tests.replay.explained_logs import read
 from tests.replay.golden import BROKEN, FOLDER
 from tests.replay.traces import CALM, record, small_machine
@@ -129,10 +130,10 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["4", EDF], f"the trace goes first: `eventlm explain {EDF} 4`"),
         ([EDF, "-1"], "'-1' is not the number of a request"),
         ([EDF, "4.x"], "'4.x' is not the number of a request"),
-        ([EDF, "1"], "no request but `worker_up`"),
+        ([EDF, "1"], "not a request but `worker_up`"),
         ([EDF, "4.9"], "request 4 has fewer samples"),
         ([EDF, "88888"], f"`eventlm explain {EDF} --slowest 10` lists some"),
-        ([EDF, "--slowest", "0"], "at least 1 is needed"),
+        ([EDF, "--slowest", "0"], "not a number of at least 1"),
         ([EDF, "--slowest", "201", "--plot", "a.png"], "--plot draws at most 200 sequences"),
         ([EDF, "4", "--slowest", "2"], "--slowest takes no REQUEST"),
         ([EDF, "4", "--by", "ttft"], "--by needs --slowest N"),
@@ -147,12 +148,12 @@ def test_bad_questions(arguments: list[str], message: str, capsys: pytest.Captur
 def test_another_run_than_this_version_makes_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
     path = FOLDER / f"{BROKEN}.jsonl"
     last = max(event.s for event in read(path).events if isinstance(event, Arrived))
-    assert "is not what this version decides" in refused(capsys, str(path), str(last), code=10)
+    assert "diverges from its replay" in refused(capsys, str(path), str(last), code=10)
 
 
 def test_nothing_to_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = make_core(small_machine({"type": "fcfs"}))
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         writer.append(encode_body(first))
         writer.flush()
         assert main(["explain", str(writer.path), "--slowest", "3"]) == 0
@@ -160,14 +161,14 @@ def test_nothing_to_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     others = "`eventlm trace ls` lists other runs"
     assert captured.out == f"no request arrived in {writer.path}; {others}\n"
     assert "still being written" in captured.err
-    assert f"event 0 of {writer.path} is no request but `header`, and none arrived in it; {others}" in refused(
+    assert f"event 0 of {writer.path} is not a request but `header`, and none arrived in it; {others}" in refused(
         capsys, str(writer.path), "0"
     )
     assert f"has no request 5, and none arrived in it; {others}" in refused(capsys, str(writer.path), "5")
 
 
 def test_a_request_before_a_segment_in_which_none_arrives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with LogWriter(tmp_path, "run", segment_bytes=1024) as writer:
+    with LogWriter(real_system(), tmp_path, "run", segment_bytes=1024) as writer:
         Simulation(1, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer).run()
     segments = sorted(writer.run_folder.glob("trace-*.jsonl"))
     # Its snapshot has those that were under way.

@@ -136,5 +136,5 @@ def test_local_plugins_are_imported_only_if_trusted(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
     refused = eventlm("runs/latest", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "without importing that code: if you trust it, say so with --trust-local-plugins" in refused.stderr
+    assert "without importing that code; if you trust it, use --trust-local-plugins" in refused.stderr
     assert eventlm("runs/latest", "--trust-local-plugins", cwd=tmp_path).returncode == 0

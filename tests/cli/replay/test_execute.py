@@ -74,7 +74,7 @@ def test_a_mismatch_has_its_place_and_its_code(run: Path, run_here: RunHere) -> 
     assert code == 10
     assert ": token at event " in output
     assert " before it came out as recorded\n" in output
-    assert "remedy    run it on the host" in output
+    assert "remedy    use the host" in output
     code, output, _ = run_here("replay", str(run), "--execute", "--teacher-force")
     assert code == 10
     assert "more; --json has all" in output
@@ -92,7 +92,7 @@ def test_what_was_compared_by_digest_is_told(run: Path, run_here: RunHere) -> No
     code, output, _ = run_here("replay", str(run), "--execute")
     assert code == 0
     assert "steps compared by digest: their tokens in the token log are missing or damaged" in output
-    assert "this is another host than the recorded one, or other software or threads; there it may come out" in output
+    assert "host, software or threads are not those of the recorded run; results may differ there" in output
 
 
 def test_check_tells_of_the_token_ids_too(run: Path, run_here: RunHere) -> None:

@@ -107,7 +107,7 @@ async def test_a_full_disk_leaves_a_gap_and_the_server_goes_on(
     assert [verify(path).exit_code for path in folder.glob("*.jsonl")] == [0, 0]
     assert main(["replay", str(folder)]) == 14
     printed = capsys.readouterr()
-    assert f"gap: {result.num_missing:,} events not recorded; what lies before and behind is verified" in printed.out
+    assert f"gap: {result.num_missing:,} events not recorded; everything before and after is verified" in printed.out
     assert "were not recorded (No space left on device)" in printed.err
 
 

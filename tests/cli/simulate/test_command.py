@@ -101,7 +101,7 @@ def test_closed_loop_and_speed_up(run_here: RunHere, workload: str) -> None:
         (["W.jsonl", "--cost-model", MODEL, "--num-blocks", "1"], "at least 2"),
         (["W.jsonl", "--cost-model", MODEL, "--speed-up-arrivals", "0"], "a factor above 0"),
         (["W.jsonl", "--cost-model", MODEL, "--speed-up-arrivals", "fast"], "a factor above 0"),
-        (["W.jsonl", "--cost-model", MODEL, "--closed-loop", "-1"], "1 client or more"),
+        (["W.jsonl", "--cost-model", MODEL, "--closed-loop", "-1"], "not a number of at least 0"),
         (["W.jsonl", "--cost-model", MODEL, "--slo", "ttft=-5"], "above 0"),
         (["W.jsonl", "--cost-model", MODEL, "--record", "W.jsonl"], "choose another folder"),
     ],

@@ -15,6 +15,7 @@ import pytest
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import PolicySwapped
 from eventlm.replay.sweep.cell import FinishedCell
+from eventlm.system.system import real_system
 from tests.cli.conftest import RunHere
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 from tests.replay.traces import CALM, small_machine
@@ -72,7 +73,7 @@ def test_a_configuration_file_counts(run_here: RunHere, workload: str, tmp_path:
         (["--slo", "ttft=2"], "such as p99_ttft=2000"),
         (["--replicas", "0"], "replicas"),
         (["--jobs", "0"], "--jobs 0"),
-        (["--refine", "2"], "say which with --slo"),
+        (["--refine", "2"], "which needs --slo"),
         (["--policy", "nobody"], "unknown policy 'nobody'"),
     ],
 )
@@ -108,7 +109,7 @@ def test_an_interrupted_sweep_leaves_whole_files_and_goes_on(tmp_path: Path) -> 
 
 
 def test_a_swap_of_the_recorded_policy_is_told(run_here: RunHere, tmp_path: Path) -> None:
-    with LogWriter(tmp_path / "runs", "run") as writer:
+    with LogWriter(real_system(), tmp_path / "runs", "run") as writer:
         simulation = Simulation(1, num_requests=10, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
         simulation.at(5_000_000, lambda: simulation.engine_core.put_fact(PolicySwapped(name="lrs")))
         simulation.run()

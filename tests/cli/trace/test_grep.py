@@ -43,7 +43,7 @@ def test_lines_are_those_of_the_file(capsys: pytest.CaptureFixture[str]) -> None
         (["--kind", ","], "--kind ',' names no kind of event; known: arrive, "),
         (["--from", "soon"], "--from soon: not a time"),
         (["--from", "2s", "--to", "1s"], "--to 1s is not after --from 2s"),
-        (["--cause", "-1"], "events count from 0"),
+        (["--cause", "-1"], "not a number of at least 0"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_as_json_and_a_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*arguments, "--start", "7"]) == 2
     assert "--start 7: not a time" in capsys.readouterr().err
     assert main([*arguments, "--start", "9h"]) == 2
-    assert "is left: 7 outside the part" in capsys.readouterr().err
+    assert "is left: 7 outside the requested part" in capsys.readouterr().err
 
 
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,4 +58,4 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_from_standard_input(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eventlm", "trace", "import", "--from", "azure", "-", "-o", str(tmp_path / "w")]
     done = subprocess.run(command, input=(SAMPLES / "azure.csv").read_bytes(), capture_output=True, check=True)
-    assert b"requests   4 in" in done.stdout
+    assert b"requests  4 in" in done.stdout

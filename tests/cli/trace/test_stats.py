@@ -17,7 +17,15 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.cli.main import main
-from eventlm.cli.trace.plots import MAX_POINTS, _batch_line, _batch_sizes, _cdf, _largest_of_intervals, _Line
+from eventlm.cli.trace.plots import (
+    MAX_POINTS,
+    _batch_line,
+    _batch_lines,
+    _cdf,
+    _largest_of_intervals,
+    _Line,
+    _over_time,
+)
 from eventlm.cli.trace.stats import _ROW_NAMES
 from eventlm.events import Arrived, Emitted, Launched, StepCompleted
 from eventlm.metrics.trace_metrics import REQUEST_METRICS, STEP_METRICS, Series, trace_stats
@@ -48,7 +56,7 @@ def test_the_tables_hold_every_metric_in_columns(capsys: pytest.CaptureFixture[s
     columns, *rows = classes.splitlines()
     assert [row.split()[0] for row in rows] == ["gold", "silver"]
     assert {len(row) for row in rows} == {len(columns)}
-    words = {row[:10].strip(): row[12:] for row in summary.splitlines()}
+    words = {name: value.strip() for name, _, value in (row.partition("  ") for row in summary.splitlines())}
     assert words["run"].startswith("simulation, fake, 0.")
     assert words["sequences"].startswith("15 ended: ")
     assert words["requests"] == "10, 0 rejected"
@@ -159,7 +167,7 @@ def axes_over_time(unix_start_ns: int, **arguments: bool) -> Axes:
     figure = Figure()
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    _batch_sizes(axes, found, **{"in_clock_time": True} | arguments)
+    _over_time(axes, found, _batch_lines(found), "sequences", **{"in_clock_time": True} | arguments)
     figure.canvas.draw()
     return axes
 

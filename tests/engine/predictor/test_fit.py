@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
-from eventlm.core.predictor import DEFAULT_COEFFICIENTS, NUM_COEFFICIENTS, Predictor
+from eventlm.core.predictor import DEFAULT_COEFFICIENTS, NUM_COEFFICIENTS, Predictor, StepShape
 from eventlm.engine.predictor.fit import fit
 from eventlm.worker.fake.model import fake_samples
 from eventlm.worker.fake.tokens import FakeParameters
@@ -14,12 +15,7 @@ from eventlm.worker.protocol import StepSample
 
 
 def step_ns(predictor: Predictor, sample: StepSample) -> int:
-    return predictor.step_ns(
-        prefill_tokens=sample.prefill_tokens,
-        num_decodes=sample.num_decodes,
-        context_tokens=sample.context_tokens,
-        chunk_context=sample.chunk_context,
-    )
+    return predictor.step_ps(sample.shape) // 1000
 
 
 def samples_of(coefficients: list[int], *, noise: float = 0.0, count: int = 40) -> list[StepSample]:
@@ -28,17 +24,10 @@ def samples_of(coefficients: list[int], *, noise: float = 0.0, count: int = 40) 
     found = []
     for _ in range(count):
         prefill, decodes = rng.choice([0, 16, 256, 1024]), rng.randrange(64)
-        shape = StepSample(
-            prefill_tokens=prefill,
-            num_decodes=decodes,
-            context_tokens=prefill + decodes * rng.randrange(1, 500),
-            chunk_context=prefill * rng.randrange(1, 2000),
-            duration_ns=1,
-        )
-        duration_ns = round(step_ns(predictor, shape) * (1 + rng.uniform(-noise, noise)))
-        found.append(
-            StepSample(**{**{f: getattr(shape, f) for f in shape.__struct_fields__}, "duration_ns": duration_ns})
-        )
+        context_tokens = prefill + decodes * rng.randrange(1, 500)
+        shape = StepShape(prefill, decodes, context_tokens, chunk_context=prefill * rng.randrange(1, 2000))
+        duration_ns = round(predictor.step_ps(shape) // 1000 * (1 + rng.uniform(-noise, noise)))
+        found.append(StepSample(shape=shape, duration_ns=duration_ns))
     return found
 
 
@@ -65,7 +54,7 @@ def test_noisy_samples_are_predicted_within_their_noise() -> None:
 def test_no_coefficient_is_negative() -> None:
     # Longer contexts take less time: nothing that the model can say.
     samples = [
-        StepSample(prefill_tokens=0, num_decodes=n, context_tokens=n * n * 100, chunk_context=0, duration_ns=10**8 // n)
+        StepSample(shape=StepShape(num_decodes=n, context_tokens=n * n * 100), duration_ns=10**8 // n)
         for n in (1, 2, 4, 8, 16, 32)
     ]
     found = fit(samples)
@@ -77,8 +66,7 @@ def test_no_coefficient_is_negative() -> None:
 def test_a_feature_that_no_sample_has_gets_no_weight(column: str) -> None:
     samples = []
     for number, sample in enumerate(samples_of(list(DEFAULT_COEFFICIENTS))):
-        fields = {name: getattr(sample, name) for name in sample.__struct_fields__}
-        samples.append(StepSample(**{**fields, column: 0, "duration_ns": 10**6 + number}))
+        samples.append(StepSample(shape=structs.replace(sample.shape, **{column: 0}), duration_ns=10**6 + number))
     assert fit(samples)[1 + ["prefill_tokens", "num_decodes", "context_tokens", "chunk_context"].index(column)] == 0
 
 

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from eventlm.config import WorkerConfig
 from eventlm.engine.replicas import controller as replica_module
-from eventlm.engine.replicas.controller import ReplicaController
+from eventlm.engine.replicas.controller import ReplicaController, StartPhases
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import worker_setups
 from eventlm.events import End, Fact, WorkerLost, WorkerUp
+from eventlm.system.clock import SystemClock
+from eventlm.system.system import System, real_system
 from eventlm.worker.fake.tokens import FakeParameters, poisoned_place
-from eventlm.worker.protocol import FromWorker, Heartbeat, StepResult, WorkerReady, WorkerSetup
+from eventlm.worker.protocol import FromWorker, Heartbeat, StartProgress, StepResult, WorkerReady, WorkerSetup
 from tests.engine.engines import (
     SLOW,
     Reader,
@@ -33,6 +36,7 @@ from tests.engine.engines import (
     running,
     verified,
 )
+from tests.engine.replicas.test_worker_process import PROGRESS, SETUP
 from tests.processes import PATIENCE_SECONDS, wait_until
 
 
@@ -216,7 +220,7 @@ class ScriptedWorker:
     num_beats: ClassVar[list[int]] = []
     busy_ns: ClassVar[int] = 0
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, system: System, setup: WorkerSetup) -> None:
         self._words: list[FromWorker] = []
         if self.num_beats:
             beat = Heartbeat(epoch=setup.epoch, busy_ns=self.busy_ns)
@@ -262,7 +266,7 @@ async def waits_of(monkeypatch: pytest.MonkeyPatch, num_beats: list[int], *, bus
     [setup] = worker_setups(engine_setup)
     assert setup.heartbeat_ns == 1_000_000_000
     given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    replica = ReplicaController(setup, WorkerConfig(max_restarts=3), NoEngine(), given_up.set_result)
+    replica = ReplicaController(real_system(), setup, WorkerConfig(max_restarts=3), NoEngine(), given_up.set_result)
     await replica.start(warm_up=False)
     replica.run(engine_setup.core)
     assert await asyncio.wait_for(given_up, PATIENCE_SECONDS) == "died (killed by SIGKILL)"
@@ -281,3 +285,29 @@ async def test_workers_that_die_sooner_are_counted(monkeypatch: pytest.MonkeyPat
 
 async def test_a_minute_in_a_hung_step_is_no_sign_of_health(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await waits_of(monkeypatch, [300] * 20, busy_ns=1) == [0.1, 0.2, 0.4]
+
+
+def test_each_phase_is_a_line_with_its_time_and_what_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(replica_module, "log", log)
+    told: list[StartProgress] = []
+    phases = StartPhases(SystemClock(), SETUP, told.append)
+    for progress in PROGRESS:
+        phases.note(progress)
+    assert phases.phase == "compiling kernels"
+    phases.end()
+    assert phases.phase == ""
+    assert told == PROGRESS
+    assert [(call.method_name, call.args) for call in log.calls] == [("info", ("worker starts",))] * 2
+    first, second = (call.kwargs for call in log.calls)
+    assert all(line.pop("seconds") >= 0 for line in (first, second))
+    whose = {"replica": 0, "epoch": 1}
+    assert first == whose | {"phase": "reading weights", "next": "compiling kernels"}
+    assert second == whose | {"phase": "compiling kernels"}
+
+
+def test_a_start_without_phases_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(replica_module, "log", log)
+    StartPhases(SystemClock(), SETUP).end()
+    assert log.calls == []

@@ -12,6 +12,7 @@ from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.replicas.group import Replicas
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import Device
+from eventlm.system.system import real_system
 from eventlm.worker.protocol import WorkerReady
 from tests.engine.test_setup import GPUS, setup_with
 
@@ -51,7 +52,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 def replicas_with(*, devices: list[Device], num_blocks: int) -> Replicas:
     setup = setup_with(devices=devices, num_blocks=num_blocks, replicas=3)
-    return Replicas(setup, mock.Mock(), mock.Mock())
+    return Replicas(real_system(), setup, mock.Mock(), mock.Mock())
 
 
 async def test_replicas_that_measure_one_gpu_start_one_after_the_other(starts: Starts) -> None:

@@ -23,6 +23,7 @@ from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
+from eventlm.system.system import real_system
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -53,7 +54,7 @@ SETUP = WorkerSetup(
 @asynccontextmanager
 async def spawned(**changes: Any) -> AsyncIterator[WorkerProcess]:
     """A worker process that is killed in the end."""
-    worker = WorkerProcess(structs.replace(SETUP, **changes))
+    worker = WorkerProcess(real_system(), structs.replace(SETUP, **changes))
     try:
         await worker.start()
         yield worker
@@ -224,7 +225,7 @@ async def test_a_process_without_descriptors_left_for_sockets() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         with pytest.raises(EngineUnavailableError, match="cannot start worker 0: Too many open files"):
-            WorkerProcess(SETUP)
+            await WorkerProcess(real_system(), SETUP).start()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -233,7 +234,7 @@ async def test_a_temporary_folder_whose_path_is_too_long_for_sockets(monkeypatch
     folder = Path(tempfile.gettempdir()) / ("d" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    worker = WorkerProcess(SETUP)
+    worker = WorkerProcess(real_system(), SETUP)
     try:
         with pytest.raises(EngineUnavailableError, match="cannot start worker 0"):
             await worker.start()
@@ -273,3 +274,56 @@ async def test_signals_to_the_whole_group_and_code_in_the_current_folder_do_not_
             os.kill(worker.pid, number)
         send_steps(worker, 1)
         assert isinstance(await next_word(worker), StepResult)
+
+
+PROGRESS = [
+    StartProgress(epoch=1, phase="reading weights"),
+    StartProgress(epoch=1, phase="reading weights", done=5, total=9),
+    StartProgress(epoch=1, phase="compiling kernels"),
+    StartProgress(epoch=1, phase="compiling kernels", done=1, total=2),
+]
+READY = WorkerReady(epoch=1, pid=1)
+
+
+class SlowWorker(WorkerProcess):
+    """Sends one message after another, each so many seconds of its own clock after the one before."""
+
+    words: list[FromWorker]
+    gap_s: float
+    now_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(real_system()._replace(clock=self), SETUP)
+
+    def monotonic_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+    def unix_ns(self) -> int:
+        raise NotImplementedError
+
+    async def receive(self, timeout_seconds: float) -> FromWorker | None:
+        if not self.words or timeout_seconds < self.gap_s:
+            self.now_s += timeout_seconds
+            raise TimeoutError
+        self.now_s += self.gap_s
+        return self.words.pop(0)
+
+
+async def answer_of(words: list[FromWorker], *, gap_s: float) -> FromWorker | None:
+    """What one who waits for ten seconds gets."""
+    worker = SlowWorker()
+    worker.words, worker.gap_s = words, gap_s
+    try:
+        return await worker.answer(10)
+    finally:
+        await worker.kill()
+
+
+async def test_a_start_that_goes_on_is_waited_for() -> None:
+    assert await answer_of([*PROGRESS * 50, READY], gap_s=9) == READY
+
+
+async def test_one_that_shows_no_progress_is_not() -> None:
+    assert await answer_of([*PROGRESS, READY], gap_s=11) is None
+    beats = [Heartbeat(epoch=1)] * 20
+    assert await answer_of([PROGRESS[0], *beats, READY], gap_s=1) is None

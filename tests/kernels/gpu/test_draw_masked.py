@@ -132,12 +132,12 @@ def test_extreme_values(params: dict[str, Any], device: torch.device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("value", [-torch.inf, torch.nan])
-def test_a_row_of_nothing_ends(value: float, device: torch.device) -> None:
+@pytest.mark.parametrize(("value", "token"), [(-torch.inf, 0), (torch.nan, -1), (torch.inf, -1)])
+def test_a_row_without_finite_logits_ends(value: float, token: int, device: torch.device) -> None:
     sequences = [sequence(0, top_k=2, top_p=0.5, min_p=0.1)]
     out = torch.empty(1, dtype=torch.int32, device=device)
     draw_masked(torch.full((1, 40), value, device=device), stage(sequences, 40, device), out)
-    assert out.tolist() == [0]
+    assert out.tolist() == [token]
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -9,9 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS, draw_tokens
-from eventlm.kernels.gpu.noise import negative_gumbel_noise
-from eventlm.kernels.gpu.order import number_of, order_keys, shift_of
+from eventlm.kernels.gpu.draw_tokens import (
+    DRAW_COLUMNS,
+    draw_tokens,
+    negative_gumbel_noise,
+    number_of,
+    order_keys,
+    shift_of,
+)
 from eventlm.worker.sampling import noise
 
 TEMPERATURES = (0.0, 1.0, 0.7, 30.0, 1e-5)
@@ -107,11 +112,20 @@ def test_the_first_of_equals(device: torch.device) -> None:
     assert drawn(logits, pack_draws(torch.zeros(3)), device).tolist() == [0, 4000, 17]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_not_a_number_is_never_drawn(temperature: float, device: torch.device) -> None:
-    logits = torch.full((2, 3000), torch.nan)
-    logits[0, 2500] = -1e30
-    assert drawn(logits, pack_draws(torch.full((2,), temperature)), device).tolist() == [2500, 0]
+def test_rows_with_nan_or_infinity_have_no_token(temperature: float, dtype: torch.dtype, device: torch.device) -> None:
+    """Wherever it is in the row. Minus infinity is a score like others, if not the only one of a row."""
+    logits = torch.randn(9, 3000, generator=torch.Generator().manual_seed(0))
+    draws = pack_draws(torch.full((9,), temperature))
+    logits[7, 5:] = -torch.inf
+    whole = drawn(logits.to(dtype), draws, device).tolist()
+    for row, (place, value) in enumerate(
+        [(0, torch.nan), (2999, -torch.nan), (1500, torch.inf), (slice(None), torch.nan), (slice(None), torch.inf)]
+    ):
+        logits[row, place] = value
+    assert drawn(logits.to(dtype), draws, device).tolist() == [-1] * 5 + whole[5:]
+    assert min(whole) >= 0
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eventlm.kernels.gpu.embed_tokens import embed_tokens, embed_tokens_reference
+from benchmarks.kernels.references import embed_tokens_reference
+from eventlm.kernels.gpu.embed_tokens import embed_tokens
 from tests.kernels.gpu.tensors import DTYPES, random, rows_apart
 
 
@@ -26,6 +27,16 @@ def test_negative_numbers_are_slots(device: torch.device) -> None:
     out = torch.empty(5, 16, device=device)
     embed_tokens(torch.tensor([0, -1, 4, -3, 5], dtype=torch.int32, device=device), last_tokens, embedding, out)
     assert out[:, 0].tolist() == out[:, 15].tolist() == [0, 5, 4, 3, 5]
+
+
+def test_a_row_without_a_token_goes_on_with_token_0(device: torch.device) -> None:
+    """What it computes is not used, but memory before the embedding must not be read."""
+    embedding = torch.full((7, 16), torch.nan, device=device)
+    embedding[4] = 1.0
+    out = torch.empty(1, 16, device=device)
+    staged, last_tokens = (torch.tensor([-1], dtype=torch.int32, device=device) for _ in range(2))
+    embed_tokens(staged, last_tokens, embedding[4:], out)
+    assert out.tolist() == [[1.0] * 16]
 
 
 def test_nothing_beside_the_rows_is_written(device: torch.device) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.grouped_gemm import grouped_gemm, grouped_gemm_reference, most_tiles
+from benchmarks.kernels.references import grouped_gemm_reference
+from eventlm.kernels.gpu.grouped_gemm import grouped_gemm, most_tiles
 
 CONFIG = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2, "num_warps": 4, "num_stages": 2}
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.merge_attention import merge_attention, merge_attention_reference
+from benchmarks.kernels.references import merge_attention_reference
+from eventlm.kernels.gpu.merge_attention import merge_attention
 
 
 def parts(num_rows: int, num_heads: int, num_parts: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from eventlm.kernels.gpu.qkv_store import qkv_store, qkv_store_reference
+from benchmarks.kernels.references import qkv_store_reference
+from eventlm.kernels.gpu.qkv_store import qkv_store
 from tests.kernels.gpu.tensors import DTYPES, assert_rounded_alike, random, rows_apart
 
 _EPS, _NUM_BLOCKS, _NUM_POSITIONS = 1e-6, 40, 50

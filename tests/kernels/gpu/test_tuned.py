@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.kernels.gpu import tuned as module
-from eventlm.kernels.gpu.tuned import store, tuned
+from eventlm.kernels.gpu.tuned import ceil_div, next_power_of_2, tuned
 
 TEXT = """\
 # What this is.
@@ -86,23 +86,16 @@ def test_what_has_no_entry_is_named(path: Path) -> None:
         tuned("other", rows=3)
 
 
-def test_an_entry_is_stored_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at(monkeypatch, "Big")
-    assert tuned("op", rows=16) == {"BLOCK": 3}
-    store("op", {"max_rows": 16}, {"BLOCK": 7}, gpu="Big", path=path)
-    assert tuned("op", rows=16) == {"BLOCK": 7}
-    store("new", {}, {"num_warps": 4}, gpu='A "GPU"', path=path)
-    store("new", {}, {"num_warps": 8}, gpu="default", path=path)
-    assert tuned("new") == {"num_warps": 8}
-    assert path.read_text().count("[[op]]") == TEXT.count("[[op]]")
-    assert path.read_text().startswith('# What this is.\n\n[[new]]\ngpu = "default"\nconfig = { num_warps = 8 }\n\n')
-    written = path.read_text()
-    store("op", {"max_rows": 16}, {"BLOCK": 7}, gpu="Big", path=path)
-    assert path.read_text() == written
-    assert [file.name for file in path.parent.iterdir()] == ["tuned.toml"]
-
-
 def test_every_operation_has_a_default() -> None:
     for op, entries in module._entries().items():
         assert tuned(op)
         assert all(isinstance(number, int) for entry in entries for number in entry["config"].values()), op
+
+
+def test_quotients_rounded_up() -> None:
+    assert [ceil_div(number, 4) for number in range(1, 10)] == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+
+
+def test_powers_of_two() -> None:
+    assert [next_power_of_2(number) for number in range(1, 10)] == [1, 2, 4, 4, 8, 8, 8, 8, 16]
+    assert next_power_of_2((1 << 20) + 1) == 1 << 21

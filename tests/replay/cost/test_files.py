@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
 from eventlm.replay.cost.files import built_in_cost_models, fit_trace, load_cost_model
-from eventlm.replay.cost.model import LinearCost, Overheads, StepShape
+from eventlm.replay.cost.model import LinearCost, Overheads
 from eventlm.replay.cost.roofline import RooflineCost
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 
+from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
 from eventlm.replay.cost.fit import MAX_RATIOS, fit_cost, measure_overheads
-from eventlm.replay.cost.model import MILLION, LinearCost, StepShape
+from eventlm.replay.cost.model import MILLION, LinearCost
 from eventlm.replay.cost.recorded_steps import RecordedStep
 
 TRUE_COST = LinearCost(
@@ -74,7 +75,7 @@ def predictions(model: LinearCost, steps: list[RecordedStep]) -> list[int]:
 
 def test_it_finds_exact_costs_again() -> None:
     steps = run_of(400)
-    model, report = fit_cost(steps)
+    model, report, _ = fit_cost(steps)
     for predicted, recorded in zip(predictions(model, steps), durations(steps), strict=True):
         assert predicted == pytest.approx(recorded, rel=0.01)
     for field in ("base_ps", "prefill_ps", "decode_ps", "context_ps", "chunk_context_ps", "first_chunk_ps"):
@@ -90,7 +91,7 @@ def test_sums_are_those_of_the_run_whatever_the_noise() -> None:
     random = Random(11)
     steps = run_of(600, noise=lambda step, start_ns: 10.0 if random.random() < 0.01 else random.uniform(0.8, 1.3))[1:]
     others = [step._replace(step=step.step + 1, s=step.s + 1) for step in steps]
-    model, report = fit_cost([steps[0], *others], follows_run=False)
+    model, report, _ = fit_cost([steps[0], *others], follows_run=False)
     recorded = sum(durations(steps))
     assert sum(predictions(model.without_noise(), steps)) == pytest.approx(recorded, rel=0.01)
     assert abs(report.sum_bias) < 0.05
@@ -100,12 +101,34 @@ def test_sums_are_those_of_the_run_whatever_the_noise() -> None:
 def test_ratios_have_the_spread_of_the_run_and_a_mean_of_one() -> None:
     random = Random(3)
     steps = run_of(2000, noise=lambda step, start_ns: random.uniform(0.5, 1.5))
-    model, _ = fit_cost(steps, follows_run=False)
+    model, *_ = fit_cost(steps, follows_run=False)
     assert len(model.ratios_ppm) == MAX_RATIOS
     assert sum(model.ratios_ppm) / MAX_RATIOS == pytest.approx(MILLION, rel=1e-4)
     assert model.ratios_ppm[MAX_RATIOS // 10] == pytest.approx(0.6 * MILLION, rel=0.05)
     assert model.ratios_ppm[-MAX_RATIOS // 10] == pytest.approx(1.4 * MILLION, rel=0.05)
     assert not model.slowness_ppm
+
+
+def test_draws_differ_by_what_the_run_leaves_open() -> None:
+    random = Random(4)
+    steps = run_of(800, noise=lambda step, start_ns: random.uniform(0.7, 1.3))
+    model, _, draws = fit_cost(steps, num_draws=5)
+    assert draws[0] == model
+    assert not model.ratios_ppm
+    assert len({(draw.base_ps, draw.decode_ps, draw.prefill_ps) for draw in draws}) == 5
+    assert fit_cost(steps, num_draws=5).draws == draws
+    recorded = sum(durations(steps))
+    for draw in draws[1:]:
+        assert len(draw.ratios_ppm) == MAX_RATIOS
+        assert draw.decode_ps == pytest.approx(TRUE_COST.decode_ps, rel=0.5)
+        assert sum(predictions(draw.without_noise(), steps)) == pytest.approx(recorded, rel=0.05)
+
+
+def test_draws_of_an_exact_run_are_all_the_same_model() -> None:
+    for draw in fit_cost(run_of(400), num_draws=3).draws:
+        for field in ("base_ps", "prefill_ps", "decode_ps", "context_ps", "chunk_context_ps", "first_chunk_ps"):
+            assert getattr(draw, field) == pytest.approx(getattr(TRUE_COST, field), rel=0.1)
+        assert (draw.overheads.dispatch_ns, draw.overheads.between_ns, draw.overheads.report_ns) == (300, 300, 700)
 
 
 def test_a_stall_of_a_short_step_is_not_drawn_for_long_ones_as_often() -> None:
@@ -119,7 +142,7 @@ def test_a_stall_of_a_short_step_is_not_drawn_for_long_ones_as_often() -> None:
         place += duration_ns <= short
         factor = 10 if duration_ns <= short and place % 10 == 0 else 1
         noisy.append(step._replace(end_ns=step.start_ns + duration_ns * factor))
-    model, _ = fit_cost(noisy, follows_run=False)
+    model, *_ = fit_cost(noisy, follows_run=False)
     share_of_time = sum(d for d in durations(steps) if d <= short) / 10 / sum(durations(steps))
     num_stalls = sum(ratio > 3 * MILLION for ratio in model.ratios_ppm)
     assert num_stalls <= 2 * share_of_time * MAX_RATIOS + 1
@@ -130,7 +153,7 @@ def test_it_follows_a_machine_that_slows_down() -> None:
     """Twice as slow in the second half: the shape does not know, the time does."""
     half_ns = run_of(1000)[500].start_ns
     steps = run_of(1000, noise=lambda step, start_ns: 2.0 if start_ns > half_ns else 1.0)
-    model, report = fit_cost(steps)
+    model, report, _ = fit_cost(steps)
     errors = [
         abs(predicted / recorded - 1)
         for predicted, recorded in zip(predictions(model, steps), durations(steps), strict=True)
@@ -146,14 +169,14 @@ def test_it_follows_a_machine_that_slows_down() -> None:
 
 def test_the_first_step_of_a_worker_is_left_out() -> None:
     steps = run_of(300, noise=lambda step, start_ns: 50.0 if step == 0 else 1.0)
-    model, report = fit_cost(steps)
+    model, report, _ = fit_cost(steps)
     assert report.num_left_out == 1
     assert model.base_ps == pytest.approx(TRUE_COST.base_ps, rel=0.05)
 
 
 def test_few_steps_scale_the_defaults_and_say_so() -> None:
     steps = run_of(6)
-    model, report = fit_cost(steps)
+    model, report, _ = fit_cost(steps)
     assert "only 5 steps" in report.notes[0]
     assert sum(predictions(model, steps[1:])) == pytest.approx(sum(durations(steps[1:])), rel=0.02)
     assert all(getattr(model, field) > 0 for field in ("base_ps", "prefill_ps", "decode_ps"))
@@ -161,7 +184,7 @@ def test_few_steps_scale_the_defaults_and_say_so() -> None:
 
 def test_a_single_step_is_enough_to_go_on_with() -> None:
     [step] = run_of(1)
-    model, report = fit_cost([step])
+    model, report, _ = fit_cost([step])
     assert (report.num_steps, report.num_left_out) == (1, 0)
     assert model.step_ns(step.shape, 0, 0) == pytest.approx(step.end_ns - step.start_ns, rel=0.01)
 
@@ -169,8 +192,8 @@ def test_a_single_step_is_enough_to_go_on_with() -> None:
 def test_steps_of_one_shape_say_little_of_others() -> None:
     shape = StepShape(0, 4, 400, 0, 0)
     steps = run_of(200, shapes=lambda random: shape)
-    model, report = fit_cost(steps)
-    assert "one shape" in report.notes[0]
+    model, report, _ = fit_cost(steps)
+    assert "same shape" in report.notes[0]
     assert model.step_ns(shape, 0, 0, 10**15) == pytest.approx(TRUE_COST.step_ns(shape, 0, 0), rel=0.01)
     # A longer prompt is never free.
     assert model.prefill_ps > 0
@@ -202,14 +225,12 @@ def test_overheads_are_means_of_what_they_are_named_for() -> None:
 
 def test_a_run_that_never_ran_ahead_says_that_its_handover_is_not_known() -> None:
     late = [step._replace(launched_ns=step.start_ns - 100) for step in run_of(60)]
-    model, report = fit_cost(late)
+    model, report, _ = fit_cost(late)
     assert (model.overheads.between_ns, model.overheads.dispatch_ns) == (0, 100)
-    assert report.notes == [
-        "no step was launched while another ran: the time between two in a row is not known, and taken to be 0"
-    ]
+    assert report.notes == ["no step was launched while another ran: the time between two in a row is assumed to be 0"]
     # One step that was is enough.
     late[7] = run_of(60)[7]
-    model, report = fit_cost(late)
+    model, report, _ = fit_cost(late)
     assert (model.overheads.between_ns, report.notes) == (300, [])
 
 
@@ -251,6 +272,6 @@ def test_a_fit_is_the_same_every_time() -> None:
 def test_a_run_that_idles_for_days_has_a_bounded_number_of_windows() -> None:
     steps = run_of(300)
     late = [step._replace(start_ns=step.start_ns + 10**15, end_ns=step.end_ns + 10**15) for step in run_of(300)]
-    model, _ = fit_cost([*steps, *late])
+    model, *_ = fit_cost([*steps, *late])
     assert len(model.slowness_ppm) <= 4097
     assert len(set(model.slowness_ppm)) <= 4

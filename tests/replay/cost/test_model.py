@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
+from eventlm.core.predictor import StepShape
 from eventlm.events import Launched
-from eventlm.replay.cost.model import MILLION, LinearCost, StepShape, draw, shape_of
+from eventlm.replay.cost.model import MILLION, LinearCost, draw, shape_of
 
 SHAPE = StepShape(prefill_tokens=100, num_decodes=3, context_tokens=700, chunk_context=5_000, num_chunks=2)
 
@@ -35,7 +37,7 @@ def test_each_feature_costs_its_coefficient() -> None:
         first_chunk_ps=50_000,
     )
     assert model.step_ns(SHAPE, 0, 0) == 1000 + 1000 + 600 + 700 + 500 + 50
-    assert model.step_ns(SHAPE._replace(num_chunks=0), 0, 0) == 1000 + 1000 + 600 + 700 + 500
+    assert model.step_ns(structs.replace(SHAPE, num_chunks=0), 0, 0) == 1000 + 1000 + 600 + 700 + 500
 
 
 def test_a_step_takes_at_least_a_nanosecond() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from eventlm.core.predictor import StepShape
 from eventlm.replay.cost.files import built_in_cost_models, load_cost_model
-from eventlm.replay.cost.model import StepShape
 from eventlm.replay.cost.roofline import Dimensions, RooflineCost
 
 
@@ -56,8 +56,8 @@ def test_the_dimensions_make_the_model() -> None:
 @pytest.mark.parametrize("name", built_in_cost_models())
 def test_more_of_anything_takes_longer(name: str) -> None:
     base = StepShape(prefill_tokens=64, num_decodes=8, context_tokens=4096, chunk_context=2048, num_chunks=1)
-    for field in base._fields:
-        grown = base._replace(**{field: 100 * getattr(base, field)})
+    for field in base.__struct_fields__:
+        grown = msgspec.structs.replace(base, **{field: 100 * getattr(base, field)})
         assert step_ms(name, grown) > step_ms(name, base)
 
 

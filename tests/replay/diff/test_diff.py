@@ -128,7 +128,7 @@ def test_a_run_whose_first_segments_are_gone_is_the_same_as_itself(tmp_path: Pat
     assert second.exists()
     found = compare(run, run)
     assert found.is_identical, found.first
-    assert "what came earlier is not kept" in found.a.warnings[0]
+    assert "earlier events were not kept" in found.a.warnings[0]
     assert 0 < found.num_pairs < len(whole.arrivals)
 
 

@@ -15,6 +15,7 @@ from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Header
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
+from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
 from tests.bus import token_logs
@@ -53,7 +54,7 @@ def test_random_workloads_run_again_give_the_same_tokens(first: int, tmp_path: P
     results = []
     for seed in range(first, first + 10):
         run = record_with_tokens(tmp_path, seed, segment_bytes=0 if seed % 4 else SEGMENT_BYTES)
-        results.append(execute_fake(run, teacher_force=seed % 3 == 1, rows_alone=seed % 5 == 1))
+        results.append(execute_fake(run, teacher_force=seed % 3 == 1))
         assert (results[-1].exit_code, results[-1].mismatches, results[-1].warnings) == (0, [], []), f"workload {seed}"
         objects = [item for path in run.glob("trace*") for item in read_objects(path)]
         assert results[-1].num_requests == len(places(objects, "arrive"))
@@ -127,7 +128,7 @@ def test_a_token_that_differs_is_found_where_it_is(run: Path) -> None:
     assert (found.request, found.index, found.position) == (request, index, position)
     assert (found.recorded, found.executed) == (was + 1000, was)
     # The trace knows better than the token log.
-    assert "do not have the digest that is in the trace" in found.note
+    assert "do not match the digest in the trace" in found.note
     assert result.exit_code == 10
     assert f"event {done['s']}, step {done['step']} of replica 0, request {request}, index {index}" in found.describe()
 
@@ -259,7 +260,7 @@ def test_a_token_log_whose_tokens_come_out_again_must_agree_with_the_trace(run: 
     change_trace(run, lambda objects: objects[done["s"]].update(digest="0" * 16))
     (found,) = execute_fake(run, teacher_force=teacher_force).mismatches
     assert (found.kind, found.s, found.recorded) == ("digest", done["s"], "0" * 16)
-    assert "came out again, but they do not have the digest that is in the trace" in found.note
+    assert "were reproduced, but they do not match the digest in the trace" in found.note
 
 
 def test_a_damaged_line_of_outputs_costs_only_itself(run: Path) -> None:
@@ -283,14 +284,14 @@ def test_a_run_is_executed_up_to_a_prompt_that_is_damaged(run: Path, calm: Path)
         path.write_bytes(b"".join([*lines[:place], bad, *lines[place + 1 :]]))
         result = execute_fake(run)
         assert (result.exit_code, result.mismatches) == (3, [])
-        assert "tokens.jsonl has no sound line for the prompt of request " in result.damage
+        assert "tokens.jsonl has no valid line for the prompt of request " in result.damage
         request = int(result.damage.split("request ")[1].split(";")[0])
         before = [item for item in read_objects(run / "trace.jsonl") if item["t"] == "emit" and item["s"] < request]
         assert result.num_steps == len(before)
         assert f"damaged at line {place + 1}," in result.warnings[0]
         assert (result.clean_end, len(result.warnings)) == (True, 1)
         assert ("nothing re-executed" in render(result)) == (not before)
-        assert f"what comes behind cannot be re-executed: {path} has no sound line" in render(result)
+        assert f"the rest cannot be re-executed: {path} has no valid line" in render(result)
     assert result.num_steps > 5
 
 
@@ -311,14 +312,14 @@ def test_a_trace_without_a_token_log_says_what_to_do(run: Path, tmp_path: Path) 
     (run / "tokens.jsonl").unlink()
     with pytest.raises(UsageError, match=r"the token log of .*trace\.jsonl is missing: the file tokens\.jsonl"):
         execute_fake(run)
-    with LogWriter(tmp_path, "plain") as writer:
+    with LogWriter(real_system(), tmp_path, "plain") as writer:
         Simulation(1, writer=writer, num_requests=2, check_every=0).run()
     with pytest.raises(UsageError, match=r"was recorded without token ids.*record with --record-tokens"):
         execute_fake(writer.run_folder)
 
 
 def test_a_run_is_executed_up_to_a_gap(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run", digest_key=DIGEST_KEY) as writer:
+    with LogWriter(real_system(), tmp_path, "run", digest_key=DIGEST_KEY) as writer:
         simulation = Simulation(3, writer=writer, records_tokens=True, check_every=0, chaos=CALM)
         simulation.at(60_000_000, lambda: writer.give_up("as a test has it"))
         simulation.run()

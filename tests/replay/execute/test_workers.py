@@ -118,7 +118,7 @@ def test_workers_of_a_run_on_gpus_compute_as_those_did(run: Path) -> None:
     assert (setup.attention_backend, setup.graph_buckets) == ("triton", [1, 2, 4])
     assert (setup.batch_invariant, setup.torch_compile, setup.cpu_kernels) == (True, True, "auto")
     assert setup.num_blocks == header.core.num_blocks
-    with pytest.raises(UsageError, match="--threads 2 is for runs on processors"):
+    with pytest.raises(UsageError, match="--threads 2 is for runs on CPUs"):
         worker_setup(header, "folder", threads=2)
 
 
@@ -152,7 +152,7 @@ async def test_replicas_take_the_gpus_in_turn(run: Path, monkeypatch: pytest.Mon
 
 def test_a_run_on_a_gpu_needs_one(run: Path) -> None:
     make_gpu_run(run)
-    with pytest.raises(UsageError, match=r"the run was computed on a GPU \(NVIDIA H100\), and none is given"):
+    with pytest.raises(UsageError, match=r"the run was computed on a GPU \(NVIDIA H100\), and there is none"):
         execute_real(run)
 
 
@@ -182,6 +182,6 @@ def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(run: Path, monkey
         workers._step_seconds = 0
         return workers
 
-    with pytest.raises(EventLMError, match="said nothing that can be read in 0 s in step 0"):
+    with pytest.raises(EventLMError, match="sent no valid message in 0 s in step 0"):
         execute_real(run, make_workers=impatient)
     assert running_children() == []

@@ -17,6 +17,8 @@ from eventlm.events import Arrived, Event, Launched
 from eventlm.events.codec import decode_body
 from eventlm.replay.explain.explainer import DivergenceError, explain
 from eventlm.replay.verify.divergence import as_object
+from eventlm.system.clock import SystemClock
+from eventlm.system.system import real_system
 from tests.bus.slow_disk import SlowDisk
 from tests.replay.explained_logs import OFTEN, check_against_metrics, check_steps, check_sums, read
 from tests.replay.golden import BROKEN, FOLDER
@@ -27,7 +29,7 @@ from tests.simulation import Simulation
 def test_a_trace_that_diverges_is_not_explained_beyond_that() -> None:
     path = FOLDER / f"{BROKEN}.jsonl"
     requests = read(path).requests
-    with pytest.raises(DivergenceError, match=r"is not what this version decides: at event .* tells more") as raised:
+    with pytest.raises(DivergenceError, match=r"diverges from its replay: at event .* shows details") as raised:
         explain(path, requests)
     assert raised.value.exit_code == 10
     # What ended before it is verified.
@@ -97,11 +99,11 @@ def test_up_to_the_end_of_a_log_that_was_cut(calm: Path, tmp_path: Path) -> None
 def test_a_gap_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     clock = [1000.0]
-    monkeypatch.setattr("eventlm.bus.log_writer.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(SystemClock, "monotonic_ns", lambda _: int(clock[0] * 1e9))
     outcomes: Counter[str] = Counter()
     num_unseen = 0
     for seed in range(8):
-        with LogWriter(tmp_path, f"{seed}") as writer:
+        with LogWriter(real_system(), tmp_path, f"{seed}") as writer:
             simulation = Simulation(seed, writer=writer, check_every=0)
 
             def fill_disk(event: Event) -> None:
@@ -146,7 +148,7 @@ def test_who_is_not_there(calm: Path) -> None:
     with pytest.raises(UsageError, match=f"has no sequence {request}.7: request {request} has fewer samples"):
         explain(calm, [(request, 7)])
     launch = next(event.s for event in log.events if isinstance(event, Launched))
-    with pytest.raises(UsageError, match=f"event {launch} of .* is no request but `launch`"):
+    with pytest.raises(UsageError, match=f"event {launch} of .* is not a request but `launch`"):
         explain(calm, [(launch, None)])
     with pytest.raises(UsageError, match="has no request 1000000, its events are 0 to "):
         explain(calm, [(1_000_000, None)])

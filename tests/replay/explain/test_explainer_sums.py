@@ -13,7 +13,8 @@ from eventlm.errors import UsageError
 from eventlm.events import Preempted
 from eventlm.replay.explain.explainer import Explained, explain
 from eventlm.replay.explain.result import Explanation
-from eventlm.replay.explain.story import tell
+from eventlm.replay.explain.story import describe
+from eventlm.system.system import real_system
 from tests.replay.explained_logs import (
     OFTEN,
     Log,
@@ -41,7 +42,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("explained")
     paths = []
     for seed in range(NUM_WORKLOADS):
-        with LogWriter(folder, f"{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
+        with LogWriter(real_system(), folder, f"{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
             Simulation(seed, num_requests=10, writer=writer, check_every=0).run()
         paths.append(writer.run_folder)
     return paths
@@ -63,7 +64,7 @@ def test_every_nanosecond_of_every_request_has_one_cause(explained: list[tuple[L
         for explanation in found.explanations:
             check_sums(explanation)
             check_causes(explanation, log, known, times)
-            assert all(paragraph.endswith(".") for paragraph in tell(explanation))
+            assert all(paragraph.endswith(".") for paragraph in describe(explanation))
             row = log.rows.get((explanation.request, explanation.index))
             if row is not None:
                 check_against_metrics(explanation, row)

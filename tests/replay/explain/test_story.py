@@ -6,16 +6,16 @@ from typing import Any, get_args
 
 import pytest
 
-from eventlm.core import wait_reason
+from eventlm.core.step_plan import WaitCause
 from eventlm.replay.explain.result import Doing, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.replay.explain.story import (
     CAUSES,
     PHASES,
     by_key,
+    describe,
     largest_part,
     milliseconds,
     part_rows,
-    tell,
     to_object,
 )
 from eventlm.types import SequenceId
@@ -89,7 +89,7 @@ def test_the_story_of_a_request_that_waited_behind_others() -> None:
         step(815),
     ]
     found = made(intervals, steps=steps, first_token_ns=1287 * MILLISECOND + 300_000, arrived_ns=2_100_000)
-    assert tell(found) == [
+    assert describe(found) == [
         "Request 1043 (512 prompt tokens, 64 output tokens, fcfs) took 1,386.5 ms and ended with `length`; its first "
         "token came after 1,287.3 ms.",
         "It reached the scheduler after 2.10 ms: 1.50 ms until its prompt was tokenized and 0.600 ms from there until "
@@ -112,7 +112,7 @@ def test_the_story_of_a_request_that_waited_behind_others() -> None:
     assert rows[0] == ["waiting: sequence limit", "900.000000", "64.9%"]
     assert rows[-1] == ["in all", "1,386.500000", "100.0%"]
     told = to_object(found)
-    assert told["story"] == tell(found)
+    assert told["story"] == describe(found)
     assert sum(part["duration_ns"] for part in told["parts"]) == told["total_ns"] == found.end_ns
 
 
@@ -141,12 +141,13 @@ def test_the_story_of_preemptions() -> None:
         outcome="unfinished",
         cached_tokens=4,
     )
-    assert tell(found) == [
+    assert describe(found) == [
         "Sample 1043.1 of request 1043's 2 (512 prompt tokens, 4 of them cached, 64 output tokens, edf) had not ended "
         "when the log does, after 19.0 ms.",
         "Its prompt took 5.00 ms in 1 step (step 1: 8 tokens).",
         "It was preempted 4 times: after 5.00 ms request 7 needed a block (its deadline was 3.00 ms earlier); after "
-        "6.00 ms its worker was lost; after 6.00 ms it needed a block and nobody less urgent had one; and 1 more time. "
+        "6.00 ms its worker was lost; after 6.00 ms it needed a block and no less urgent sequence had one; and 1 more "
+        "time. "
         "It waited 10.0 ms to be admitted again: 8.00 ms until a worker came up; 2.00 ms until the steps that it was "
         "still in had completed.",
         "Computing 9 tokens again took 4.00 ms in 1 step (step 4: 9 tokens).",
@@ -155,10 +156,10 @@ def test_the_story_of_preemptions() -> None:
 
 def test_a_rejected_one_and_one_that_is_partly_in_the_log() -> None:
     rejected = made(timeline((1, "edge", "receiving")), outcome="rejected: queue_full", notes=["5 waited"])
-    assert tell(rejected)[0].endswith("was rejected: queue_full, 1.00 ms after its reception.")
-    assert tell(rejected)[1:] == ["Note: 5 waited."]
+    assert describe(rejected)[0].endswith("was rejected: queue_full, 1.00 ms after its reception.")
+    assert describe(rejected)[1:] == ["Note: 5 waited."]
     later = made(timeline((3, "unseen", "not_recorded"), (1, "queue", "paused")), outcome="unknown", kind="score")
-    opening, unseen, waited = tell(later)
+    opening, unseen, waited = describe(later)
     assert opening == (
         "Request 1043 (512 prompt tokens, score, fcfs) ended where nothing was recorded, and was last seen after "
         "4.00 ms."
@@ -194,7 +195,7 @@ def test_keys_are_told_in_the_terms_of_their_policy(
 
 def test_other_reasons_in_words() -> None:
     def waited(cause: str, **fields: Any) -> str:
-        return tell(made(timeline((1, "queue", cause, fields))))[1]
+        return describe(made(timeline((1, "queue", cause, fields))))[1]
 
     assert waited("token_budget", steps=[3, 4, 5], limit=64, held_by=ids(7)) == (
         "It waited 1.00 ms to be admitted, because the token budget of 64 went to more urgent rows in steps 3 to 5, "
@@ -222,9 +223,9 @@ def test_steps_are_told_with_their_replica_where_there_are_several() -> None:
         (5, "decode", "step", {"replica": 0, "steps": [5]}),
     )
     found = made(intervals, steps=[step(4, 9), step(5)], num_replicas=2)
-    waited, prompt, decoded = tell(found)[1:]
+    waited, prompt, decoded = describe(found)[1:]
     limited = {"limit": 4, "held_by": ids(7)}
-    (_, full) = tell(made(timeline((1, "queue", "sequence_limit", limited)), num_replicas=2))
+    (_, full) = describe(made(timeline((1, "queue", "sequence_limit", limited)), num_replicas=2))
     assert full.endswith("(the sequence limit of 4 a replica was reached).")
     assert waited.endswith("went to more urgent rows in step 3 of replica 1.")
     assert prompt == "Its prompt took 2.00 ms in 1 step of replica 0 (step 4: 9 tokens)."
@@ -238,7 +239,7 @@ def test_steps_are_told_with_their_replica_where_there_are_several() -> None:
 def test_a_deadline_is_told_as_met_or_missed(first_token_ms: int | None, words: str) -> None:
     first_token_ns = None if first_token_ms is None else first_token_ms * MILLISECOND
     times = {"arrived_ns": 3 * MILLISECOND, "deadline_ns": 40 * MILLISECOND, "first_token_ns": first_token_ns}
-    opening = tell(made(timeline((90, "decode", "step", {"steps": [1]})), **times))[0]
+    opening = describe(made(timeline((90, "decode", "step", {"steps": [1]})), **times))[0]
     assert opening.endswith(f" Its first token was due 40.0 ms after its arrival and {words}")
 
 
@@ -249,11 +250,13 @@ def test_of_those_ahead_a_later_arrival_is_named_first() -> None:
 
     earlier, later = behind(7), behind(2000)
     found = made(timeline((9, "queue", "sequence_limit", earlier), (1, "queue", "sequence_limit", later)))
-    assert tell(found)[1].endswith("Request 2000 was ahead of it: its priority was 0 against 1, and lower goes first.")
+    assert describe(found)[1].endswith(
+        "Request 2000 was ahead of it: its priority was 0 against 1, and lower goes first."
+    )
 
 
 def test_everything_has_a_name_and_words() -> None:
-    causes = [*get_args(wait_reason.Cause), *get_args(Doing)]
+    causes = [*get_args(WaitCause), *get_args(Doing)]
     assert sorted(CAUSES) == sorted(causes)
     assert sorted(PHASES) == sorted(get_args(Phase))
     assert len(set(CAUSES.values())) == len(causes)
@@ -261,7 +264,7 @@ def test_everything_has_a_name_and_words() -> None:
     fields = {"steps": [1], "other": SequenceId(5, 0), "held_by": ids(5)}
     for cause in [cause for cause in causes if cause not in told_elsewhere]:
         both = timeline((1, "prefill", cause, fields), (2, "prefill", "step", {"steps": [2]}))
-        assert " ms " in tell(made(both))[1].split(":", 1)[1]
+        assert " ms " in describe(made(both))[1].split(":", 1)[1]
 
 
 def test_durations_to_three_digits() -> None:

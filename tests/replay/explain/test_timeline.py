@@ -21,13 +21,16 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.core.core import Core
 from eventlm.core.sequence import Sequence
 from eventlm.core.state import CoreState
-from eventlm.core.wait_reason import Cause, WaitReason, find_wait_reason
+from eventlm.core.step_plan import StepPlan, WaitCause, WaitReason
+from eventlm.core.wait_reason import find_wait_reason
 from eventlm.events import Arrived, Decision, Fact, Launched, Preempted, Routed
 from eventlm.policies.fixed import Fixed
 from eventlm.replay.explain.explainer import Explainer
+from eventlm.replay.explain.result import Interval
 from eventlm.replay.explain.timeline import Timeline
 from eventlm.replay.rebuild import Rebuilt, rebuild
 from eventlm.replay.verify.verifier import Verifier
+from eventlm.system.system import real_system
 from tests.core.rig import Rig
 from tests.simulation import Simulation
 
@@ -37,7 +40,7 @@ MOST = 8
 PLENTY = 10_000
 #: What the planner decides by. `batcher` is left out: the random workloads hardly have it.
 #: Of each the chance that it is tried where it comes up: some come up rarely.
-CHANCES: dict[Cause, float] = {
+CHANCES: dict[WaitCause, float] = {
     "sequence_limit": 0.05,
     "blocks": 0.05,
     "token_budget": 0.1,
@@ -52,24 +55,24 @@ class Asked(NamedTuple):
 
     sequence: Sequence
     wait_reason: WaitReason
-    launches: dict[int, Launched]
+    plans: dict[int, StepPlan]
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     found: list[Asked] = []
 
-    def ask(state: CoreState, sequence: Sequence, launches: Mapping[int, Launched]) -> WaitReason | None:
-        wait_reason = find_wait_reason(state, sequence, launches)
+    def ask(state: CoreState, sequence: Sequence, plans: Mapping[int, StepPlan]) -> WaitReason | None:
+        wait_reason = find_wait_reason(state, sequence, plans)
         if wait_reason is not None:
-            found.append(Asked(sequence, wait_reason, dict(launches)))
+            found.append(Asked(sequence, wait_reason, dict(state.plans)))
         return wait_reason
 
     monkeypatch.setattr("eventlm.replay.explain.timeline.find_wait_reason", ask)
     return found
 
 
-def lacking_only(cause: Cause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core:
+def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core:
     """The core of a snapshot with plenty of all but what a cause stands for (None: of all)."""
     limits = {"max_num_seqs": PLENTY}
     taken = msgspec.json.decode(snapshot)
@@ -112,11 +115,11 @@ def is_only_cause(found: Asked, config: Any) -> bool:
         # Another replica, which lacks something else, would take it.
         return False
     # One that was looked at in this drain and did not fit may fit behind it, and waits for the next.
-    return found.wait_reason.cause != "steps_in_flight" or found.wait_reason.replica not in found.launches
+    return found.wait_reason.cause != "steps_in_flight" or found.wait_reason.replica not in found.plans
 
 
 def read(folder: Path, seed: int) -> tuple[Rebuilt, Explainer, list[LogLine]]:
-    with LogWriter(folder, f"{seed}") as writer:
+    with LogWriter(real_system(), folder, f"{seed}") as writer:
         Simulation(seed, num_requests=10, writer=writer, check_every=0).run()
     with LogReader(writer.run_folder) as reader:
         rebuilt = rebuild(reader.header)
@@ -140,17 +143,27 @@ def look(rig: Rig, timeline: Timeline) -> Timeline:
     return timeline
 
 
+def waited_for(timeline: Timeline, rig: Rig, cause: WaitCause) -> Interval:
+    """The only interval in the queue with this cause."""
+    (found,) = [each for each in timeline.cut(rig.now_ns, "unfinished").intervals if each.cause == cause]
+    assert found.phase == "queue"
+    return found
+
+
 def test_a_later_arrival_that_was_ahead_is_noted_in_place_of_an_earlier_one() -> None:
     rig = Rig(max_num_seqs=1)
-    rig.arrive(4, 1)
-    earlier = rig.arrive(4, 1)
+    rig.arrive(4, 2)
+    earlier = rig.arrive(4, 2)
     timeline = watched(rig, rig.arrive(4, 1, priority=1))
+    rig.complete()
+    look(rig, timeline)
     later = rig.arrive(4, 1)
     look(rig, timeline)
-    rig.complete()
-    assert rig.sequence(earlier).resident
-    look(rig, timeline)
-    (waited,) = [each for each in timeline.cut(rig.now_ns, "unfinished").intervals if each.phase == "queue"]
+    for _ in range(2):
+        rig.complete()
+        assert rig.sequence(earlier).resident
+        look(rig, timeline)
+    waited = waited_for(timeline, rig, "sequence_limit")
     assert waited.order is not None
     assert (waited.order.other, waited.order.other_urgency[0], waited.order.own_urgency[0]) == ((later, 0), 0, 1)
 
@@ -173,9 +186,8 @@ def test_the_most_blocks_that_were_lacking_are_noted() -> None:
     for _ in range(6):
         rig.complete()
         look(rig, timeline)
-    (waited,) = [each for each in timeline.cut(rig.now_ns, "unfinished").intervals if each.phase == "queue"]
     # It needs 5 of 12 blocks; the other one began with 8 and has taken one more.
-    assert (waited.cause, waited.num_lacking) == ("blocks", 2)
+    assert waited_for(timeline, rig, "blocks").num_lacking == 2
 
 
 def test_without_its_cause_a_sequence_runs_and_with_nothing_but_its_cause_it_does_not(

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import msgspec
 
-from eventlm.engine.explanations import ExplainQuestion
+from eventlm.engine.explanations import ExplainRequest
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.story import to_object
-from eventlm.replay.explain.worker import answer
+from eventlm.replay.explain.worker import respond
 from tests.replay.traces import places, read_objects, record, small_machine
 
 
 def test_it_says_what_eventlm_explain_says(tmp_path: Path) -> None:
     path = record(tmp_path, small_machine({"type": "edf", "min_deadline_ms": 1}))
     requests = places(read_objects(path), "arrive")[:3]
-    given = answer(ExplainQuestion(run_folder=str(path.parent), requests=requests))
+    given = respond(ExplainRequest(run_folder=str(path.parent), requests=requests))
     expected = explain(path.parent, [(request, None) for request in requests]).explanations
     assert [msgspec.json.decode(each) for each in given.explanations] == [
         msgspec.json.decode(msgspec.json.encode(to_object(each))) for each in expected
@@ -31,7 +31,7 @@ def test_a_torn_or_foreign_trace_is_told_without_its_path(tmp_path: Path) -> Non
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [*lines[:20], lines[20].replace(b'"s":20', b'"s":21'), *lines[21:]]
     path.write_bytes(b"".join(damaged))
-    given = answer(ExplainQuestion(run_folder=str(path.parent), requests=[len(lines) - 2]))
+    given = respond(ExplainRequest(run_folder=str(path.parent), requests=[len(lines) - 2]))
     assert given.reason == "failed"
     assert given.error
     assert str(tmp_path) not in given.error

@@ -14,7 +14,7 @@ from eventlm.events import Arrived, Event, Launched, Rejected
 from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
-from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
@@ -27,7 +27,7 @@ def requests(*rows: tuple[int, int, int]) -> Workload:
             WorkloadRequest(
                 arrival=Arrived(prompt_tokens=prompt, max_tokens=output, scheduling=SchedulingParams(model="")),
                 arrival_ns=at * MILLISECOND,
-                fates=[Fate()],
+                outputs=[SequenceOutput()],
             )
             for at, prompt, output in rows
         ],

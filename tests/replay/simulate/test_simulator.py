@@ -34,7 +34,8 @@ from eventlm.replay.rebuild import rebuild
 from eventlm.replay.simulate.simulator import Simulator
 from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.verify.verifier import verify
-from eventlm.replay.workload.workload import Cancel, Fate, Patience, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.workload.workload import Cancel, Patience, SequenceOutput, TextEnd, Workload, WorkloadRequest
+from eventlm.system.system import real_system
 from tests.made_requests import changed, make_arrival
 
 COST = LinearCost(base_ps=2_000_000_000, prefill_ps=10_000_000, decode_ps=20_000_000, context_ps=10_000)
@@ -58,12 +59,16 @@ def header_of(policy: str = "fcfs", batcher: str = "fixed", **core: Any) -> Head
 def request(arrival_ms: int, prompt: int = 100, output: int = 10, **fields: Any) -> WorkloadRequest:
     names = {name: fields.pop(name) for name in list(fields) if name in ("blocks", "has_text_ends", "n", "priority")}
     arrival = make_arrival(model="", prompt_tokens=prompt, max_tokens=output, **names)
-    fields = {"fates": [Fate(num_tokens=output)]} | fields
+    fields = {"outputs": [SequenceOutput(num_tokens=output)]} | fields
     return WorkloadRequest(arrival=arrival, arrival_ns=arrival_ms * MILLISECOND, **fields)
 
 
 def simulate(
-    requests: list[WorkloadRequest], header: Header | None = None, *, incidents: list[Fact] | None = None, **how: Any
+    requests: list[WorkloadRequest],
+    header: Header | None = None,
+    *,
+    external_facts: list[Fact] | None = None,
+    **how: Any,
 ) -> tuple[Simulator, list[Event]]:
     header = header or header_of()
     events: list[Event] = []
@@ -75,7 +80,7 @@ def simulate(
         rebuild(header).new_core(),
         workload,
         timing,
-        incidents=[*ups, *(incidents or [])],
+        external_facts=[*ups, *(external_facts or [])],
         subscribers=[events.append],
         **how,
     )
@@ -96,13 +101,13 @@ def random_requests(seed: int, count: int = 60) -> list[WorkloadRequest]:
         now_ms += rng.choice([0, 1, 5, 40])
         prompt, output = rng.choice([5, 40, 300, 900]), rng.randint(1, 40)
         fields: dict[str, Any] = {}
-        fate = Fate(num_tokens=output)
+        sequence_output = SequenceOutput(num_tokens=output)
         if rng.random() < 0.3:
-            fate = Fate(worker_end=rng.randint(1, output))
+            sequence_output = SequenceOutput(worker_end=rng.randint(1, output))
         if rng.random() < 0.3:
             fields["has_text_ends"] = True
             text_end = TextEnd(position=rng.randint(0, output), reason="stop", delay_ns=rng.randint(1, 9 * MILLISECOND))
-            fate = structs.replace(fate, text_end=text_end)
+            sequence_output = structs.replace(sequence_output, text_end=text_end)
         if rng.random() < 0.2:
             fields["cancel"] = Cancel(
                 index=0, position=rng.randint(0, output), delay_ns=rng.randint(0, 9) * MILLISECOND
@@ -111,7 +116,7 @@ def random_requests(seed: int, count: int = 60) -> list[WorkloadRequest]:
             fields |= {"parent": rng.randrange(place), "think_ns": rng.choice([None, 0, 50 * MILLISECOND])}
         fields["priority"] = rng.choice([0, 0, 1])
         fields["blocks"] = [rng.choice([1, 1000 + place]) * 100 + i for i in range(prompt // 16)]
-        found.append(request(now_ms, prompt, output, fates=[fate], **fields))
+        found.append(request(now_ms, prompt, output, outputs=[sequence_output], **fields))
     return found
 
 
@@ -120,9 +125,9 @@ def random_requests(seed: int, count: int = 60) -> list[WorkloadRequest]:
 def test_simulated_runs_verify(tmp_path: Path, policy: str, batcher: str) -> None:
     header = header_of(policy, batcher, num_replicas=2, num_blocks=70, max_model_len=1000, max_num_batched_tokens=256)
     lost = [WorkerLost(ts=90 * MILLISECOND, replica=0, epoch=1), WorkerUp(ts=95 * MILLISECOND, replica=0, epoch=2)]
-    simulator, events = simulate(random_requests(3), header, incidents=lost)
+    simulator, events = simulate(random_requests(3), header, external_facts=lost)
     assert (simulator.num_unfinished, simulator.num_ended) == (0, 60)
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         for event in events:
             writer.append(encode_body(event))
     result = verify(writer.run_folder, check_invariants=True)
@@ -154,7 +159,7 @@ def test_a_step_waits_for_its_launch_and_for_the_one_before() -> None:
 def test_word_of_an_older_worker_does_not_set_the_present_one_free(word: Fact) -> None:
     # Where arrivals come closer together, a worker that started slowly comes up behind the one that took its place.
     ups = [WorkerUp(ts=MILLISECOND, replica=0, epoch=3), structs.replace(word, ts=20 * MILLISECOND)]
-    simulator, events = simulate([request(2), request(2, prompt=900, output=30)], incidents=ups)
+    simulator, events = simulate([request(2), request(2, prompt=900, output=30)], external_facts=ups)
     assert simulator.num_ended == 2
     before_ns = 0
     for step in of(events, StepCompleted):
@@ -164,8 +169,8 @@ def test_word_of_an_older_worker_does_not_set_the_present_one_free(word: Fact) -
 
 
 def test_lengths_and_ends() -> None:
-    fates = [Fate(worker_end=4, worker_reason="stop_token"), Fate()]
-    _, events = simulate([request(0, output=10, n=2, fates=fates)])
+    outputs = [SequenceOutput(worker_end=4, worker_reason="stop_token"), SequenceOutput()]
+    _, events = simulate([request(0, output=10, n=2, outputs=outputs)])
     assert [(e.index, e.reason, e.position) for e in of(events, Finished)] == [(0, "stop_token", 4), (1, "length", 10)]
 
 
@@ -194,8 +199,8 @@ def test_turns_follow_each_other() -> None:
     think_ns = 20 * MILLISECOND
     requests = [request(0), request(1, parent=0, think_ns=think_ns), request(2, parent=1), request(900, parent=0)]
     simulator, events = simulate(requests)
-    ends = {simulator.places[event.request]: event.ts for event in of(events, Finished)}
-    arrivals = {simulator.places[event.s]: event.ts for event in of(events, Arrived)}
+    ends = {simulator.workload_index[event.request]: event.ts for event in of(events, Finished)}
+    arrivals = {simulator.workload_index[event.s]: event.ts for event in of(events, Arrived)}
     assert arrivals[1] == ends[0] + think_ns
     assert arrivals[2] == ends[1] + 1  # as soon as possible: the next tick
     assert arrivals[3] == 900 * MILLISECOND
@@ -218,7 +223,7 @@ def cached_tokens(header: Header, workload: Workload) -> list[int]:
     events: list[Event] = []
     simulator = Simulator(
         header, rebuild(header).new_core(), workload, ModelledTiming(COST, 1),
-        incidents=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
+        external_facts=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
     )  # fmt: skip
     simulator.run()
     return [event.cached_tokens for event in of(events, Finished)]
@@ -237,8 +242,8 @@ def test_blocks_of_another_size_are_hit() -> None:
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_what_a_turn_generates_is_hit_in_blocks_of_another_size(block_size: int) -> None:
     """50 tokens and an answer of 60 fill six blocks of 16; the next turn begins with them."""
-    fate = Fate(num_tokens=60, reason="length", blocks=[4, 5, 6])
-    first = structs.replace(request(0, 50, output=60, blocks=[1, 2, 3]), fates=[fate])
+    sequence_output = SequenceOutput(num_tokens=60, reason="length", blocks=[4, 5, 6])
+    first = structs.replace(request(0, 50, output=60, blocks=[1, 2, 3]), outputs=[sequence_output])
     second = request(5000, 140, output=1, blocks=[*range(1, 7), 11, 12])
     header = header_of(block_size=block_size)
     workload = Workload(source="", requests=[first, second], block_size=16, first_free_name=13)
@@ -253,7 +258,7 @@ def test_a_timer_that_was_overtaken_fires_once() -> None:
 
     # Nobody is served. The second one's timer comes before the first one's, which is armed again behind it.
     lost: list[Fact] = [WorkerLost(ts=0, replica=0, epoch=1)]
-    _, events = simulate([dropped(1, 900), dropped(2, 300), dropped(3, 600)], incidents=lost)
+    _, events = simulate([dropped(1, 900), dropped(2, 300), dropped(3, 600)], external_facts=lost)
     assert [end.reason for end in of(events, Finished)] == ["deadline"] * 3
     timers = of(events, TimerDue)
     assert len(timers) == 3
@@ -262,5 +267,5 @@ def test_a_timer_that_was_overtaken_fires_once() -> None:
 
 def test_nothing_goes_on_without_a_worker() -> None:
     lost = [WorkerLost(ts=10 * MILLISECOND, replica=0, epoch=1)]
-    simulator, _ = simulate([request(0, output=500), request(50)], incidents=lost)
+    simulator, _ = simulate([request(0, output=500), request(50)], external_facts=lost)
     assert simulator.num_unfinished == 2

@@ -105,7 +105,7 @@ def test_a_full_disk_ends_the_simulation(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(28, "No space left on device")
         return real_write(fd, content)
 
-    monkeypatch.setattr("eventlm.bus.segment_file.os.write", write)
+    monkeypatch.setattr("os.write", write)
     with pytest.raises(LogWriteError, match="No space left"):
         record(tmp_path, 1)
 

@@ -22,8 +22,8 @@ def test_limits() -> None:
     ("text", "message"),
     [
         ("ttft=2000", "such as p99_ttft=2000"),
-        ("p42_ttft=2000", "p42_ttft is no quantile"),
-        ("p99_speed=1", "p99_speed is no quantile"),
+        ("p42_ttft=2000", "p42_ttft is not a quantile"),
+        ("p99_speed=1", "p99_speed is not a quantile"),
         ("p99_ttft=0", "above 0"),
         ("p99_ttft=soon", "above 0"),
         ("p99_ttft", "not of the form"),

@@ -171,7 +171,7 @@ def test_configurations_are_named_by_what_they_differ_in() -> None:
     [
         ({}, 0, "--jobs 0"),
         ({"num_refinements": -1}, 1, "--refine -1"),
-        ({"num_refinements": 1, "limits": []}, 1, "say which with --slo"),
+        ({"num_refinements": 1, "limits": []}, 1, "which needs --slo"),
         ({"options": {"num_blocks": 1}}, 1, "at least 2"),
         ({"configurations": make_configurations([{"type": "fcfs"}], [FIXED], [PULL], [0])}, 1, "replicas"),
         ({"configurations": make_configurations([{"type": "lrss"}], [FIXED], [PULL], [1])}, 1, "did you mean lrs"),

@@ -13,6 +13,7 @@ from eventlm.core.block_pool import BlockPool
 from eventlm.errors import TornTraceError
 from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from tests.replay.conftest import Recording
 from tests.replay.traces import divergence_of, places, record, small_machine, tampered, write_objects
 from tests.workload import Chaos
@@ -58,7 +59,7 @@ def test_a_torn_last_line_is_a_warning_or_an_error(fcfs_run: Recording, tmp_path
 
 
 def test_a_trace_that_is_still_being_written_verifies_as_far_as_it_goes(tmp_path: Path, fcfs_run: Recording) -> None:
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         for item in fcfs_run.objects[:50]:
             writer.append(msgspec.json.encode(item)[:-1])
         writer.flush()

@@ -16,6 +16,7 @@ from eventlm.policies.fcfs import Fcfs
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.verify.divergence import Divergence
 from eventlm.replay.verify.verifier import verify
+from eventlm.system.system import real_system
 from tests.replay.conftest import Recording
 from tests.replay.traces import (
     CALM,
@@ -37,6 +38,7 @@ SEQ = re.compile(r'"s":(\d+)')
 CANARIES = """
 import os
 from eventlm.core.plugin import Policy
+from eventlm.system.system import real_system
 
 calls = []
 
@@ -152,7 +154,7 @@ def test_under_a_change_only_decisions_count(fcfs_run: Recording) -> None:
 
 
 def test_a_run_that_swaps_its_first_policy_in_again_gets_what_took_its_place(tmp_path: Path) -> None:
-    writer = LogWriter(tmp_path, "run")
+    writer = LogWriter(real_system(), tmp_path, "run")
     simulation = Simulation(1, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer)
     simulation.at(100 * MILLISECOND, lambda: simulation.engine_core.put_fact(PolicySwapped(name="fcfs")))
     simulation.run()
@@ -177,7 +179,7 @@ def test_a_nondeterministic_policy_is_caught(canaries: Path, name: str) -> None:
     # Mostly a different launch; but a key that is kept can meet a checkpoint before it decides anything.
     assert found.code in ("different_decision", "missing_decision", "extra_decision", "state_digest")
     assert found.exit_code == 10
-    assert "a plug-in of your own decides by a clock, by chance or by what it remembers" in found.remedy
+    assert "a plug-in of your own depends on a clock, on chance or on hidden state" in found.remedy
 
 
 def test_a_deterministic_local_policy_verifies_if_it_is_trusted(canaries: Path) -> None:
@@ -202,10 +204,10 @@ def test_a_plugin_whose_source_has_changed_is_a_warning_and_explains_a_differenc
     assert found.code == "policy_drift"
 
 
-def test_changes_that_make_no_sense_are_usage_errors(fcfs_run: Recording) -> None:
+def test_changes_that_are_invalid_are_usage_errors(fcfs_run: Recording) -> None:
     with pytest.raises(UsageError, match="did you mean block_size"):
         verify(fcfs_run.path, changes=Changes(settings={"blocksize": 8}))
-    with pytest.raises(UsageError, match="made for 4, it cannot change"):
+    with pytest.raises(UsageError, match="the recorded 4, it cannot change"):
         verify(fcfs_run.path, changes=Changes(settings={"block_size": 8}))
     with pytest.raises(UsageError, match="max_num_seqs"):
         verify(fcfs_run.path, changes=Changes(settings={"max_num_seqs": 0}))

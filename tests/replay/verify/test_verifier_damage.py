@@ -18,6 +18,7 @@ from eventlm.replay.explain.rank import rank
 from eventlm.replay.export import export
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.workload.recorded_run import read_run
+from eventlm.system.system import real_system
 from tests.bus.traces import header
 from tests.replay.conftest import Recording
 from tests.replay.traces import (
@@ -243,7 +244,7 @@ def _first_with_blocks(state: dict[str, Any]) -> list[Any]:
 def test_a_segment_whose_snapshot_contradicts_itself_is_damaged(
     tmp_path: Path, meddle: Callable[[dict[str, Any]], None]
 ) -> None:
-    with LogWriter(tmp_path, "run", segment_bytes=4000) as writer:
+    with LogWriter(real_system(), tmp_path, "run", segment_bytes=4000) as writer:
         Simulation(1, num_requests=16, chaos=CALM, machine=small_machine({"type": "fcfs"}), writer=writer).run()
     segment = sorted(writer.run_folder.glob("trace-*.jsonl"))[2]
     objects = read_objects(segment)

@@ -17,7 +17,7 @@ from eventlm.replay.what_if.compare import (
     length_classes,
     service_classes,
 )
-from eventlm.replay.workload.workload import Fate, Workload
+from eventlm.replay.workload.workload import SequenceOutput, Workload
 from tests.made_requests import changed
 from tests.replay.what_if_runs import requests_of
 
@@ -50,7 +50,7 @@ def ran(e2e_ms: Sequence[float], *, cut: Sequence[int] = (), preemptions: int = 
     ]
     outcome = RunOutcome(
         sequences=sequences,
-        refusals=[],
+        rejections=[],
         num_requests=len(e2e_ms) + rejected,
         num_unfinished=0,
         reject_reasons={"queue_full": rejected} if rejected else {},
@@ -138,7 +138,7 @@ def test_what_is_under_way_where_the_record_ends_is_in_no_latency() -> None:
 
 def test_a_drawn_length_counts_for_latencies_but_neither_wins_nor_loses() -> None:
     whole = workload(3)
-    drawn = structs.replace(whole.requests[0], fates=[Fate(seen_tokens=0)])
+    drawn = structs.replace(whole.requests[0], outputs=[SequenceOutput(seen_tokens=0)])
     whole = structs.replace(whole, requests=[drawn, *whole.requests[1:]])
     found = compare_once(whole, ran([300.0, 100.0, 200.0], cut=[0]), ran([90.0] * 3), [ran([30.0, 60.0, 60.0])])
     e2e = metric(found, "e2e_p99")

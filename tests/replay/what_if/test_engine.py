@@ -11,14 +11,15 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import UsageError
 from eventlm.events import Fact, Paused, PolicySwapped, PredictorSwapped, Resumed, WorkerLost, WorkerUp
 from eventlm.replay.rebuild import Changes
-from eventlm.replay.what_if.engine import Alternative, build_engine, incidents_of, names
+from eventlm.replay.what_if.engine import Alternative, build_engine, external_facts_of, names
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
+from eventlm.system.system import real_system
 from tests.replay.traces import CALM, small_machine
 from tests.replay.what_if_runs import MILLISECOND, policy, requests_of, run_of
 from tests.simulation import Simulation
 
 SECOND = 1_000_000_000
-INCIDENTS: list[Fact] = [
+EXTERNAL_FACTS: list[Fact] = [
     WorkerUp(s=1, ts=5, replica=0, epoch=1),
     WorkerUp(s=2, ts=6, replica=1, epoch=1),
     PolicySwapped(s=20, ts=2 * SECOND, c=17, name="fcfs"),
@@ -34,11 +35,11 @@ INCIDENTS: list[Fact] = [
 def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """Two replicas, of which one dies and one is replaced; the first request comes after a tenth of a second."""
     path = run_of(tmp_path_factory.mktemp("runs"), requests_of([100, 200]), replicas=2)
-    return structs.replace(read_run(path), incidents=INCIDENTS)
+    return structs.replace(read_run(path), external_facts=EXTERNAL_FACTS)
 
 
 def befalls(run: RecordedRun, alternative: Alternative) -> list[Fact]:
-    found = incidents_of(run, build_engine(run.header, alternative))
+    found = external_facts_of(run, build_engine(run.header, alternative))
     assert all(fact.c == 0 for fact in found)
     return found
 
@@ -55,12 +56,14 @@ def test_what_alternatives_have_in_common_is_not_in_their_names() -> None:
 
 
 def test_what_befell_the_run_befalls_the_alternative(run: RecordedRun) -> None:
-    assert befalls(run, Alternative()) == [structs.replace(fact, c=0) for fact in INCIDENTS]
+    assert befalls(run, Alternative()) == [structs.replace(fact, c=0) for fact in EXTERNAL_FACTS]
 
 
 def test_another_policy_is_not_swapped(run: RecordedRun) -> None:
     found = befalls(run, policy("edf"))
-    assert [type(fact) for fact in found] == [type(fact) for fact in INCIDENTS if not isinstance(fact, PolicySwapped)]
+    assert [type(fact) for fact in found] == [
+        type(fact) for fact in EXTERNAL_FACTS if not isinstance(fact, PolicySwapped)
+    ]
     assert any(isinstance(fact, PolicySwapped) for fact in befalls(run, Alternative(num_replicas=3)))
 
 
@@ -77,7 +80,7 @@ def test_replicas_come_and_go(run: RecordedRun) -> None:
     ]
 
 
-def test_incidents_keep_their_place_in_the_load_and_take_as_long(run: RecordedRun) -> None:
+def test_external_facts_keep_their_place_in_the_load_and_take_as_long(run: RecordedRun) -> None:
     first_ns = run.workload.requests[0].arrival_ns
     found = befalls(run, Alternative(speed_up_ppm=2_000_000))
 
@@ -137,7 +140,7 @@ def test_a_limit_that_a_run_had_may_go_on(run: RecordedRun) -> None:
 
 def test_a_log_that_begins_in_the_middle_begins_with_the_engine_as_it_was(tmp_path: Path) -> None:
     machine = small_machine({"type": "edf"}, num_replicas=2)
-    with LogWriter(tmp_path, "run", segment_bytes=4096) as writer:
+    with LogWriter(real_system(), tmp_path, "run", segment_bytes=4096) as writer:
         simulation = Simulation(1, num_requests=60, machine=machine, chaos=CALM, writer=writer, check_every=0)
         simulation.at(1 * MILLISECOND, lambda: simulation.engine_core.put_fact(PolicySwapped(name="lrs")))
         simulation.at(

@@ -12,6 +12,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import UsageError
 from eventlm.replay.what_if.null_test import null_test
 from eventlm.replay.workload.recorded_run import read_run
+from eventlm.system.system import real_system
 from tests.simulation import Simulation
 
 #: Every policy, batcher and router comes up in so many consecutive seeds.
@@ -20,7 +21,7 @@ NUM_WORKLOADS = 48
 
 def record(folder: Path, seed: int, *, segment_bytes: int = 0) -> Path:
     """A random workload with all that may go wrong."""
-    with LogWriter(folder, f"seed-{seed}", segment_bytes=segment_bytes) as writer:
+    with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=segment_bytes) as writer:
         Simulation(seed, writer=writer, check_every=0).run()
         return writer.run_folder
 
@@ -49,10 +50,10 @@ def test_random_workloads_are_repeated(tmp_path: Path) -> None:
 def test_another_length_is_found(tmp_path: Path) -> None:
     path = record(tmp_path, 2)
     run = read_run(path)
-    place = next(i for i, request in enumerate(run.workload.requests) if request.fates[0].reason == "length")
+    place = next(i for i, request in enumerate(run.workload.requests) if request.outputs[0].reason == "length")
     request = run.workload.requests[place]
-    shorter = structs.replace(request.fates[0], worker_end=request.fates[0].num_tokens - 1)
-    run.workload.requests[place] = structs.replace(request, fates=[shorter, *request.fates[1:]])
+    shorter = structs.replace(request.outputs[0], worker_end=request.outputs[0].num_tokens - 1)
+    run.workload.requests[place] = structs.replace(request, outputs=[shorter, *request.outputs[1:]])
     result = null_test(run, path)
     assert result.difference.startswith("event ")
 

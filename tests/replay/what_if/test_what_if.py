@@ -19,15 +19,17 @@ from eventlm.errors import UsageError
 from eventlm.events import Arrived, Finished, Header, Launched, WorkerLost, WorkerUp
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
+from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.report import render, render_json
 from eventlm.replay.what_if.what_if import NullTestError, what_if
-from eventlm.replay.workload.workload import Fate
+from eventlm.replay.workload.workload import SequenceOutput
+from eventlm.system.system import real_system
 from eventlm.types import TimeWindow
 from tests.bus.slow_disk import SlowDisk
 from tests.engine.test_lagging_disk import Hesitant, threaded
-from tests.replay.made_workloads import COST, MILLISECOND
+from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine
 from tests.replay.traces import tampered
 from tests.replay.what_if_runs import arrivals_of, events_of, made_run, metric_of, policy, requests_of, run_of, slower
 from tests.simulation import Simulation
@@ -39,7 +41,7 @@ BURSTS = [place // 6 * 90 + place % 6 for place in range(60)]
 
 def record(folder: Path, seed: int, *, segment_bytes: int = 0) -> Path:
     """A random workload with all that may go wrong."""
-    with LogWriter(folder, f"seed-{seed}", segment_bytes=segment_bytes) as writer:
+    with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=segment_bytes) as writer:
         Simulation(seed, writer=writer, check_every=0).run()
         return writer.run_folder
 
@@ -140,8 +142,8 @@ def test_an_alternative_that_serves_what_was_rejected_is_foretold_within_the_bar
     for request in requests_of([0] * 150, output=80).requests:
         now_ms += chance.expovariate(1 / 20)
         length = min(1 + int(chance.expovariate(1 / 25)), 80)
-        fates = [Fate(worker_end=length, num_tokens=length)]
-        requests.append(structs.replace(request, arrival_ns=round(now_ms * MILLISECOND), fates=fates))
+        outputs = [SequenceOutput(worker_end=length, num_tokens=length)]
+        requests.append(structs.replace(request, arrival_ns=round(now_ms * MILLISECOND), outputs=outputs))
     workload = structs.replace(requests_of([0]), requests=requests)
     run = run_of(tmp_path / "recorded", workload, max_num_seqs=2, max_queue_len=4)
     longer = policy("edf").changes
@@ -174,6 +176,42 @@ def test_an_alternative_that_serves_what_was_rejected_is_foretold_within_the_bar
     assert num_within >= 4
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_in_durations_widens_the_bars_so_far_that_they_hold_the_truth(tmp_path: Path, seed: int) -> None:
+    """Every length is known; the truth has the same costs and other noise."""
+    chance = random.Random(seed)
+    requests = [
+        structs.replace(each, outputs=[SequenceOutput(worker_end=length, num_tokens=length)])
+        for each in requests_of([0] * 120, output=60).requests
+        for length in [chance.randrange(5, 60)]
+    ]
+    workload = structs.replace(requests_of([0]), requests=requests)
+    noisy = structs.replace(COST, ratios_ppm=[700_000, 900_000, 1_000_000, 1_400_000], seed=seed)
+
+    def run_with(noise: int, **options: object) -> Path:
+        cost = structs.replace(noisy, seed=noise)
+        folder = tmp_path / f"{noise}"
+        engine = make_engine(**options)
+        return Path(simulate(workload, engine, cost, predictor=PREDICTOR, closed_loop=8, record=folder).run_folder)
+
+    wider = Alternative(changes=Changes(settings={"max_num_seqs": 6}), closed_loop=8)
+    result = what_if(run_with(10 * seed, max_num_seqs=3), [wider])
+    truths = [outcome_of(run_with(10 * seed + place, max_num_seqs=6), Objectives(ttft=100)) for place in range(1, 6)]
+    num_within = 0
+    for name in ("ttft_p50", "e2e_p50", "e2e_p90", "requests_per_second"):
+        cell = metric_of(result, name).alternatives[0]
+        assert cell.value is not None
+        assert cell.error_bar is not None
+        assert 0 < cell.error_bar < 0.25 * cell.value
+        for truth in truths:
+            value = truth.requests_per_second
+            if name != "requests_per_second":
+                latency, quantile = name.split("_")
+                value = getattr(truth.latency(latency), quantile)
+            num_within += abs(value - cell.value) <= cell.error_bar
+    assert num_within >= 18
+
+
 def outcome_of(run: Path, objectives: Objectives) -> RunOutcome:
     collector = OutcomeCollector(objectives)
     for event in events_of(run):
@@ -203,7 +241,7 @@ def test_turns_wait_for_the_end_of_the_turn_before(tmp_path: Path) -> None:
     turn = structs.replace(second, parent=0, think_ns=40 * MILLISECOND)
     own = [*first.arrival.blocks, 5000]
     turn = structs.replace(turn, arrival=structs.replace(turn.arrival, blocks=own, prompt_tokens=125))
-    first = structs.replace(first, fates=[Fate(num_tokens=20, blocks=[5000])])
+    first = structs.replace(first, outputs=[SequenceOutput(num_tokens=20, blocks=[5000])])
     run = run_of(tmp_path, structs.replace(workload, requests=[first, turn]))
     result = what_if(run, [policy("edf")], cost_model=slower(COST, 400), output=tmp_path / "out")
     for folder in (run, result.alternatives[0].run_folder):
@@ -245,7 +283,7 @@ def test_more_replicas_come_up_with_the_first(tmp_path: Path) -> None:
     assert any("device, or cores, of its own" in note for note in result.alternatives[0].notes)
 
 
-def test_incidents_of_replicas_that_are_gone_are_left_out(tmp_path: Path) -> None:
+def test_external_facts_of_replicas_that_are_gone_are_left_out(tmp_path: Path) -> None:
     num_lost = 0
     for seed in range(24):
         machine = draw_machine(random.Random(seed), seed).core
@@ -322,7 +360,7 @@ def test_a_run_with_a_gap_has_no_null_test(tmp_path: Path, monkeypatch: pytest.M
     disk = SlowDisk(monkeypatch)
     num_gaps = 0
     for seed in range(12):
-        writer = LogWriter(tmp_path, f"{seed}", segment_bytes=8192)
+        writer = LogWriter(real_system(), tmp_path, f"{seed}", segment_bytes=8192)
         Simulation(seed, recorder=threaded(writer, Hesitant, disk=disk, seed=seed), check_every=0).run()
         if (
             verify(writer.run_folder).num_missing == 0
@@ -380,8 +418,8 @@ def test_a_policy_never_sees_how_much_a_request_will_produce(tmp_path: Path) -> 
     seen = []
     for num_tokens in (3, 35):
         workload = requests_of([0] * 5, output=40)
-        fates = [Fate(worker_end=num_tokens, num_tokens=num_tokens)]
-        requests = [structs.replace(request, fates=fates) for request in workload.requests]
+        outputs = [SequenceOutput(worker_end=num_tokens, num_tokens=num_tokens)]
+        requests = [structs.replace(request, outputs=outputs) for request in workload.requests]
         run = run_of(tmp_path / str(num_tokens), structs.replace(workload, requests=requests))
         SHOWN.clear()
         result = what_if(run, [policy(f"{__name__}:Spy")], cost_model=COST)

@@ -29,7 +29,6 @@ def test_open_arrivals_come_at_their_times() -> None:
         (3, 30 * MILLISECOND),
     ]
     assert plan.ended(0, 99) == []
-    assert plan.num_arrived == plan.num_groups == 3
 
 
 def test_a_turn_comes_when_somebody_has_thought_about_the_answer() -> None:

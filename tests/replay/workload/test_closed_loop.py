@@ -14,7 +14,7 @@ from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import what_if
 from eventlm.replay.workload.closed_loop import ClosedLoop, find_closed_loop
 from eventlm.replay.workload.recorded_run import read_run
-from eventlm.replay.workload.workload import Fate, Workload
+from eventlm.replay.workload.workload import SequenceOutput, Workload
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine
 from tests.replay.what_if_runs import arrivals_of, metric_of, policy, requests_of, run_of
 
@@ -26,7 +26,7 @@ def varied(count: int, seed: int = 1) -> Workload:
     requests = []
     for request in made.requests:
         length = chance.randrange(2, 40)
-        requests.append(structs.replace(request, fates=[Fate(worker_end=length, num_tokens=length)]))
+        requests.append(structs.replace(request, outputs=[SequenceOutput(worker_end=length, num_tokens=length)]))
     return structs.replace(made, requests=requests)
 
 
@@ -48,7 +48,7 @@ def test_a_closed_loop_is_found(tmp_path: Path, num_clients: int) -> None:
     found = find(closed_run(tmp_path, num_clients))
     assert found is not None
     assert found.num_clients == num_clients
-    assert found.pause_ns < MILLISECOND
+    assert max(found.pauses_ns) < MILLISECOND
 
 
 @pytest.mark.parametrize("rate", [5, 20, 60, 200])
@@ -82,15 +82,24 @@ def test_turns_of_conversations_are_no_loop() -> None:
     made = requests_of([place * 10.0 for place in range(80)])
     turns = [structs.replace(each, parent=place - 2) if place > 1 else each for place, each in enumerate(made.requests)]
     ends = [(place + 2) * 10 * MILLISECOND for place in range(80)]
-    assert find_closed_loop(made, ends, num_rejected=0) == ClosedLoop(2, 0)
+    assert find_closed_loop(made, ends, num_rejected=0) == ClosedLoop(2, [0] * 78)
     assert find_closed_loop(structs.replace(made, requests=turns), ends, num_rejected=0) is None
 
 
-def test_the_pause_between_an_end_and_the_next_request_is_measured() -> None:
+def test_the_pauses_between_an_end_and_the_next_request_are_measured() -> None:
     made = requests_of([place * 10.0 for place in range(80)])
-    for busy_ms, found in ((4, None), (9, ClosedLoop(1, MILLISECOND))):
+    for busy_ms, found in ((4, None), (9, ClosedLoop(1, [MILLISECOND] * 79))):
         ends = [(place * 10 + busy_ms) * MILLISECOND for place in range(80)]
         assert find_closed_loop(made, ends, num_rejected=0) == found
+
+
+def test_each_seed_gives_the_pauses_another_order() -> None:
+    loop = ClosedLoop(2, list(range(20)))
+    assert loop.shuffled(0) == list(range(20))
+    orders = [loop.shuffled(seed) for seed in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert loop.shuffled(2) == orders[2]
 
 
 def test_a_what_if_names_the_flag_and_with_it_compares_like_with_like(tmp_path: Path) -> None:

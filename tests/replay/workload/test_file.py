@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bench.trace_arrivals import read_arrivals
+from eventlm.bench.input_files import read_arrivals
 from eventlm.errors import UsageError
 from eventlm.replay.workload.file import WorkloadHeader, WorkloadLine, read_workload, write_workload
 from eventlm.replay.workload.workload import NEVER
@@ -29,8 +29,8 @@ def test_round_trip(tmp_path: Path) -> None:
     assert found.requests[0].arrival.blocks == [8, 9]
     first, second = found.requests
     assert (first.arrival_ns, second.arrival_ns) == (123_456_700, 3_999_999_000_000_001)
-    assert (first.arrival.max_tokens, first.fates[0].worker_end) == (3, NEVER)
-    assert (second.arrival.max_tokens, second.fates[0].worker_end) == (9, 2)
+    assert (first.arrival.max_tokens, first.outputs[0].worker_end) == (3, NEVER)
+    assert (second.arrival.max_tokens, second.outputs[0].worker_end) == (9, 2)
     assert (first.parent, second.parent, second.think_ns) == (-1, 0, None)
     assert not list(tmp_path.glob(".*"))
 
@@ -45,9 +45,9 @@ def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no workload file"),
+        ("", "not a workload file"),
         ("TIMESTAMP,ContextTokens\n1,2\n", "eventlm trace import"),
-        ('{"t":"header","s":0}\n', "no workload file"),
+        ('{"t":"header","s":0}\n', "not a workload file"),
         ('{"t":"workload","format":2}\n{}', "format 2, this version reads 1"),
         (HEADER, "no request"),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":0,"output_tokens":1}', ":2: .*prompt_tokens"),
@@ -64,11 +64,11 @@ def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
         (HEADER + '\n\n{"arrival_s":2,"prompt_tokens":1,"output_tokens":1,"parent":0}', ":3: its parent 0"),
         (
             HEADER.replace("16", "0") + '\n{"arrival_s":0,"prompt_tokens":9,"output_tokens":1,"blocks":[1]}',
-            ":2: it names blocks, but the first line does not say their block_size",
+            ":2: it has blocks, but the first line has no block_size",
         ),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"priority":1e99}', ":2: .*priority"),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"deadline_ms":9999999999}', ":2: .*deadline"),
-        (HEADER.replace("test", "\udcff"), "no workload file"),
+        (HEADER.replace("test", "\udcff"), "not a workload file"),
         (HEADER + '\n{"arrival_s":"NaN","prompt_tokens":1,"output_tokens":1}', ":2: a time must lie between"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> Non
     assert len(read_workload(target).requests) == 2
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, Path("/dev/null")):
-        with pytest.raises(UsageError, match="it is no file"):
+        with pytest.raises(UsageError, match="it is not a file"):
             write_workload(path, WorkloadHeader(), LINES)
     assert pipe.is_fifo()
 

@@ -154,7 +154,7 @@ def test_a_part_of_it(tmp_path: Path) -> None:
     found, lines = sample("burstgpt.csv", tmp_path, start_ns=7 * 10**9, duration_ns=60 * 10**9)
     assert times(lines) == ["0.", "0.75", "0.75", "47.75"]
     assert [line.parent for line in lines] == [-1, -1, -1, -1]
-    assert found.left_out["outside the part that was asked for"] == 2
+    assert found.left_out["outside the requested part"] == 2
 
 
 def test_more_than_a_workload_can_span(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from eventlm.replay.what_if.what_if import WhatIfResult, what_if
 from eventlm.replay.workload.recorded_policies import PolicySpan, describe, simulation_note, what_if_note
 from eventlm.replay.workload.recorded_run import read_run
 from eventlm.replay.workload.source import load_workload
+from eventlm.system.system import real_system
 from tests.replay.traces import CALM, small_machine
 from tests.replay.what_if_runs import MILLISECOND, events_of, policy
 from tests.simulation import Simulation
@@ -25,7 +26,7 @@ SWAPS = {"lrs": 40 * MILLISECOND, "edf": 60 * MILLISECOND}
 @pytest.fixture(scope="module")
 def swapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of edf, then lrs, lrs again, and edf: in segments, the later of which begin behind swaps."""
-    with LogWriter(tmp_path_factory.mktemp("runs"), "run", segment_bytes=8192) as writer:
+    with LogWriter(real_system(), tmp_path_factory.mktemp("runs"), "run", segment_bytes=8192) as writer:
         machine = small_machine({"type": "edf"})
         simulation = Simulation(1, num_requests=40, machine=machine, chaos=CALM, writer=writer, check_every=0)
         for name, at_ns in [("lrs", SWAPS["lrs"]), ("lrs", SWAPS["lrs"] + MILLISECOND), ("edf", SWAPS["edf"])]:

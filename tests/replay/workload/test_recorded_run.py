@@ -1,4 +1,4 @@
-"""A recorded run taken apart: fates, delays, sessions, and what is not known."""
+"""A recorded run taken apart: outputs, delays, sessions, and what is not known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Arrived, Cancelled, Emitted, Event, Finished, Rejected
 from eventlm.replay.what_if.null_test import null_test
 from eventlm.replay.workload.recorded_run import read_run
-from eventlm.replay.workload.workload import NEVER, Cancel, Fate, Patience, TextEnd
+from eventlm.replay.workload.workload import NEVER, Cancel, Patience, SequenceOutput, TextEnd
+from eventlm.system.system import real_system
 from tests.made_requests import changed
 from tests.replay.made_workloads import MILLISECOND
 from tests.replay.traces import CALM, small_machine
@@ -24,21 +25,21 @@ from tests.simulation import Simulation
 
 def test_fates_are_those_that_were_served(tmp_path: Path) -> None:
     workload = requests_of([0, 5, 10, 15], output=20)
-    fates = [
-        Fate(num_tokens=20),
-        Fate(worker_end=7, worker_reason="stop_token"),
-        Fate(text_end=TextEnd(position=4, reason="stop", delay_ns=MILLISECOND)),
-        Fate(answer_delay_ns=2 * MILLISECOND),
+    outputs = [
+        SequenceOutput(num_tokens=20),
+        SequenceOutput(worker_end=7, worker_reason="stop_token"),
+        SequenceOutput(text_end=TextEnd(position=4, reason="stop", delay_ns=MILLISECOND)),
+        SequenceOutput(answer_delay_ns=2 * MILLISECOND),
     ]
     requests = [
-        structs.replace(request, fates=[fate], arrival=changed(request.arrival, has_text_ends=place > 1))
-        for place, (request, fate) in enumerate(zip(workload.requests, fates, strict=True))
+        structs.replace(request, outputs=[sequence_output], arrival=changed(request.arrival, has_text_ends=place > 1))
+        for place, (request, sequence_output) in enumerate(zip(workload.requests, outputs, strict=True))
     ]
     run = read_run(run_of(tmp_path, structs.replace(workload, requests=requests)))
-    found = [request.fates[0] for request in run.workload.requests]
-    assert [fate.reason for fate in found] == ["length", "stop_token", "stop", "length"]
-    assert [fate.num_tokens for fate in found] == [20, 7, 4, 20]
-    assert [fate.worker_end for fate in found] == [NEVER, 7, NEVER, NEVER]
+    found = [request.outputs[0] for request in run.workload.requests]
+    assert [sequence_output.reason for sequence_output in found] == ["length", "stop_token", "stop", "length"]
+    assert [sequence_output.num_tokens for sequence_output in found] == [20, 7, 4, 20]
+    assert [sequence_output.worker_end for sequence_output in found] == [NEVER, 7, NEVER, NEVER]
     text_end = found[2].text_end
     assert text_end is not None
     assert (text_end.position, text_end.reason, text_end.delay_ns) == (4, "stop", MILLISECOND)
@@ -55,7 +56,7 @@ def test_a_cancel_is_told_by_progress(tmp_path: Path) -> None:
     found = run.workload.requests[0].cancel
     assert found is not None
     assert (found.index, found.position, found.delay_ns, found.reason) == (0, 6, MILLISECOND, "client")
-    assert run.workload.requests[0].fates[0].seen_tokens == 6
+    assert run.workload.requests[0].outputs[0].seen_tokens == 6
     assert run.workload.requests[0].patience is None
 
 
@@ -69,7 +70,7 @@ def test_a_cancel_before_the_first_token_is_patience(tmp_path: Path) -> None:
     found = run.workload.requests[0]
     assert found.patience is not None
     assert (found.patience.limit_ns, found.waited_ns, found.cancel) == (MILLISECOND, MILLISECOND, None)
-    assert found.fates[0].seen_tokens == 0
+    assert found.outputs[0].seen_tokens == 0
     assert null_test(run, path).difference == ""
 
 
@@ -100,7 +101,7 @@ def test_what_was_rejected_has_an_unknown_length(tmp_path: Path) -> None:
     assert rejected
     for request in run.workload.requests:
         if request.s in rejected:
-            assert [fate.seen_tokens for fate in request.fates] == [0] * request.arrival.n
+            assert [sequence_output.seen_tokens for sequence_output in request.outputs] == [0] * request.arrival.n
             assert not request.is_unfinished
 
 
@@ -114,7 +115,7 @@ def test_a_log_that_ends_early_leaves_requests_unfinished(tmp_path: Path) -> Non
     assert len(run.workload.requests) == 3
     for request in run.workload.requests:
         assert request.is_unfinished
-        assert 0 < (request.fates[0].seen_tokens or 0) <= 30
+        assert 0 < (request.outputs[0].seen_tokens or 0) <= 30
 
 
 def test_subscribers_see_every_event(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_subscribers_see_every_event(tmp_path: Path) -> None:
 
 
 def test_requests_under_way_where_a_log_begins_are_counted(tmp_path: Path) -> None:
-    with LogWriter(tmp_path, "run", segment_bytes=4096) as writer:
+    with LogWriter(real_system(), tmp_path, "run", segment_bytes=4096) as writer:
         Simulation(4, num_requests=40, writer=writer, check_every=0).run()
     segment = sorted(writer.run_folder.glob("trace-*.jsonl"))[1]
     (tmp_path / "trace.jsonl").write_bytes(segment.read_bytes())
@@ -145,7 +146,7 @@ def test_requests_under_way_where_a_log_begins_are_counted(tmp_path: Path) -> No
 def test_a_group_that_a_full_disk_has_cut_in_two_did_not_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eventlm.bus.log_writer.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("eventlm.bus.log_writer.RETRY_NS", 0)
     write, num_cuts = os.write, 0
 
     def fill_up(fd: int, data: bytes) -> int:
@@ -159,7 +160,7 @@ def test_a_group_that_a_full_disk_has_cut_in_two_did_not_arrive(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(fd, data[:place])
 
-    with LogWriter(tmp_path, "run") as writer:
+    with LogWriter(real_system(), tmp_path, "run") as writer:
         simulation = Simulation(1, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
         monkeypatch.setattr(os, "write", fill_up)
         simulation.run()

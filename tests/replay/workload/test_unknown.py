@@ -7,40 +7,43 @@ from statistics import mean
 
 from msgspec import structs
 
-from eventlm.replay.workload.unknown import NUM_DRAWS, draw_unknown, num_draws
-from eventlm.replay.workload.workload import NEVER, Fate, Patience, TextEnd, Workload, WorkloadRequest
+from eventlm.replay.workload.unknown import draw_unknown, has_unknown
+from eventlm.replay.workload.workload import NEVER, Patience, SequenceOutput, TextEnd, Workload, WorkloadRequest
 from tests.replay.made_workloads import MILLISECOND
 from tests.replay.what_if_runs import requests_of
 
 
 def workload_of(
-    fates: list[Fate], *, prompt: int = 100, max_tokens: int = 100, **fields: object
+    outputs: list[SequenceOutput], *, prompt: int = 100, max_tokens: int = 100, **fields: object
 ) -> list[WorkloadRequest]:
-    """A request for each fate."""
-    made = requests_of(range(len(fates)), prompt=prompt, output=max_tokens, **fields)
-    return [structs.replace(request, fates=[fate]) for request, fate in zip(made.requests, fates, strict=True)]
+    """A request for each sequence_output."""
+    made = requests_of(range(len(outputs)), prompt=prompt, output=max_tokens, **fields)
+    return [
+        structs.replace(request, outputs=[sequence_output])
+        for request, sequence_output in zip(made.requests, outputs, strict=True)
+    ]
 
 
 def workload(*parts: list[WorkloadRequest]) -> Workload:
     return Workload(source="made", requests=[request for part in parts for request in part], block_size=16)
 
 
-def ended(*lengths: int) -> list[Fate]:
-    return [Fate(worker_end=length, num_tokens=length, reason="eos") for length in lengths]
+def ended(*lengths: int) -> list[SequenceOutput]:
+    return [SequenceOutput(worker_end=length, num_tokens=length, reason="eos") for length in lengths]
 
 
 def lengths_of(drawn: Workload) -> list[int]:
-    return [request.fates[0].worker_end for request in drawn.requests]
+    return [request.outputs[0].worker_end for request in drawn.requests]
 
 
-UNSEEN = Fate(seen_tokens=0)
+UNSEEN = SequenceOutput(seen_tokens=0)
 
 
 def test_a_workload_without_unknowns_is_drawn_once_and_stays() -> None:
     known = workload(workload_of(ended(3, 5, 8)))
-    assert num_draws(known) == 1
+    assert not has_unknown(known)
     assert draw_unknown(known, seed=3) is known
-    assert num_draws(workload(workload_of([*ended(3, 5), UNSEEN]))) == NUM_DRAWS
+    assert has_unknown(workload(workload_of([*ended(3, 5), UNSEEN])))
 
 
 def test_lengths_come_from_the_same_class_and_prompt_length() -> None:
@@ -69,23 +72,23 @@ def test_a_kind_with_few_known_lengths_takes_those_of_its_class_then_of_all() ->
 
 def test_equal_seeds_draw_equal_lengths_and_others_differ() -> None:
     made = workload(workload_of([*ended(*range(1, 40)), *[UNSEEN] * 20]))
-    drawn = [lengths_of(draw_unknown(made, seed=seed)) for seed in range(NUM_DRAWS)]
+    drawn = [lengths_of(draw_unknown(made, seed=seed)) for seed in range(5)]
     assert lengths_of(draw_unknown(made, seed=2)) == drawn[2]
-    assert len({tuple(each) for each in drawn}) == NUM_DRAWS
+    assert len({tuple(each) for each in drawn}) == 5
 
 
 def test_what_was_seen_of_an_answer_is_its_least_length() -> None:
-    made = workload(workload_of([*ended(*range(1, 41)), *[Fate(seen_tokens=30)] * 20]))
-    for seed in range(NUM_DRAWS):
+    made = workload(workload_of([*ended(*range(1, 41)), *[SequenceOutput(seen_tokens=30)] * 20]))
+    for seed in range(5):
         assert min(lengths_of(draw_unknown(made, seed=seed))[40:]) > 30
 
 
 def test_an_answer_longer_than_all_that_ended_goes_on_to_its_limit() -> None:
     """So do all where every known answer reached its own limit."""
-    made = workload(workload_of([*ended(1, 2, 3, 4, 5, 6), Fate(seen_tokens=30)]))
+    made = workload(workload_of([*ended(1, 2, 3, 4, 5, 6), SequenceOutput(seen_tokens=30)]))
     assert lengths_of(draw_unknown(made, seed=0))[-1] == NEVER
     limited = workload(
-        workload_of([Fate(num_tokens=100, reason="length")] * 8), workload_of([UNSEEN] * 8, max_tokens=50)
+        workload_of([SequenceOutput(num_tokens=100, reason="length")] * 8), workload_of([UNSEEN] * 8, max_tokens=50)
     )
     assert set(lengths_of(draw_unknown(limited, seed=0))) == {NEVER}
 
@@ -94,24 +97,25 @@ def test_answers_that_were_cut_short_do_not_make_the_others_look_short() -> None
     """Half of the answers are cut after 20 tokens. The mean of those that ended is far below the true one."""
     chance = random.Random(1)
     true = [min(1 + int(chance.expovariate(1 / 40)), 400) for _ in range(600)]
-    fates = [
-        Fate(seen_tokens=20) if place % 2 and length > 20 else ended(length)[0] for place, length in enumerate(true)
+    outputs = [
+        SequenceOutput(seen_tokens=20) if place % 2 and length > 20 else ended(length)[0]
+        for place, length in enumerate(true)
     ]
-    made = workload(workload_of(fates, max_tokens=400))
-    drawn = mean(mean(lengths_of(draw_unknown(made, seed=seed))) for seed in range(NUM_DRAWS))
-    naive = mean(fate.worker_end for fate in fates if fate.seen_tokens is None)
+    made = workload(workload_of(outputs, max_tokens=400))
+    drawn = mean(mean(lengths_of(draw_unknown(made, seed=seed))) for seed in range(5))
+    naive = mean(each.worker_end for each in outputs if each.seen_tokens is None)
     assert abs(drawn - mean(true)) < 0.1 * mean(true)
     assert naive < 0.9 * mean(true)
 
 
 def test_an_end_in_the_text_stays_one_where_somebody_looks_for_it() -> None:
     stop = TextEnd(position=7, reason="stop", delay_ns=MILLISECOND, s=40)
-    known = workload_of([Fate(text_end=stop, num_tokens=7, reason="stop")] * 6, has_text_ends=True)
+    known = workload_of([SequenceOutput(text_end=stop, num_tokens=7, reason="stop")] * 6, has_text_ends=True)
     looked, not_looked = workload_of([UNSEEN], has_text_ends=True), workload_of([UNSEEN])
     found = draw_unknown(workload(known, looked, not_looked), seed=0).requests
-    assert found[6].fates[0].text_end == structs.replace(stop, s=0)
-    assert found[6].fates[0].worker_end == NEVER
-    assert (found[7].fates[0].text_end, found[7].fates[0].worker_end) == (None, 7)
+    assert found[6].outputs[0].text_end == structs.replace(stop, s=0)
+    assert found[6].outputs[0].worker_end == NEVER
+    assert (found[7].outputs[0].text_end, found[7].outputs[0].worker_end) == (None, 7)
 
 
 def test_patience_is_drawn_for_clients_that_were_served_in_time() -> None:
@@ -120,7 +124,7 @@ def test_patience_is_drawn_for_clients_that_were_served_in_time() -> None:
     left = [structs.replace(each, patience=Patience(limit_ns=50, s=9), waited_ns=50) for each in base[:10]]
     early = [structs.replace(each, waited_ns=10) for each in base[10:20]]
     late = [structs.replace(each, waited_ns=80) for each in base[20:]]
-    drawn = [draw_unknown(workload(left, early, late), seed=seed).requests for seed in range(NUM_DRAWS)]
+    drawn = [draw_unknown(workload(left, early, late), seed=seed).requests for seed in range(5)]
     for requests in drawn:
         assert [each.patience for each in requests[:10]] == [Patience(limit_ns=50, s=9)] * 10
         assert {each.patience for each in requests[10:20]} <= {None, Patience(limit_ns=50)}

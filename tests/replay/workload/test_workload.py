@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventlm.errors import UsageError
-from eventlm.replay.workload.workload import Fate, Workload, WorkloadRequest, resize_blocks
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest, resize_blocks
 from tests.made_requests import make_arrival
 
 
 def request(arrival_ns: int, **fields: int) -> WorkloadRequest:
     arrival = make_arrival(model="", prompt_tokens=10, max_tokens=4, **fields)
-    return WorkloadRequest(arrival=arrival, arrival_ns=arrival_ns, fates=[Fate()])
+    return WorkloadRequest(arrival=arrival, arrival_ns=arrival_ns, outputs=[SequenceOutput()])
 
 
 def chain(tokens: list[int], size: int) -> list[int]:

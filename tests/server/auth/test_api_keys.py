@@ -15,6 +15,7 @@ from eventlm.engine.rate_limits import RateLimits
 from eventlm.errors import UsageError
 from eventlm.server.auth import api_keys
 from eventlm.server.auth.api_keys import ApiKeys
+from eventlm.system.system import real_system
 from tests.processes import wait_until
 from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
 
@@ -46,7 +47,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def keys_of(path: Path, **settings: Any) -> ApiKeys:
-    return ApiKeys(ServerConfig(api_keys_file=str(path), **settings))
+    return ApiKeys(real_system(), ServerConfig(api_keys_file=str(path), **settings))
 
 
 def bearer(key: str) -> dict[str, str]:

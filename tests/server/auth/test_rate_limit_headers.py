@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from eventlm.server.auth.rate_limit_headers import format_duration
+from eventlm.server.errors import format_duration
 from tests.server.auth.test_api_keys import bearer, write
 from tests.server.conftest import RunningServer, assert_error
 

@@ -89,7 +89,7 @@ def test_what_is_not_there(guarded: RunningServer) -> None:
         refused = guarded.request("POST", f"/admin/requests/{quoted}/abort", headers=OPS)
         assert_error(refused, 404, INVALID, "id", "request_not_found", message=f"No request '{name}' is under way.")
     refused = guarded.request("POST", "/admin/requests/job-1/abort", headers=OPS)
-    assert_error(refused, 409, INVALID, "id", "ambiguous_request", message="give the reply's own: cmpl-1, cmpl-2.")
+    assert_error(refused, 409, INVALID, "id", "ambiguous_request", message="give a reply's own id: cmpl-1, cmpl-2.")
     assert_error(guarded.request("GET", "/admin/drain", headers=OPS), 405, INVALID, None, "method_not_supported")
     assert_error(guarded.request("GET", "/admin/nothing", headers=OPS), 404, INVALID, None, "unknown_url")
     assert guarded.request("GET", "/admin/nothing").status == 401

@@ -138,11 +138,11 @@ def test_truncation_keeps_special_tokens_on_both_sides(tmp_path: Path) -> None:
         ({"input": None}, "input", "invalid_type", ""),
         ({"input": 1}, "input", "invalid_type", ""),
         ({"input": ["a", 1]}, "input[1]", "invalid_type", "strings"),
-        ({"input": [1, "a"]}, "input[1]", "invalid_type", "integers"),
+        ({"input": [1, "a"]}, "input[1]", "invalid_type", "integer"),
         ({"input": [[1], [1024]]}, "input[1][0]", "invalid_value", "1023"),
-        ({"input": [-1]}, "input[0]", "invalid_value", "1023"),
+        ({"input": [-1]}, "input[0]", "invalid_value", ">= 0"),
         ({"input": ["a"] * 2049}, "input", "invalid_value", "2048"),
-        ({"input": [1] * 257}, "input", "context_length_exceeded", "256 tokens. However, your input has 257"),
+        ({"input": [1] * 257}, "input", "context_length_exceeded", "256 tokens. However, the input has 257"),
         ({"input": ["a", "a" * 256]}, "input", "context_length_exceeded", "257"),
         ({"dimensions": 0}, "dimensions", "invalid_value", ""),
         ({"dimensions": 17}, "dimensions", "invalid_value", "16"),
@@ -173,13 +173,6 @@ def test_a_full_queue_and_an_engine_that_dies(server: RunningServer) -> None:
     assert reply.headers["retry-after"]
     server.engine.submit_error = EngineUnavailableError("the engine has died")
     assert_error(embed(server), 503, "server_error")
-
-
-def test_numbers_that_overflowed_are_an_error_of_the_server(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.server.engine_double.spell_embedding", lambda _: struct.pack("<2f", math.nan, 1.0))
-    assert_error(embed(server), 500, "server_error")
 
 
 def test_a_client_that_leaves_cancels_all_inputs(server: RunningServer) -> None:

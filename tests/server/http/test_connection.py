@@ -10,13 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from eventlm.server.http.connection import Connection
+from eventlm.server.http.connection import REQUEST_ID_HEADER, Connection, request_id
+from eventlm.system.chance import SystemChance
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.server.conftest import RunningServer, assert_serves, capture_logs
 
 Start = Callable[..., RunningServer]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+CHANCE = SystemChance()
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -214,3 +218,17 @@ def test_floods_of_headers(server: RunningServer, flood: bytes) -> None:
     status, error = error_of(read_all(server.raw(flood)))
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert_serves(server)
+
+
+@pytest.mark.parametrize("sent", ["req-1", "a.b_c:d/e+f=g@h-9", "x" * 128])
+def test_a_sane_id_is_echoed(sent: str) -> None:
+    assert request_id(CHANCE, make_mocked_request("GET", "/", headers={REQUEST_ID_HEADER: sent})) == sent
+
+
+@pytest.mark.parametrize("sent", ["", "two words", "x" * 129, "line\tbreak", "é"])
+def test_any_other_is_replaced_by_a_fresh_one(sent: str) -> None:
+    request = make_mocked_request("GET", "/", headers={REQUEST_ID_HEADER: sent})
+    first, second = request_id(CHANCE, request), request_id(CHANCE, request)
+    assert first.startswith("req-")
+    assert len(first) == 36
+    assert first != second

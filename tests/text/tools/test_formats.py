@@ -10,11 +10,8 @@ import pytest
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.text.chat_template import ChatTemplate
-from eventlm.text.tools.formats import find_formats
-from eventlm.text.tools.hermes import Hermes
-from eventlm.text.tools.llama3_json import Llama3Json
+from eventlm.text.tools.formats import DeepSeekR1, Hermes, Llama3Json, Qwen3, find_formats
 from eventlm.text.tools.message import CallDelta, MessageFormat, parse_message
-from eventlm.text.tools.think import DeepSeekR1, Qwen3
 
 QWEN = "{{ tools }}<tool_call>\n{{ '</think>' }}"
 LLAMA_32 = """{{ '{"name": "' + name + '", "parameters": ' }}ipython{{ tools }}"""
@@ -50,7 +47,7 @@ def found(source: str | None = None, tool_parser: str = "auto", reasoning_parser
         (QWEN, Hermes, Qwen3),
         ("{{ tools }}<|python_tag|>", Llama3Json, type(None)),
         (LLAMA_32, Llama3Json, type(None)),
-        # No tools at all: the model is taught.
+        # No tools at all: the prompt gets them as text.
         ("{{ messages }}", Hermes, type(None)),
         # Other formats than ours.
         ("{{ tools }}[TOOL_CALLS]", type(None), type(None)),
@@ -74,7 +71,7 @@ def test_by_name() -> None:
         ({"tool_parser": "hermis"}, "--tool-parser: unknown parser 'hermis'; did you mean hermes?"),
         ({"reasoning_parser": "r1"}, "known: qwen3, deepseek_r1"),
         ({"tool_parser": "nowhere:X"}, "no module 'nowhere'"),
-        ({"tool_parser": "eventlm.text.tools.think:Qwen3"}, "derived from eventlm.text.tools.formats.ToolFormat"),
+        ({"tool_parser": "eventlm.text.tools.formats:Qwen3"}, "derived from eventlm.text.tools.formats.ToolFormat"),
     ],
 )
 def test_errors(settings: dict[str, str], message: str) -> None:

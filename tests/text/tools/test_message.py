@@ -17,7 +17,7 @@ from eventlm.text.tools.message import (
     end_of_call,
     parse_message,
 )
-from eventlm.text.tools.pieces import CallArguments, CallBegins, Content
+from eventlm.text.tools.parser_events import CallArguments, CallStart, Content
 from tests.text.tools.cuttings import NAMES, cut, formats, parse_pieces, random_text
 
 NUM_TEXTS = 1500
@@ -68,7 +68,7 @@ def test_nothing_of_a_text_without_calls_is_lost(tool_parser: str) -> None:
         text = random_text(draw)
         parser = formats(tool_parser).tools.parser(NAMES)  # type: ignore[union-attr]
         pieces = [piece for part in cut(draw, text) for piece in parser.push(part)] + parser.close()
-        if not any(isinstance(piece, CallBegins) for piece in pieces):
+        if not any(isinstance(piece, CallStart) for piece in pieces):
             num_without += 1
             assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == text
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.worker.launches import launched, new_sequence, payload
-from tests.worker.test_worker_loop import SETUP
+from tests.worker.test_loop import SETUP
 
 
 def test_launches_follow_each_other_on_the_device() -> None:
@@ -28,3 +30,23 @@ def test_a_warm_up_gives_the_formula_s_values() -> None:
         5 + 256 * 7 + 256 * 13,
         5 + 11 + 64 * 13,
     ]
+
+
+def test_a_step_that_comes_while_one_is_under_way_begins_when_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the fake device. Time stands still unless the test moves it."""
+    now_ns = 7
+    monkeypatch.setattr("eventlm.worker.fake.model.time.monotonic_ns", lambda: now_ns)
+    model = FakeModel(SETUP)
+    new = payload(new_sequence(1, [1, 2]))
+    first = model.start(launched(0, chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [5])]), new)
+    now_ns = 100
+    second = model.start(launched(1, decodes=[(1, 0, 2, 1)]), payload())
+    assert (first.times_ns, second.times_ns) == ((7, 307), (307, 607))
+    assert not first.is_done()
+    now_ns = 307
+    assert first.is_done()
+    assert not second.is_done()
+    now_ns = 1000
+    third = model.start(launched(2, decodes=[(1, 0, 2, 2)]), payload())
+    assert second.is_done()
+    assert third.times_ns == (1000, 1300)

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.sampling_params import SamplingParams
-from eventlm.worker.fake.runner import FakeDeath, FakeRunner, FakeStep
+from eventlm.worker.fake.runner import FakeDeath, FakeRunner
 from eventlm.worker.fake.tokens import (
     ENDS,
     EOS_TOKEN_ID,
@@ -18,6 +18,7 @@ from eventlm.worker.fake.tokens import (
     fake_token,
     poisoned_place,
 )
+from eventlm.worker.protocol import StepOutput
 from eventlm.worker.sequence_table import DesyncError
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -28,12 +29,12 @@ def make_runner(*, epoch: int = 1, **parameters: Any) -> FakeRunner:
     return FakeRunner(parameters, epoch=epoch, block_size=4, num_blocks=64)
 
 
-def prefill(runner: FakeRunner, *, params: SamplingParams = PARAMS, step: int = 0, request: int = 1) -> FakeStep:
+def prefill(runner: FakeRunner, *, params: SamplingParams = PARAMS, step: int = 0, request: int = 1) -> StepOutput:
     launch = launched(step, chunks=[(request, 0, 0, 3, 1)], blocks=[(0, 0, list(range(32)))])
     return runner.execute(launch, payload(new_sequence(request, [1, 2, 3], params=params)))
 
 
-def decode(runner: FakeRunner, step: int, length: int, *, most: int | None = None, request: int = 1) -> FakeStep:
+def decode(runner: FakeRunner, step: int, length: int, *, most: int | None = None, request: int = 1) -> StepOutput:
     launch = launched(step, decodes=[(request, 0, length, 0)])
     return runner.execute(structs.replace(launch, most=[most]) if most is not None else launch, payload())
 
@@ -118,10 +119,10 @@ def test_parameters_that_shape_a_distribution_change_nothing() -> None:
 def test_times_follow_the_formula_and_are_late_by_chance() -> None:
     times = {"base_ns": 1000, "prefill_token_ns": 10, "decode_ns": 200, "context_token_ns": 3}
     runner = make_runner(**times)
-    assert prefill(runner).duration_ns == 1000 + 3 * 10 + 3 * 3
+    assert sum(prefill(runner).ops.values()) == 1000 + 3 * 10 + 3 * 3
     assert prefill(make_runner(**times)).ops == {"base": 1000, "prefill": 30, "decode": 0, "context": 9}
-    assert decode(runner, 1, 4).duration_ns == 1000 + 200 + 4 * 3
-    assert prefill(make_runner(**times, late_ppm=1_000_000, late_factor=5)).duration_ns == 5 * (1000 + 30 + 9)
+    assert sum(decode(runner, 1, 4).ops.values()) == 1000 + 200 + 4 * 3
+    assert sum(prefill(make_runner(**times, late_ppm=1_000_000, late_factor=5)).ops.values()) == 5 * (1000 + 30 + 9)
 
 
 def test_death_is_drawn_by_epoch_replica_and_step() -> None:

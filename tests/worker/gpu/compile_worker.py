@@ -15,8 +15,7 @@ from unittest import mock
 import torch
 
 from eventlm.worker.gpu import runner as gpu_runner_module
-from eventlm.worker.gpu.warm_kernels import warm_kernels
-from eventlm.worker.warm_up import Shape, measure
+from eventlm.worker.warm_up import Shape, measure, warm_kernels
 from tests.checkpoints import make_checkpoint
 from tests.kernels.gpu.compiled_table import Kernel, read_table, run_launches
 from tests.kernels.gpu.fake_driver import fake_driver

@@ -17,7 +17,7 @@ EXPECTED = {
     "_prefill_attention",
     "_qkv_store_kernel",
     "_add_rms_norm_kernel",
-    "_silu_mul_kernel",
+    "_gate_kernel",
     "_draw_rows",
     "_mask_limits",
     "_matmul_kernel",

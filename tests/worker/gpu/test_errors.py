@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton
-import zmq
 
 from eventlm.events.codec import encode_body
-from eventlm.worker.gpu import marks
-from eventlm.worker.gpu.device import GpuError
+from eventlm.system.clock import SystemClock
+from eventlm.worker.gpu.device import GpuError, Mark
 from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.runner import GpuRunner
-from eventlm.worker.process import Worker
-from eventlm.worker.protocol import WorkerFailed, decode_from_worker, encode
+from eventlm.worker.loop import WorkerLoop
+from eventlm.worker.protocol import WorkerFailed, encode
 from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -58,24 +56,19 @@ class FailingEvent:
     record = query = synchronize = fail(LOST)
 
 
-def say(runner: GpuRunner, folder: Path, *, num_answers: int = 0) -> WorkerFailed:
+def say(runner: GpuRunner, *, num_answers: int = 0) -> WorkerFailed:
     """What a worker with this runner says of a step that fails."""
-    worker = Worker(f"ipc://{folder}/in", f"ipc://{folder}/out", os.getpid())
-    engine = zmq.Context().socket(zmq.PULL)
-    engine.bind(f"ipc://{folder}/out")
-    try:
-        frames = [encode_body(LAUNCH), encode(payload(new_sequence(1, [5, 6, 7])))]
-        assert worker._start(1, runner, frames) is bool(num_answers)  # type: ignore[arg-type]
-        for _ in range(num_answers):
-            assert worker._receive(runner) == []  # type: ignore[arg-type]
-            assert not worker._answer(1)
-        assert engine.poll(10_000)
-        failed = decode_from_worker(engine.recv())
-        assert isinstance(failed, WorkerFailed)
-        return failed
-    finally:
-        engine.context.destroy(linger=0)
-        worker._context.destroy(linger=0)
+    loop = WorkerLoop(1, runner, SystemClock(), print)  # type: ignore[arg-type]
+    answers = list(loop.take([encode_body(LAUNCH), encode(payload(new_sequence(1, [5, 6, 7])))]))
+    for _ in range(num_answers):
+        assert answers == []
+        while loop.is_running():
+            pass
+        answers.append(loop.answer())
+    (failed,) = answers
+    assert isinstance(failed, WorkerFailed)
+    assert loop.exit_status == 1
+    return failed
 
 
 @pytest.mark.parametrize(("error", "message"), SAID)
@@ -84,7 +77,7 @@ def test_while_a_step_is_launched(
 ) -> None:
     runner = gpu_runner(folder)
     monkeypatch.setattr(runner.forward, "run", fail(error))
-    failed = say(runner, folder)
+    failed = say(runner)
     assert not failed.exit_code
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(failed.message)
@@ -94,14 +87,14 @@ def test_while_a_step_is_launched(
 
 def test_while_a_step_is_under_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = gpu_runner(folder)
-    launch = marks.Mark.__init__
+    launch = Mark.__init__
 
-    def mark(self: marks.Mark, device: torch.device) -> None:
+    def mark(self: Mark, device: torch.device) -> None:
         launch(self, device)
         self._event = FailingEvent()  # type: ignore[assignment]
 
-    monkeypatch.setattr(marks.Mark, "__init__", mark)
-    failed = say(runner, folder, num_answers=1)
+    monkeypatch.setattr(Mark, "__init__", mark)
+    failed = say(runner, num_answers=1)
     assert failed.message.startswith("the GPU or its driver failed: CUDA error: an illegal memory access")
     assert "in settle" in failed.traceback
 
@@ -109,6 +102,6 @@ def test_while_a_step_is_under_way(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_defect_is_not_taken_for_the_gpu_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = gpu_runner(folder)
     monkeypatch.setattr(runner.forward, "run", fail(RuntimeError("shapes differ in client's words")))
-    failed = say(runner, folder)
+    failed = say(runner)
     assert failed.message == "RuntimeError"
     assert "client" not in failed.traceback

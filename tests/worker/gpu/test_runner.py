@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 from msgspec import structs
 
 from eventlm.sampling_params import SamplingParams
+from eventlm.types import RequestKind
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.gpu.step import GpuStep
-from eventlm.worker.gpu.warm_kernels import warm_kernels
-from eventlm.worker.warm_up import warm_up
+from eventlm.worker.warm_up import warm_kernels, warm_up
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, make_checkpoint
 from tests.worker.gpu.driven import Asked, Driven, Sample, gpu_runner, small_checkpoint
 from tests.worker.reference import make_runner
+from tests.worker.test_model_runner_not_finite import BROKEN_ID, break_token
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 MODELS: dict[str, dict[str, Any]] = {
@@ -119,6 +121,44 @@ def test_logprobs_come_with_the_tokens(plain: Path, runner: GpuRunner) -> None:
         assert found.logprobs.logprobs == pytest.approx(other.logprobs.logprobs, abs=1e-4)
 
 
+def test_only_the_broken_sequences_end(tmp_path_factory: pytest.TempPathFactory, plain: Path) -> None:
+    """However they draw, with a step in flight behind the one that ends them."""
+    folder = break_token(shutil.copytree(plain, tmp_path_factory.mktemp("broken"), dirs_exist_ok=True))
+    runner = gpu_runner(folder)
+    clean = [Asked(prompt_of(9), 3, params) for params in PARAMS.values()]
+    broken = [Asked([7, BROKEN_ID, 8, 9], 3, params) for params in PARAMS.values()]
+    alone = Driven(runner, clean)
+    mixed = Driven(runner, [*broken, *clean])
+    for number in range(len(clean)):
+        assert mixed.reasons[Sample(number, 0)] == ("error", 0)
+        assert mixed.outputs[len(broken) + number] == alone.outputs[number]
+    # In the blocks that the broken ones have left.
+    assert Driven(runner, clean).outputs == alone.outputs
+
+
+def test_extras_of_broken_sequences_are_errors(tmp_path_factory: pytest.TempPathFactory, plain: Path) -> None:
+    folder = break_token(shutil.copytree(plain, tmp_path_factory.mktemp("broken"), dirs_exist_ok=True))
+    clean, broken = prompt_of(20), [*prompt_of(12), BROKEN_ID, *prompt_of(7)]
+    asks: list[tuple[RequestKind, SamplingParams]] = [
+        ("pool", GREEDY),
+        ("pool", SamplingParams(pooling="mean")),
+        ("score", GREEDY),
+        ("generate", SamplingParams(temperature=0.0, prompt_logprobs=1, ignore_eos=True)),
+        ("generate", SamplingParams(temperature=0.0, logprobs=1, allowed_token_ids=(40, 41))),
+    ]
+    asked = [
+        Asked(prompt, 2 * (kind == "generate"), params, kind=kind)
+        for kind, params in asks
+        for prompt in (clean, broken)
+    ]
+    # Prompts in chunks.
+    driven = Driven(gpu_runner(folder, max_num_batched_tokens=16), asked)
+    for number, each in enumerate(asked):
+        reason, _ = driven.reasons[Sample(number, 0)]
+        assert (reason == "error") is (each.prompt is broken), each
+        assert bool(driven.extras.get(Sample(number, 0))) or each.prompt is broken
+
+
 def test_operations_are_timed_if_asked(plain: Path) -> None:
     runner = gpu_runner(plain, profile_ops=True)
     driven = Driven(runner, [Asked(prompt_of(5), 3, GREEDY)])
@@ -152,7 +192,7 @@ def test_a_warm_up_keeps_to_the_blocks_that_were_found(plain: Path) -> None:
     runner = gpu_runner(plain, num_blocks=2, max_num_seqs=2, max_num_batched_tokens=16)
     # As on a GPU whose memory was profiled.
     runner.setup = structs.replace(runner.setup, num_blocks=0)
-    assert [(sample.prefill_tokens, sample.num_decodes) for sample in warm_up(runner)] == [(16, 0)]
+    assert [(each.shape.prefill_tokens, each.shape.num_decodes) for each in warm_up(runner)] == [(16, 0)]
 
 
 def test_a_step_is_launched_without_waiting_for_the_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.sampling.masks import Masks
+from eventlm.worker.sampling.sampler import NOT_FINITE
 from eventlm.worker.sequence_table import WorkerSequence
 from tests.worker.draws import make_sampler, random_logits, sequence
 from tests.worker.sampling.test_sampler import MIXED
@@ -51,6 +53,19 @@ def test_every_way_to_draw_step_after_step(dtype: torch.dtype, monkeypatch: pyte
         on_gpu.record(sequences, expected)
         for each, token in zip(sequences, expected.tolist(), strict=True):
             each.token_ids.append(token)
+
+
+@pytest.mark.parametrize(("value", "place"), [(math.nan, "all"), (-math.nan, "one"), (math.inf, "one")])
+def test_rows_with_nan_or_infinity_draw_no_token(value: float, place: str) -> None:
+    """As on CPUs, however they draw; their neighbours draw what they always do."""
+    vocab_size = 3000
+    logits = random_logits(2 * len(MIXED), vocab_size)
+    sequences = [sequence(number, **fields) for number, fields in enumerate([*MIXED, *MIXED])]
+    expected = make_sampler(vocab_size, sequences).sample(logits, sequences)
+    logits[::2, slice(None) if place == "all" else 11] = value
+    expected[::2] = make_sampler(vocab_size, sequences).sample(logits, sequences)[::2]
+    assert (expected == NOT_FINITE).sum() > len(MIXED) // 2
+    assert gpu_draw(gpu_sampler(vocab_size, sequences), logits, sequences) == expected.tolist()
 
 
 def test_grammars() -> None:

@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from eventlm.kernels.gpu.block_tables import cache_slots, write_blocks
 from eventlm.kernels.gpu.embed_tokens import embed_tokens
-from eventlm.kernels.gpu.gelu_mul import gelu_mul
+from eventlm.kernels.gpu.gates import gelu_mul, silu_mul
 from eventlm.kernels.gpu.qkv_store import qkv_store
 from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from eventlm.kernels.gpu.silu_mul import silu_mul
-from eventlm.kernels.gpu.write_blocks import write_blocks
 
 Launch = tuple[str, Callable[[], object]]
 
@@ -35,6 +34,8 @@ def launches() -> Iterator[Launch]:
         yield f"add_rms_norm {hidden_size}", partial(add_rms_norm, x, x.clone(), x[0], 1e-5)
     updates = torch.zeros(9, 3, dtype=torch.int32)
     yield "write_blocks", partial(write_blocks, updates, 5, updates)
+    numbers = torch.zeros(64, dtype=torch.int32)
+    yield "cache_slots", partial(cache_slots, numbers, numbers, torch.zeros(8, 64, dtype=torch.int32), 16)
     for heads, head_dim in (((9, 3), 64), ((64, 8), 128), ((32, 32), 80), ((16, 8), 256)):
         yield f"qkv_store {heads} {head_dim} normed", partial(_qkv_store, heads=heads, head_dim=head_dim, normed=True)
     yield "qkv_store fp8", partial(_qkv_store, cache_dtype=torch.float8_e4m3fn)

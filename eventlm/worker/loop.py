@@ -1,0 +1,182 @@
+"""What a worker does with its messages, without I/O: messages come in, and those for the engine go out."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from eventlm.errors import EventLMError
+from eventlm.events import Launched
+from eventlm.events.codec import decode_body
+from eventlm.grammars import GrammarError
+from eventlm.system.clock import Clock
+from eventlm.tracebacks import describe
+from eventlm.worker.fake.model import FakeModel
+from eventlm.worker.protocol import (
+    FAKE_MODEL,
+    FromWorker,
+    GrammarBuilt,
+    PrepareGrammar,
+    Shutdown,
+    StepPayload,
+    StepResult,
+    WorkerDesync,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSetup,
+    decode_to_worker,
+)
+from eventlm.worker.runner import Runner, StepUnderWay
+from eventlm.worker.sequence_table import DesyncError
+from eventlm.worker.start_report import LOADING_LIBRARIES, OnPhase, StartReport
+
+
+class LoadedRunner(NamedTuple):
+    """A runner, and what the engine is to get. Without a runner, the worker must end."""
+
+    runner: Runner | None
+    message: WorkerReady | WorkerFailed
+
+
+def make_runner(setup: WorkerSetup, report: StartReport) -> Runner:
+    """For the model that is asked for. Raises EventLMError if it cannot be loaded."""
+    if setup.model == FAKE_MODEL:
+        return FakeModel(setup)
+    report.begin(LOADING_LIBRARIES)
+    # Torch takes a second to import, and the fake model needs none.
+    if setup.device == "cpu":
+        from eventlm.worker.model_runner import ModelRunner
+
+        return ModelRunner(setup, report)
+    from eventlm.worker.gpu.runner import GpuRunner
+
+    return GpuRunner(setup, report)
+
+
+class BegunStep(NamedTuple):
+    """A launch under way."""
+
+    number: int
+    step: StepUnderWay
+
+
+def load(setup: WorkerSetup, pid: int, on_phase: OnPhase) -> LoadedRunner:
+    """Make the runner, which may take minutes, and measure steps if the setup says so."""
+    try:
+        runner = make_runner(setup, StartReport(on_phase))
+        samples = runner.warm_up() if setup.warm_up else []
+        fingerprint, host = runner.describe()
+    except EventLMError as error:
+        return LoadedRunner(None, WorkerFailed(epoch=setup.epoch, message=str(error), exit_code=error.exit_code))
+    except Exception as error:
+        # No client's data has arrived yet that the error could quote.
+        message = f"{type(error).__name__}: {error}"
+        failed = WorkerFailed(epoch=setup.epoch, message=message, traceback=traceback.format_exc())
+        return LoadedRunner(None, failed)
+    ready = WorkerReady(
+        epoch=setup.epoch,
+        pid=pid,
+        num_blocks=runner.num_blocks,
+        notes=runner.notes,
+        model_fingerprint=fingerprint,
+        host=host,
+        samples=samples,
+    )
+    return LoadedRunner(runner, ready)
+
+
+class WorkerLoop:
+    """Takes messages with `take`, and `answer`s the oldest step under way once it is done.
+
+    exit_status: set when the worker must end; then nothing more may be taken. busy_since_ns: since when the oldest step
+    under way has been the oldest, 0 between steps; may be read in any thread. send_grammar: takes what became of a
+    grammar, in any thread.
+    """
+
+    def __init__(self, epoch: int, runner: Runner, clock: Clock, send_grammar: Callable[[GrammarBuilt], None]) -> None:
+        self.exit_status: int | None = None
+        self.busy_since_ns = 0
+        self._epoch = epoch
+        self._runner = runner
+        self._clock = clock
+        self._send_grammar = send_grammar
+        #: In the order of their launches.
+        self._under_way: deque[BegunStep] = deque()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps are under way."""
+        return bool(self._under_way)
+
+    def is_running(self) -> bool:
+        """Whether the oldest step under way has neither ended nor failed."""
+        try:
+            return not self._under_way[0].step.is_done()
+        except Exception:
+            # `answer` meets it again, and reports it.
+            return False
+
+    def take(self, frames: list[bytes]) -> Iterator[FromWorker]:
+        """Take a message: begin a step, prepare a grammar, or end."""
+        if len(frames) > 1:
+            yield from self._start(frames)
+            return
+        message = decode_to_worker(frames[0])
+        if isinstance(message, Shutdown):
+            self.exit_status = 0
+        else:
+            assert isinstance(message, PrepareGrammar)
+            self._prepare_grammar(message)
+
+    def _start(self, frames: list[bytes]) -> Iterator[FromWorker]:
+        launch, payload = decode_body(frames[0]), decode_to_worker(frames[1])
+        assert isinstance(launch, Launched)
+        assert isinstance(payload, StepPayload)
+        self.busy_since_ns = self.busy_since_ns or self._clock.monotonic_ns()
+        try:
+            step = self._runner.start(launch, payload)
+        except DesyncError as error:
+            # The steps before it are valid.
+            while self._under_way and self.exit_status is None:
+                yield self.answer()
+            if self.exit_status is None:
+                self.exit_status = 1
+                yield WorkerDesync(epoch=self._epoch, step=launch.step, detail=str(error))
+        except Exception as error:
+            yield self._fail(error)
+        else:
+            self._under_way.append(BegunStep(launch.step, step))
+
+    def answer(self) -> FromWorker:
+        """Wait for the oldest step under way; its result, or how it failed."""
+        number, step = self._under_way.popleft()
+        try:
+            output = step.finish()
+            start_ns, end_ns = step.times_ns
+        except Exception as error:
+            return self._fail(error)
+        # The next one has waited for this one, which is no sign that it hangs.
+        self.busy_since_ns = self._clock.monotonic_ns() if self._under_way else 0
+        return StepResult(epoch=self._epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
+
+    def _fail(self, error: Exception) -> WorkerFailed:
+        self.exit_status = 1
+        # Messages of errors that are not the program's own may quote a client's request. The traceback is for the log.
+        message = str(error) if isinstance(error, EventLMError) else type(error).__name__
+        return WorkerFailed(epoch=self._epoch, message=message, traceback=describe(error))
+
+    def _prepare_grammar(self, message: PrepareGrammar) -> None:
+        """Steps go on while it is built."""
+
+        def answer(built: Future[Any]) -> None:
+            # In the thread that built it, or in this one if it is there already.
+            error = built.exception()
+            if error is not None and not isinstance(error, GrammarError):
+                # A defect, or a tokenizer that cannot be read: its message may quote the grammar.
+                error = GrammarError(f"its matcher could not be made, {type(error).__name__}")
+            self._send_grammar(GrammarBuilt(key=message.key, error=str(error) if error else ""))
+
+        self._runner.prepare_grammar(message.grammar).add_done_callback(answer)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from eventlm.system.child_pipe import ChildPipe
+from eventlm.system.parent_pipe import PipeError
+from eventlm.system.pipes import SystemPipes
+
+POLL_MS = 60_000
+
+
+async def test_messages_go_both_ways_in_their_order() -> None:
+    parent = SystemPipes().open()
+    folder = os.path.dirname(parent.addresses[0].removeprefix("ipc://"))
+    # They are kept until the child has begun.
+    parent.send(b"one")
+    parent.send(b"two", b"frames")
+    child = ChildPipe(*parent.addresses)
+    sender = child.sender()
+    assert child.poll(POLL_MS)
+    assert [child.receive(), child.receive()] == [[b"one"], [b"two", b"frames"]]
+    assert not child.poll(0)
+    sender.send(b"three")
+    sender.send(b"four")
+    assert [await parent.receive(), await parent.receive()] == [b"three", b"four"]
+    sender.close()
+    child.close()
+    # Nobody takes it, and nobody waits.
+    parent.send(b"five")
+    parent.close()
+    parent.close()
+    assert not os.access(folder, os.F_OK)
+
+
+def test_a_pipe_that_cannot_be_opened_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("d" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(PipeError, match="too long"):
+        SystemPipes().open()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_pair_is_connected() -> None:
+    ours, theirs = SystemPipes().pair()
+    with ours, theirs:
+        ours.sendall(b"content")
+        assert theirs.recv(100) == b"content"

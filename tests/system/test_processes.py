@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from eventlm.system.processes import SystemProcesses
+
+MODULE = """
+import os, sys
+print(sys.argv[1:], os.environ.get("EVENTLM_SET"), os.environ.get("EVENTLM_MISSING"), os.getsid(0) == os.getpid())
+os.write(int(sys.argv[1]), sys.stdin.buffer.read())
+"""
+
+
+async def test_a_module_runs_with_its_arguments_descriptors_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spawned.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("EVENTLM_SET", "mine")
+    reading, writing = os.pipe()
+    process = await SystemProcesses().spawn(
+        "spawned",
+        str(writing),
+        "more",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        environment={"EVENTLM_SET": "default", "EVENTLM_MISSING": "default"},
+        pass_fds=(writing,),
+    )
+    os.close(writing)
+    output, _ = await process.communicate(b"input")
+    assert output.decode() == f"['{writing}', 'more'] mine default True\n"
+    assert os.read(reading, 100) == b"input"
+    os.close(reading)
+    assert process.returncode == 0
+    assert SystemProcesses().pid == os.getpid() != process.pid
+
+
+async def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spawned.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    process = await SystemProcesses().spawn(
+        "spawned", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 1
+
+
+async def test_a_killed_process_has_the_signal_as_its_status() -> None:
+    process = await SystemProcesses().spawn("timeit", "while True: pass", stdout=asyncio.subprocess.DEVNULL)
+    assert process.returncode is None
+    process.kill()
+    assert await process.wait() == process.returncode == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        process.kill()

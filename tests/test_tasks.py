@@ -1,0 +1,40 @@
+"""Work that an event can end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from eventlm.tasks import completed
+
+
+async def test_work_that_ends_first_gives_its_result() -> None:
+    stop = asyncio.Event()
+    done = await completed(asyncio.sleep(0, "result"), stop)
+    assert done is not None
+    assert done.result() == "result"
+
+
+async def test_the_event_cancels_the_work_and_waits_for_its_end() -> None:
+    stop = asyncio.Event()
+    ended = []
+
+    async def work() -> None:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    assert await completed(work(), stop) is None
+    assert ended == [True]
+
+
+async def test_what_the_work_raises_is_raised() -> None:
+    async def work() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await completed(work(), asyncio.Event())
